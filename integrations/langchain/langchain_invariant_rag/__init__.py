@@ -1,0 +1,64 @@
+"""LangChain for invariant-rag: models, retrievers and chains whose answers ignore the order of the documents.
+
+Public names are loaded on first use, so that importing the package does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_invariant_rag.chains import create_invariant_documents_chain
+    from langchain_invariant_rag.chat_models import ChatInvariant
+    from langchain_invariant_rag.documents import Segments
+    from langchain_invariant_rag.embeddings import InvariantEmbeddings
+    from langchain_invariant_rag.evaluation import InvariantListwiseEvaluator
+    from langchain_invariant_rag.llms import InvariantLLM
+    from langchain_invariant_rag.middleware import InvariantRAGMiddleware
+    from langchain_invariant_rag.pairwise import InvariantPairwiseEvaluator
+    from langchain_invariant_rag.prompts import SEGMENT_PROMPT, SegmentsPlaceholder
+    from langchain_invariant_rag.retrievers import InvariantRetriever, as_segments
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "SEGMENT_PROMPT": "prompts",
+    "ChatInvariant": "chat_models",
+    "InvariantEmbeddings": "embeddings",
+    "InvariantLLM": "llms",
+    "InvariantListwiseEvaluator": "evaluation",
+    "InvariantPairwiseEvaluator": "pairwise",
+    "InvariantRAGMiddleware": "middleware",
+    "InvariantRetriever": "retrievers",
+    "Segments": "documents",
+    "SegmentsPlaceholder": "prompts",
+    "as_segments": "retrievers",
+    "create_invariant_documents_chain": "chains",
+}
+
+__all__ = [
+    "SEGMENT_PROMPT",
+    "ChatInvariant",
+    "InvariantEmbeddings",
+    "InvariantLLM",
+    "InvariantListwiseEvaluator",
+    "InvariantPairwiseEvaluator",
+    "InvariantRAGMiddleware",
+    "InvariantRetriever",
+    "Segments",
+    "SegmentsPlaceholder",
+    "__version__",
+    "as_segments",
+    "create_invariant_documents_chain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,184 @@
+"""One call of a model: what was asked for, as the engine's keywords, and what came out, as LangChain reports it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, TypeVar
+
+import torch
+from invariant_rag.engine import Generation, InvariantModel
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.segments import Prompt
+from invariant_rag.streaming import stream_text
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.runnables import run_in_executor
+from transformers import StoppingCriteria
+
+from langchain_invariant_rag.grammar import constrained
+from langchain_invariant_rag.stopping import before_stop, stream_before_stop
+
+T = TypeVar("T")
+
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call asks for.
+
+    Attributes:
+        max_tokens: The most tokens to generate.
+        sampling: Temperature, top_p, top_k and seed.
+        stop: The text ends before the first of these.
+        schema: JSON schema that the text must follow.
+        more: Further keywords of transformers' `generate`.
+        abandoned: Once set, the generation ends: nobody waits for it any more.
+    """
+
+    max_tokens: int
+    sampling: Mapping[str, Any]
+    stop: tuple[str, ...] = ()
+    schema: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    abandoned: Event | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return bool(self.sampling["temperature"])
+
+    @property
+    def alone(self) -> bool:
+        """Whether its prompts are decoded one by one: a seed or a grammar is for one text."""
+        return self.sampled or self.schema is not None or bool(self.more.get("do_sample"))
+
+    def options(self, engine: InvariantModel) -> dict[str, Any]:
+        """Return the keywords of `InvariantModel.generate`, for one prompt or one batch."""
+        options = {"max_new_tokens": self.max_tokens, **self.more}
+        if self.sampled:
+            given = {name: value for name, value in self.sampling.items() if value is not None}
+            options = {"do_sample": True, **options, **given}
+        if self.stop:
+            options["stop_strings"] = list(self.stop)
+        if self.schema is not None:
+            grammar = constrained(engine, self.schema, self.max_tokens, sampled=self.sampled)
+            options["logits_processor"] = [*options.get("logits_processor", ()), grammar.processor]
+            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), grammar.stopping]
+        if self.abandoned is not None:
+            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), _Abandoned(self.abandoned)]
+        return options
+
+    def text(self, generation: Generation) -> str:
+        """Return the text of a generation, up to the first stop sequence."""
+        return before_stop(generation.text, self.stop)
+
+    def stream(self, engine: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
+        """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it."""
+        done: list[Generation] = []
+
+        def generate(**options: Any) -> None:
+            done.append(engine.generate(prompt, **options))
+
+        pieces = stream_text(generate, engine.tokenizer, self.options(engine))
+        yield from stream_before_stop(pieces, self.stop)
+        yield done[0]
+
+
+def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
+    """Return what a call asks for: its own keywords, over the parameters of the model object.
+
+    Args:
+        parameters: `max_tokens`, `stop`, `generation_kwargs`, and those that concern sampling.
+        stop: Stop sequences of the call, instead of the object's.
+        keywords: What was bound or passed: any of the parameters, a `json_schema`, or further keywords of transformers'
+            `generate`.
+
+    Raises:
+        UnsupportedCombination: Tools were passed.
+    """
+    more = {**parameters["generation_kwargs"], **keywords}
+    if more.pop("tools", None):
+        raise UnsupportedCombination(
+            "expected a call without tools: this model does not call them",
+            hint="Give the model what the tool would find: see InvariantRAGMiddleware and SegmentsPlaceholder.",
+        )
+    for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
+        more.pop(name, None)
+    given = stop if stop is not None else parameters["stop"]
+    return Call(
+        max_tokens=more.pop("max_tokens", parameters["max_tokens"]),
+        sampling={name: more.pop(name, parameters[name]) for name in SAMPLING},
+        stop=tuple(given or ()),
+        schema=more.pop("json_schema", None),
+        abandoned=more.pop("abandoned", None),
+        more=more,
+    )
+
+
+def usage_of(generation: Generation) -> UsageMetadata:
+    """Return the tokens read and written."""
+    usage = generation.usage
+    return UsageMetadata(
+        input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens, total_tokens=usage.total_tokens
+    )
+
+
+def report_of(generation: Generation, prompt: Prompt, text: str, model_name: str) -> dict[str, Any]:
+    """Return what else there is to say: why it ended, and which segments were read in which physical order.
+
+    Segments are named by their content hash, which is the id of their content block, so the report does not depend on
+    the order in which they came either.
+    """
+    segments = prompt.segments
+
+    def hashes(indices: Sequence[int]) -> list[str]:
+        return [segments[index].content_hash for index in indices]
+
+    stopped = len(text) < len(generation.text)
+    report: dict[str, Any] = {
+        "model_name": model_name,
+        "finish_reason": "stop" if stopped else generation.finish_reason,
+        "order": hashes(generation.order),
+    }
+    for name, indices in (("dropped", generation.dropped), ("trimmed", generation.trimmed)):
+        if indices:
+            report[name] = hashes(indices)
+    return report
+
+
+async def off_the_loop(work: Callable[[Event], T]) -> T:
+    """Run blocking work in a thread. A cancelled wait sets the event that the work was given."""
+    abandoned = Event()
+    try:
+        return await run_in_executor(None, work, abandoned)
+    finally:
+        abandoned.set()
+
+
+async def iterate_off_the_loop(iterate: Callable[[Event], Iterator[T]]) -> AsyncIterator[T]:
+    """Yield what a blocking iterator yields, without blocking the loop.
+
+    Whoever stops reading, or is cancelled, sets the event that the iterator was given.
+    """
+    abandoned, done = Event(), object()
+    try:
+        iterator = iterate(abandoned)
+        while True:
+            item: Any = await run_in_executor(None, next, iterator, done)
+            if item is done:
+                return
+            yield item
+    finally:
+        abandoned.set()
+
+
+class _Abandoned(StoppingCriteria):
+    """Ends the generation once nobody waits for it."""
+
+    def __init__(self, abandoned: Event) -> None:
+        self._abandoned = abandoned
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self._abandoned.is_set(), dtype=torch.bool, device=input_ids.device)

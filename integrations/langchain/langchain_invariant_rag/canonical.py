@@ -1,0 +1,51 @@
+"""The same set, listed alike: for callbacks and caches. Models do not need it; their engine ignores the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from invariant_rag.prompts import mark
+from invariant_rag.segments import Segment
+from langchain_core.messages import AIMessage, BaseMessage
+
+from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag.messages import Part, is_segment, marked_parts, together
+
+T = TypeVar("T")
+
+
+def marked(parts: Iterable[Part]) -> str:
+    """Write parts as one text, every segment with its marks. Metadata and scores do not fit into a text."""
+    return "".join(mark(part) if isinstance(part, Segment) else part for part in parts)
+
+
+def sorted_text(text: str) -> str:
+    """Return a text in which the marked segments of every set are listed in the order of their contents."""
+    parts = together(marked_parts(text))
+    if not any(isinstance(part, Segment) for part in parts):
+        return text
+    return marked(_sorted_runs(parts, lambda part: isinstance(part, Segment), attrgetter("canonical_key")))
+
+
+def sorted_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return messages in which neighbouring segments are listed in the order of their contents."""
+    return [message if isinstance(message, AIMessage) else _sorted_message(message) for message in messages]
+
+
+def _sorted_message(message: BaseMessage) -> BaseMessage:
+    content = message.content
+    if isinstance(content, str):
+        arranged: Any = sorted_text(content)
+    else:
+        blocks = _sorted_runs(content, is_segment, lambda block: to_segment(block).canonical_key)
+        arranged = [sorted_text(block) if isinstance(block, str) else block for block in blocks]
+    return message if arranged == content else message.model_copy(update={"content": arranged})
+
+
+def _sorted_runs(items: Iterable[T], belongs: Callable[[T], bool], key: Callable[[T], Any]) -> list[T]:
+    """Sort every run of neighbours that belong together; leave the others where they are."""
+    runs = ((inside, list(run)) for inside, run in groupby(items, belongs))
+    return [item for inside, run in runs for item in (sorted(run, key=key) if inside else run)]

@@ -1,0 +1,54 @@
+"""A chain over documents that keeps them apart, with the interface of LangChain's `create_stuff_documents_chain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from invariant_rag.errors import InvalidPrompt
+from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelLike
+from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
+from langchain_core.prompts import BasePromptTemplate, format_document
+from langchain_core.runnables import Runnable, RunnablePassthrough
+
+from langchain_invariant_rag.documents import Segments, to_document, to_segments
+
+
+def create_invariant_documents_chain(
+    llm: LanguageModelLike,
+    prompt: BasePromptTemplate[Any],
+    *,
+    output_parser: BaseOutputParser[Any] | None = None,
+    document_prompt: BasePromptTemplate[str] | None = None,
+    document_variable_name: str = "context",
+) -> Runnable[dict[str, Any], Any]:
+    """Return a chain that answers from a list of documents, each of which is one segment.
+
+    It goes where `create_stuff_documents_chain` goes, such as into `create_retrieval_chain`.
+
+    Args:
+        llm: `ChatInvariant` or `InvariantLLM`, possibly with something bound to it.
+        prompt: A prompt with the documents' variable: a `SegmentsPlaceholder`, or `{context}` in a text.
+        output_parser: What becomes of the answer; a string by default.
+        document_prompt: How a document becomes the text of its segment; its content by default, with its title.
+        document_variable_name: Name of the variable.
+
+    Raises:
+        InvalidPrompt: The prompt has no such variable.
+    """
+    if document_variable_name not in prompt.input_variables:
+        raise InvalidPrompt(
+            f"expected the prompt to have the variable {document_variable_name!r}, got {prompt.input_variables}",
+            hint="Put SegmentsPlaceholder(name) or {name} into the prompt, or give document_variable_name.",
+        )
+
+    def segments(inputs: Mapping[str, Any]) -> Segments:
+        documents = [to_document(segment) for segment in to_segments(inputs[document_variable_name])]
+        if document_prompt is None:
+            return Segments(documents)
+        return Segments(Document(page_content=format_document(each, document_prompt)) for each in documents)
+
+    filled = RunnablePassthrough.assign(**{document_variable_name: segments}).with_config(run_name="format_inputs")
+    chain: Runnable[dict[str, Any], Any] = filled | prompt | llm | (output_parser or StrOutputParser())
+    return chain.with_config(run_name="invariant_documents_chain")

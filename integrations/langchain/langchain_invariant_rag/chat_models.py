@@ -1,0 +1,198 @@
+"""ChatInvariant: messages in, a message out, and the same message for every order of the segments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Literal
+
+from invariant_rag.engine import Generation as EngineGeneration
+from invariant_rag.prompts import render_chat
+from invariant_rag.segments import Prompt
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.model_profile import ModelProfile
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import BaseModel
+
+from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
+from langchain_invariant_rag.canonical import sorted_messages
+from langchain_invariant_rag.known import mark_known_in
+from langchain_invariant_rag.messages import core_messages, question
+from langchain_invariant_rag.parameters import InvariantParameters
+
+StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
+
+
+class ChatInvariant(InvariantParameters, BaseChatModel):
+    """A chat model whose answer does not depend on the order in which segments are listed.
+
+    Segments are content blocks of type `text-plain`, in any message: `SegmentsPlaceholder`,
+    `create_invariant_documents_chain` and `InvariantRAGMiddleware` write them. Text with marks, text blocks whose
+    `extras` say `"segment": True`, a `documents=` keyword and a tool's artifact are understood as well. Neighbouring
+    segments form one set. Tools are not called.
+
+    Example:
+        ```python
+        chat = ChatInvariant(model="Qwen/Qwen2.5-7B-Instruct", method="rotor", max_tokens=64)
+        prompt = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
+        chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | chat
+        ```
+    """
+
+    streaming: bool = False
+    """Whether `invoke` streams, so that callbacks see tokens as they come."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "invariant-rag-chat"
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return self._ls_params("chat", stop, kwargs)
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        profile = ModelProfile(
+            name=self.display_name,
+            open_weights=True,
+            max_output_tokens=self.max_tokens,
+            text_inputs=True,
+            image_inputs=False,
+            pdf_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            text_outputs=True,
+            tool_calling=False,
+            structured_output=True,
+        )
+        if self.context_window is not None:
+            profile["max_input_tokens"] = self.context_window
+        return profile
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        messages = super()._convert_input(model_input).to_messages()
+        if self.known_documents:
+            messages = mark_known_in(messages, self.known_documents)
+        return ChatPromptValue(messages=sorted_messages(messages) if self._sorts_segments else messages)
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
+    ) -> int:
+        """Return how many tokens the model reads for these messages, chat template and segments included."""
+        return len(self.engine.prepare(self._prompt(messages, None)).input_ids)
+
+    def _prompt(self, messages: Sequence[BaseMessage], documents: Any) -> Prompt:
+        turns = core_messages(messages, documents)
+        return render_chat(turns, self.engine.tokenizer, question(turns))
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        prompt = self._prompt(messages, kwargs.pop("documents", None))
+        call = self._call(stop, kwargs)
+        (generation,) = self._generate_all([prompt], call)
+        message = AIMessage(
+            content=call.text(generation),
+            usage_metadata=usage_of(generation),
+            response_metadata=self._report(prompt, generation, call),
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await off_the_loop(
+            lambda abandoned: self._generate(messages, stop, **{**kwargs, "abandoned": abandoned})
+        )
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        prompt = self._prompt(messages, kwargs.pop("documents", None))
+        call = self._call(stop, kwargs)
+        for piece in call.stream(self.engine, prompt):
+            if isinstance(piece, str):
+                message = AIMessageChunk(content=piece)
+            else:
+                message = AIMessageChunk(
+                    content="",
+                    usage_metadata=usage_of(piece),
+                    response_metadata=self._report(prompt, piece, call),
+                    chunk_position="last",
+                )
+            chunk = ChatGenerationChunk(message=message)
+            if run_manager:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        async for chunk in iterate_off_the_loop(
+            lambda abandoned: self._stream(messages, stop, **{**kwargs, "abandoned": abandoned})
+        ):
+            if run_manager:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    def _report(self, prompt: Prompt, generation: EngineGeneration, call: Call) -> dict[str, Any]:
+        return report_of(generation, prompt, call.text(generation), self.display_name)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: StructuredMethod = "json_schema",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Return this model, answering with what a schema describes.
+
+        Every token is chosen among those that continue a text of that schema, so the text always is one. It is closed
+        before `max_tokens` is reached. Needs the extra `structured` (xgrammar).
+
+        Args:
+            schema: A Pydantic class, a TypedDict, or a JSON schema of an object, with a `title`.
+            include_raw: Return a dict of the raw message, what was parsed, and the error of parsing, if any.
+            method: All three are the same here.
+            strict: Always so.
+            **kwargs: As for `bind`.
+        """
+        model = self.bind(
+            json_schema=json.dumps(convert_to_json_schema(schema)),
+            ls_structured_output_format={"kwargs": {"method": method, "strict": strict}, "schema": schema},
+            **kwargs,
+        )
+        parser: Runnable[Any, Any] = JsonOutputParser()
+        if isinstance(schema, type) and is_basemodel_subclass(schema):
+            parser = PydanticOutputParser(pydantic_object=schema)
+        if not include_raw:
+            return model | parser
+        parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")

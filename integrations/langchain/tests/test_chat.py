@@ -1,0 +1,333 @@
+"""ChatInvariant: what it reports, what it is keyed by, and how it behaves among threads and coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from invariant_rag import InvariantModel
+from invariant_rag.errors import ContextOverflow, UnsupportedCombination
+from invariant_rag.orderings import Score
+from invariant_rag.testing import tiny_model, toy_tokenizer
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.runnables import ConfigurableField
+from langchain_core.tools import tool
+from pydantic import ValidationError
+
+from langchain_invariant_rag import ChatInvariant
+from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag.weights import EMBEDDED_FOLDER
+
+from .shared import DOCUMENTS, HASHES, QUESTION
+
+LONG = 1500
+
+
+@pytest.fixture(scope="module")
+def chat(engine: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=engine, max_tokens=8)
+
+
+@contextmanager
+def forwards(engine: InvariantModel) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of the input ids of every pass of the model."""
+    shapes: list[tuple[int, ...]] = []
+    handle = engine.model.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    yield shapes
+    handle.remove()
+
+
+# --- reports --------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_says_what_was_read_and_written(chat: ChatInvariant, engine: InvariantModel) -> None:
+    answer = chat.invoke(QUESTION, documents=DOCUMENTS)
+    generation = engine.generate(
+        engine.chat_prompt(messages=[{"role": "user", "content": [*map(to_segment, DOCUMENTS), QUESTION]}]),
+        max_new_tokens=8,
+    )
+    assert answer.content == generation.text
+    assert answer.usage_metadata == {
+        "input_tokens": generation.usage.prompt_tokens,
+        "output_tokens": generation.usage.completion_tokens,
+        "total_tokens": generation.usage.total_tokens,
+    }
+    order = [to_segment(DOCUMENTS[index]).content_hash for index in generation.order]
+    assert answer.response_metadata["order"] == order
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert answer.response_metadata["model_name"] == engine.name
+
+
+def test_the_last_chunk_of_a_stream_says_the_same(chat: ChatInvariant) -> None:
+    whole = chat.invoke(QUESTION, documents=DOCUMENTS)
+    chunks = list(chat.stream(QUESTION, documents=DOCUMENTS))
+    total: Any = chunks[0]
+    for chunk in chunks[1:]:
+        total += chunk
+    assert isinstance(total, AIMessageChunk)
+    assert total.content == whole.content
+    assert total.usage_metadata == whole.usage_metadata
+    assert total.response_metadata["order"] == whole.response_metadata["order"]
+
+
+def test_a_stop_sequence_is_not_streamed_either(chat: ChatInvariant) -> None:
+    text = str(chat.invoke(QUESTION).content)
+    stop = text[3:6]
+    stopped = chat.invoke(QUESTION, stop=[stop])
+    assert stopped.content == text[: text.index(stop)]
+    assert stopped.response_metadata["finish_reason"] == "stop"
+    assert "".join(str(chunk.content) for chunk in chat.stream(QUESTION, stop=[stop])) == stopped.content
+
+
+def test_a_model_that_streams_tells_callbacks_every_token(engine: InvariantModel) -> None:
+    tokens: list[str] = []
+
+    class Handler(BaseCallbackHandler):
+        def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
+            tokens.append(token)
+
+    chat = ChatInvariant(model=engine, max_tokens=8, streaming=True)
+    answer = chat.invoke(QUESTION, config={"callbacks": [Handler()]})
+    assert "".join(tokens) == answer.content
+    assert len(tokens) > 1
+
+
+def test_segments_that_do_not_fit_are_named(engine: InvariantModel) -> None:
+    documents = [f"{number} " * 400 for number in range(6)]
+    with pytest.raises(ContextOverflow):
+        ChatInvariant(model=engine, max_tokens=4).invoke(QUESTION, documents=documents)
+    answer = ChatInvariant(model=engine, max_tokens=4, overflow="drop_last").invoke(QUESTION, documents=documents)
+    assert answer.response_metadata["dropped"]
+    assert set(answer.response_metadata["dropped"]).isdisjoint(answer.response_metadata["order"])
+
+
+def test_the_profile_is_known_without_weights(engine: InvariantModel) -> None:
+    assert ChatInvariant().profile is not None
+    assert ChatInvariant(model=EMBEDDED_FOLDER).profile["max_input_tokens"] >= 1024
+    profile = ChatInvariant(model=engine, max_tokens=5).profile
+    assert (profile["max_input_tokens"], profile["max_output_tokens"]) == (4096, 5)
+    assert not profile["tool_calling"]
+
+
+def test_tokens_of_messages_include_template_and_segments(chat: ChatInvariant) -> None:
+    messages = [HumanMessage([{"type": "text-plain", "text": "abc", "mime_type": "text/plain"}, QUESTION])]
+    assert chat.get_num_tokens_from_messages(messages) == chat.invoke(messages).usage_metadata["input_tokens"]
+
+
+# --- choices --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_open_is_what_the_model_brings(engine: InvariantModel) -> None:
+    assert (ChatInvariant().method, ChatInvariant().ordering) == ("rotor", "lexical")
+    assert ChatInvariant(method="sequential").ordering == "given"
+    pine = engine.with_method("pine", ordering="frequency")
+    assert repr(ChatInvariant(model=pine).engine) == repr(pine)
+    assert ChatInvariant(model=pine, method="rotor").ordering == "lexical"
+    assert ChatInvariant(model=pine, ordering="lexical").engine.ordering.name == "lexical"
+
+
+def test_bad_choices_are_refused_when_the_model_is_built(engine: InvariantModel) -> None:
+    with pytest.raises(ValidationError, match="unknown method 'rotr'; choose from"):
+        ChatInvariant(method="rotr")
+    with pytest.raises(ValidationError, match="unknown ordering 'x'; choose from"):
+        ChatInvariant(ordering="x")
+    with pytest.raises(UnsupportedCombination, match="dtype"):
+        ChatInvariant(model=engine, dtype="bfloat16")
+    with pytest.raises(ValidationError, match="max_tokens"):
+        ChatInvariant(max_tokens=0)
+
+
+def test_unknown_parameters_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    ChatInvariant(api_key="x", timeout=3)
+    assert "ChatInvariant has no api_key, timeout" in caplog.text
+
+
+def test_tools_are_refused(chat: ChatInvariant) -> None:
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    with pytest.raises(UnsupportedCombination, match="tools"):
+        chat.invoke("hello", tools=[add])
+    with pytest.raises(NotImplementedError):
+        chat.bind_tools([add])
+
+
+def test_what_tools_said_is_read_as_the_users(chat: ChatInvariant) -> None:
+    call = {"name": "search", "args": {}, "id": "1"}
+    history = [HumanMessage("Search."), AIMessage("", tool_calls=[call]), ToolMessage("found", tool_call_id="1")]
+    assert chat.invoke(history).content == chat.invoke("Search.\nfound").content
+
+
+def test_an_ordering_by_score_reads_the_scores_of_documents(engine: InvariantModel) -> None:
+    documents = [{"page_content": f"number {n}", "metadata": {"score": float(n)}} for n in (2, 3, 1)]
+    answer = ChatInvariant(model=engine, ordering="score", max_tokens=2).invoke(QUESTION, documents=documents)
+    best_last = [to_segment(documents[index]).content_hash for index in (2, 0, 1)]
+    assert answer.response_metadata["order"] == best_last
+
+
+# --- identity -------------------------------------------------------------------------------------------------------
+
+
+def test_every_parameter_that_changes_the_output_is_in_the_cache_key(engine: InvariantModel) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"method": "pine", "ordering": "lexical"},
+        {"ordering": "frequency"},
+        {"ordering": Score()},
+        {"backend": "reference"},
+        {"max_segment_tokens": 9},
+        {"overflow": "drop_last"},
+        {"max_tokens": 3},
+        {"temperature": 0.5},
+        {"top_p": 0.5},
+        {"top_k": 5},
+        {"seed": 1},
+        {"stop": ["a"]},
+        {"generation_kwargs": {"repetition_penalty": 2.0}},
+        {"batch_size": 3},
+        {"micro_batching": True},
+    ]
+    keys = [ChatInvariant(model=engine, **change)._get_llm_string() for change in changes]
+    loading = [{}, {"model": "a"}, {"dtype": "bfloat16"}, {"revision": "x"}, {"model_kwargs": {"a": 1}}]
+    keys += [ChatInvariant(**change)._get_llm_string() for change in loading]
+    assert len(set(keys)) == len(changes) + len(loading)
+
+
+def test_two_models_of_one_name_are_told_apart_by_their_weights() -> None:
+    def key(seed: int) -> str:
+        weights = tiny_model("llama", seed=seed, num_hidden_layers=1, vocab_size=261)
+        return ChatInvariant(model=InvariantModel(weights, toy_tokenizer()))._get_llm_string()
+
+    assert key(0) == key(0)
+    assert key(0) != key(1)
+
+
+def test_the_cache_answers_the_same_set_in_another_order(chat: ChatInvariant, llm_cache: Any) -> None:
+    for size, model in ((1, chat), (3, chat.model_copy(update={"sort_segments": False}))):
+        for documents in (DOCUMENTS, DOCUMENTS[::-1]):
+            blocks = [
+                {"type": "text-plain", "mime_type": "text/plain", "text": each.page_content} for each in documents
+            ]
+            model.invoke([HumanMessage([*blocks, QUESTION])])
+        assert len(llm_cache._cache) == size
+
+
+def test_sorting_leaves_an_order_that_means_something(engine: InvariantModel) -> None:
+    plain = ChatInvariant(model=engine, method="sequential", ordering="given", max_tokens=2)
+    blocks = [{"type": "text-plain", "mime_type": "text/plain", "text": text} for text in "cab"]
+    answer = plain.invoke([HumanMessage([*blocks, QUESTION])])
+    assert answer.response_metadata["order"] == [to_segment(text).content_hash for text in "cab"]
+
+
+def test_fields_can_be_configured_without_loading_anew(engine: InvariantModel) -> None:
+    chat = ChatInvariant(model=engine, max_tokens=3).configurable_fields(max_tokens=ConfigurableField(id="most"))
+    answer = chat.invoke(QUESTION, config={"configurable": {"most": 6}})
+    assert answer.usage_metadata["output_tokens"] == 6
+
+
+# --- threads and coroutines -----------------------------------------------------------------------------------------
+
+PROMPTS = [f"{QUESTION} {number * 'and '}" for number in range(6)]
+
+
+@pytest.mark.parametrize("micro_batching", [False, True])
+def test_threads_get_their_own_answers(engine: InvariantModel, micro_batching: bool) -> None:
+    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=micro_batching)
+    alone = [chat.invoke(prompt, documents=DOCUMENTS).content for prompt in PROMPTS]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda prompt: chat.invoke(prompt, documents=DOCUMENTS).content, PROMPTS))
+    assert together == alone
+    assert [answer.content for answer in chat.bind(documents=DOCUMENTS).batch(PROMPTS)] == alone
+
+
+def waiting(chat: ChatInvariant, prompts: list[str], pool: ThreadPoolExecutor) -> list[Any]:
+    """Start a call for each prompt while the engine is busy, and return once all of them wait."""
+    with chat._batcher._turn:
+        calls = [pool.submit(chat.invoke, prompt) for prompt in prompts]
+        while len(chat._batcher._waiting) < len(prompts):
+            time.sleep(0.01)
+    return calls
+
+
+def test_prompts_that_wait_are_decoded_together(engine: InvariantModel) -> None:
+    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=True)
+    alone = [chat.invoke(prompt).content for prompt in PROMPTS]
+    with ThreadPoolExecutor(6) as pool, forwards(engine) as shapes:
+        calls = waiting(chat, PROMPTS, pool)
+        assert [call.result().content for call in calls] == alone
+    assert (6, 1) in shapes
+    assert not [shape for shape in shapes if 1 < shape[0] < 6]
+
+
+def test_a_prompt_that_fails_fails_alone(engine: InvariantModel) -> None:
+    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=True)
+    with ThreadPoolExecutor(3) as pool:
+        first, bad, last = waiting(chat, ["a", "b" * 5000, "c"], pool)
+        with pytest.raises(ContextOverflow):
+            bad.result()
+        assert first.result().content == chat.invoke("a").content
+        assert last.result().content == chat.invoke("c").content
+
+
+async def test_coroutines_that_wait_are_decoded_together(engine: InvariantModel) -> None:
+    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=True)
+    alone = [chat.invoke(prompt).content for prompt in PROMPTS[:3]]
+    with forwards(engine) as shapes:
+        with chat._batcher._turn:
+            calls = [asyncio.ensure_future(chat.ainvoke(prompt)) for prompt in PROMPTS[:3]]
+            while len(chat._batcher._waiting) < 3:
+                await asyncio.sleep(0.01)
+        assert [answer.content for answer in await asyncio.gather(*calls)] == alone
+    assert (3, 1) in shapes
+
+
+async def test_the_loop_goes_on_while_a_model_generates(chat: ChatInvariant) -> None:
+    async def ticks(work: Any) -> int:
+        task, count = asyncio.ensure_future(work), 0
+        while not task.done():
+            await asyncio.sleep(0.001)
+            count += 1
+        await task
+        return count
+
+    async def stream() -> None:
+        async for _ in chat.astream(QUESTION, max_tokens=100):
+            pass
+
+    assert await ticks(chat.ainvoke(QUESTION, max_tokens=100)) > 10
+    assert await ticks(stream()) > 10
+
+
+async def test_a_cancelled_call_stops_generating(chat: ChatInvariant, engine: InvariantModel) -> None:
+    with forwards(engine) as shapes:
+        task = asyncio.ensure_future(chat.ainvoke(QUESTION, max_tokens=LONG))
+        while len(shapes) < 5:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await chat.ainvoke(QUESTION, max_tokens=1)  # waits until the engine is free
+        assert len(shapes) < LONG / 2
+
+
+async def test_a_stream_that_nobody_reads_stops_generating(chat: ChatInvariant, engine: InvariantModel) -> None:
+    with forwards(engine) as shapes:
+        stream = chat.astream(QUESTION, max_tokens=LONG)
+        await anext(stream)
+        await stream.aclose()
+        await chat.ainvoke(QUESTION, max_tokens=1)
+        assert len(shapes) < LONG / 2
+
+
+def test_everything_in_one_set_is_in_the_report(chat: ChatInvariant) -> None:
+    assert sorted(chat.invoke(QUESTION, documents=DOCUMENTS).response_metadata["order"]) == HASHES

@@ -1,0 +1,203 @@
+"""InvariantLLM: six entry points, each with stop, callbacks, cache and tracing parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from invariant_rag import InvariantModel
+from invariant_rag.prompts import parse_marked
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.language_models.llms import BaseLLM
+
+from langchain_invariant_rag import InvariantLLM, Segments
+
+from .shared import DOCUMENTS, QUESTION
+
+PROMPT = f"{Segments(DOCUMENTS)}{QUESTION}"
+
+
+async def _collected(stream: Any) -> list[str]:
+    return [piece async for piece in stream]
+
+
+Entry = Callable[..., str]
+ENTRIES: dict[str, Entry] = {
+    "invoke": lambda llm, prompt, config=None, **kw: llm.invoke(prompt, config, **kw),
+    "ainvoke": lambda llm, prompt, config=None, **kw: asyncio.run(llm.ainvoke(prompt, config, **kw)),
+    "batch": lambda llm, prompt, config=None, **kw: llm.batch([prompt, "x"], config, **kw)[0],
+    "abatch": lambda llm, prompt, config=None, **kw: asyncio.run(llm.abatch([prompt, "x"], config, **kw))[0],
+    "stream": lambda llm, prompt, config=None, **kw: "".join(llm.stream(prompt, config, **kw)),
+    "astream": lambda llm, prompt, config=None, **kw: "".join(
+        asyncio.run(_collected(llm.astream(prompt, config, **kw)))
+    ),
+}
+every_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+
+
+@pytest.fixture(scope="module")
+def llm(engine: InvariantModel) -> InvariantLLM:
+    return InvariantLLM(model=engine, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def expected(engine: InvariantModel) -> str:
+    return engine.generate(parse_marked(PROMPT), max_new_tokens=12).text
+
+
+def test_it_is_a_langchain_llm(llm: InvariantLLM) -> None:
+    assert isinstance(llm, BaseLLM)
+
+
+@every_entry
+def test_every_entry_returns_what_the_engine_generates(llm: InvariantLLM, expected: str, entry: Entry) -> None:
+    assert entry(llm, PROMPT) == expected
+
+
+@every_entry
+def test_stop_ends_the_text_before_the_sequence(llm: InvariantLLM, expected: str, entry: Entry) -> None:
+    stop = expected[4:6]
+    before = expected[: expected.index(stop)]
+    assert entry(llm, PROMPT, stop=[stop]) == before
+    assert entry(llm.bind(stop=[stop]), PROMPT) == before
+    assert entry(llm.model_copy(update={"stop": [stop]}), PROMPT) == before
+
+
+@every_entry
+def test_parameters_of_a_call_win_over_those_of_the_object(
+    llm: InvariantLLM, engine: InvariantModel, entry: Entry
+) -> None:
+    prompt = parse_marked(PROMPT)
+    assert entry(llm.bind(max_tokens=3), PROMPT) == engine.generate(prompt, max_new_tokens=3).text
+    sampled = engine.generate(prompt, max_new_tokens=12, do_sample=True, temperature=2.0, seed=5).text
+    assert entry(llm, PROMPT, temperature=2.0, seed=5) == sampled
+    beams = engine.generate(prompt, max_new_tokens=12, repetition_penalty=3.0).text
+    assert entry(llm, PROMPT, repetition_penalty=3.0) == beams
+
+
+class _Recorded:
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.tokens = ""
+        self.results: list[Any] = []
+        self.errors: list[BaseException] = []
+
+
+class _Handler(BaseCallbackHandler, _Recorded):
+    def __init__(self) -> None:
+        _Recorded.__init__(self)
+
+    def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
+        self.prompts += prompts
+        self.parameters = kwargs["invocation_params"]
+
+    def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
+        self.tokens += token
+
+    def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+        self.results.append(response)
+
+    def on_llm_error(self, error: BaseException, **kwargs: Any) -> None:
+        self.errors.append(error)
+
+
+class _AsyncHandler(AsyncCallbackHandler, _Recorded):
+    def __init__(self) -> None:
+        _Recorded.__init__(self)
+
+    async def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
+        self.tokens += token
+
+    async def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+        self.results.append(response)
+
+
+@every_entry
+def test_callbacks_see_prompt_and_result(llm: InvariantLLM, expected: str, entry: Entry) -> None:
+    handler = _Handler()
+    entry(llm, PROMPT, {"callbacks": [handler]})
+    assert handler.prompts[0].endswith(QUESTION)
+    generation = handler.results[0].generations[0][0]
+    assert generation.text == expected
+    assert len(generation.generation_info["order"]) == 3
+    assert generation.generation_info["usage_metadata"]["output_tokens"] == 12
+    assert handler.parameters["max_tokens"] == 12
+
+
+@pytest.mark.parametrize(("name", "kind"), [("stream", _Handler), ("astream", _Handler), ("astream", _AsyncHandler)])
+def test_streaming_reports_every_token_once(llm: InvariantLLM, expected: str, name: str, kind: type[_Recorded]) -> None:
+    handler = kind()
+    ENTRIES[name](llm, PROMPT, {"callbacks": [handler]})
+    assert handler.tokens == expected
+
+
+@every_entry
+def test_errors_reach_callbacks_and_the_caller(llm: InvariantLLM, entry: Entry) -> None:
+    handler = _Handler()
+    with pytest.raises(ValueError, match="no_such_option"):
+        entry(llm, PROMPT, {"callbacks": [handler]}, no_such_option=1)
+    assert handler.errors
+
+
+@pytest.mark.parametrize("name", ["invoke", "ainvoke", "batch", "abatch"])
+def test_the_cache_answers_the_same_set_in_another_order(
+    llm: InvariantLLM, llm_cache: Any, expected: str, name: str
+) -> None:
+    reordered = f"{Segments(reversed(DOCUMENTS))}{QUESTION}"
+    assert ENTRIES[name](llm, PROMPT) == expected
+    for key in llm_cache._cache:
+        llm_cache._cache[key][0].text = "from the cache"
+    assert ENTRIES[name](llm, reordered) == "from the cache"
+    unsorted = llm.model_copy(update={"sort_segments": False})
+    assert ENTRIES[name](unsorted, reordered) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_tokens": 5},
+        {"temperature": 0.5},
+        {"top_p": 0.5},
+        {"top_k": 3},
+        {"seed": 3},
+        {"stop": ["a"]},
+        {"repetition_penalty": 2.0},
+        {"documents": DOCUMENTS[:1]},
+    ],
+    ids=str,
+)
+def test_every_keyword_that_changes_the_output_is_in_the_cache_key(
+    llm: InvariantLLM, llm_cache: Any, change: dict[str, Any]
+) -> None:
+    llm.invoke(PROMPT)
+    llm.bind(**change).invoke(PROMPT)
+    assert len(llm_cache._cache) == 2
+
+
+def test_tracing_parameters_name_the_model_and_the_call(llm: InvariantLLM, engine: InvariantModel) -> None:
+    assert llm._get_ls_params(stop=["a"], max_tokens=3) == {
+        "ls_provider": "invariant-rag",
+        "ls_model_name": engine.name,
+        "ls_model_type": "llm",
+        "ls_temperature": 0.0,
+        "ls_max_tokens": 3,
+        "ls_stop": ["a"],
+    }
+
+
+def test_many_prompts_are_one_batch_and_the_same_texts(engine: InvariantModel) -> None:
+    prompts = [PROMPT, "a", f"{Segments(DOCUMENTS[:2])}Who?", "What is it?", "b"]
+    single = [engine.generate(parse_marked(prompt), max_new_tokens=8).text for prompt in prompts]
+    for size in (1, 2, 8):
+        llm = InvariantLLM(model=engine, max_tokens=8, batch_size=size)
+        assert llm.batch(prompts) == single
+        assert asyncio.run(llm.abatch(prompts)) == single
+    usage = InvariantLLM(model=engine, max_tokens=8).generate(prompts).llm_output["token_usage"]
+    assert usage["completion_tokens"] == 40
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 40
+
+
+def test_tokens_are_counted_with_the_models_tokenizer(llm: InvariantLLM) -> None:
+    assert llm.get_num_tokens("abc") == 3

@@ -1,0 +1,114 @@
+"""Retrievers and vector stores, end to end: FAISS, LangChain's in-memory store, Qdrant in local mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from invariant_rag import InvariantModel, Segment
+from invariant_rag.errors import RetrievalError
+from invariant_rag.retrieval import FaissRetriever
+from langchain_core.documents import Document
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_qdrant import QdrantVectorStore
+from pydantic import ValidationError
+
+from langchain_invariant_rag import (
+    ChatInvariant,
+    InvariantEmbeddings,
+    InvariantRetriever,
+    Segments,
+    SegmentsPlaceholder,
+    as_segments,
+)
+
+from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
+
+PROMPT = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
+
+
+@pytest.fixture(scope="module")
+def embeddings() -> InvariantEmbeddings:
+    return InvariantEmbeddings()
+
+
+@pytest.fixture(scope="module")
+def chat(engine: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=engine, max_tokens=8, sort_segments=False)
+
+
+def stores(documents: list[Document], embeddings: InvariantEmbeddings) -> dict[str, Any]:
+    memory = InMemoryVectorStore.from_documents(documents, embeddings)
+    qdrant = QdrantVectorStore.from_documents(documents, embeddings, location=":memory:", collection_name="ferry")
+    return {
+        "FAISS": InvariantRetriever.from_documents(documents, k=3),
+        "in memory": memory.as_retriever(search_kwargs={"k": 3}),
+        "Qdrant": qdrant.as_retriever(search_kwargs={"k": 3}),
+    }
+
+
+def test_answers_do_not_depend_on_the_order_of_the_corpus(chat: ChatInvariant, embeddings: InvariantEmbeddings) -> None:
+    answers = set()
+    for documents in (ORDERS[0], ORDERS[3], ORDERS[5]):
+        for name, retriever in stores(documents, embeddings).items():
+            chain = {"context": as_segments(retriever), "question": RunnablePassthrough()} | PROMPT | chat
+            answer = chain.invoke(QUESTION)
+            assert len(answer.response_metadata["order"]) == 3, name
+            answers.add(answer.content)
+    assert len(answers) == 1
+
+
+def test_a_vector_does_not_depend_on_its_neighbours(embeddings: InvariantEmbeddings) -> None:
+    texts = [document.page_content for document in DOCUMENTS]
+    together = embeddings.embed_documents(texts)
+    assert together == embeddings.embed_documents(texts[::-1])[::-1]
+    assert together == [embeddings.embed_documents([text])[0] for text in texts]
+    batched = InvariantEmbeddings(batch_size=8).embed_documents(texts)
+    assert batched == [pytest.approx(vector, abs=1e-5) for vector in together]
+
+
+def test_our_retriever_returns_what_the_core_finds() -> None:
+    segments = [Segment("The ferry leaves at noon.", title="Ferry", metadata={"page": 2}), Segment("Two bakeries.")]
+    core = FaissRetriever(segments)
+    found = InvariantRetriever(retriever=core, k=2).invoke(QUESTION)
+    (first, second) = core.retrieve(QUESTION, 2)
+    assert [document.page_content for document in found] == [first.text, second.text]
+    assert found[0].metadata == {"page": 2, "title": "Ferry", "score": first.score}
+    assert len(InvariantRetriever(retriever=core).invoke(QUESTION, k=1)) == 1
+    with pytest.raises(ValidationError, match="retrieve"):
+        InvariantRetriever(retriever="no retriever")
+
+
+async def test_wrapped_retrievers_keep_their_boundaries_in_any_text() -> None:
+    for found in (
+        as_segments(Listed(documents=DOCUMENTS)).invoke(""),
+        await as_segments(Listed(documents=DOCUMENTS)).ainvoke(""),
+    ):
+        assert isinstance(found, Segments)
+        assert found == DOCUMENTS
+        assert str(found).count("\ue200") == f"{found}".count("\ue200") == 3
+
+
+def test_keywords_reach_the_wrapped_retriever() -> None:
+    ours = InvariantRetriever.from_documents(DOCUMENTS)
+    assert len(as_segments(ours).invoke(QUESTION, k=2)) == 2
+
+
+def test_equal_documents_are_one_segment() -> None:
+    twice = [Document("a", metadata={"id": 1}), Document("b"), Document("a", metadata={"id": 2})]
+    for documents in (twice, twice[::-1]):
+        assert {str(each) for each in as_segments(Listed(documents=documents)).invoke("")} == set(map(str, twice[:2]))
+    titled = [Document("a", metadata={"title": "one"}), Document("a", metadata={"title": "two"})]
+    assert len(as_segments(Listed(documents=titled)).invoke("")) == 2
+
+
+def test_chunks_of_one_source_are_joined_in_its_order() -> None:
+    for documents in ORDERS:
+        chunks = [each for each in documents if "start_index" in each.metadata] + [Document("alone")]
+        found = as_segments(Listed(documents=chunks), join_by="source").invoke("")
+        joined = "The lighthouse was built by Teso Carno.\nOstra has two bakeries."
+        assert {each.page_content for each in found} == {joined, "alone"}
+    with pytest.raises(RetrievalError, match="start_index"):
+        as_segments(Listed(documents=DOCUMENTS), join_by="source").invoke("")

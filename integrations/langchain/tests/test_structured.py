@@ -1,0 +1,117 @@
+"""Structured output: every text follows its schema, whatever the weights, and ends in time."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+from invariant_rag import InvariantModel
+from invariant_rag.errors import UnsupportedCombination
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from langchain_invariant_rag import ChatInvariant
+from langchain_invariant_rag.errors import InvalidSchema
+
+from .shared import DOCUMENTS, QUESTION
+
+
+class Mood(Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Inner(BaseModel):
+    name: str
+    tags: list[str] = Field(min_length=1)
+
+
+class Outer(BaseModel):
+    """Everything at once."""
+
+    text: str
+    number: int
+    ratio: float
+    sure: bool
+    mood: Mood
+    kind: Literal["a", "b"]
+    maybe: str | None = None
+    inner: Inner
+    others: list[Inner] = []
+
+
+class Pair(TypedDict):
+    """A pair."""
+
+    one: str
+    two: int
+
+
+@pytest.fixture(scope="module")
+def chat(engine: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=engine, max_tokens=400)
+
+
+class Big(BaseModel):
+    a_long_name_of_a_field: str
+    another_long_name_of_a_field: list[str]
+
+
+class Many(BaseModel):
+    items: list[Big] = []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize(("schema", "max_tokens"), [(Outer, 400), (Outer, 150), (Many, 200), (Many, 90), (Many, 13)])
+def test_a_text_follows_its_schema_and_ends_in_time(
+    chat: ChatInvariant, schema: type[BaseModel], max_tokens: int, temperature: float
+) -> None:
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": 1, "documents": DOCUMENTS}
+    result = chat.with_structured_output(schema, include_raw=True, **options).invoke(QUESTION)
+    assert result["parsing_error"] is None
+    assert schema.model_validate_json(result["raw"].content) == result["parsed"]
+    assert result["raw"].response_metadata["finish_reason"] == "stop"
+    assert result["raw"].usage_metadata["output_tokens"] <= max_tokens
+
+
+def test_beams_are_refused(chat: ChatInvariant) -> None:
+    with pytest.raises(UnsupportedCombination, match="beams"):
+        chat.with_structured_output(Pair, num_beams=2).invoke(QUESTION)
+
+
+def test_a_budget_that_just_suffices_is_enough(chat: ChatInvariant) -> None:
+    with pytest.raises(UnsupportedCombination, match="max_tokens of at least") as error:
+        chat.with_structured_output(Pair, max_tokens=5).invoke(QUESTION)
+    least = int(str(error.value).split("at least ")[1].split()[0])
+    result = chat.with_structured_output(Pair, max_tokens=least).invoke(QUESTION)
+    assert set(result) == {"one", "two"}
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+def test_all_methods_do_the_same(chat: ChatInvariant, method: Any) -> None:
+    expected = chat.with_structured_output(Pair, max_tokens=60).invoke(QUESTION)
+    assert chat.with_structured_output(Pair, method=method, strict=True, max_tokens=60).invoke(QUESTION) == expected
+
+
+def test_a_stream_ends_with_what_invoke_returns(chat: ChatInvariant) -> None:
+    model = chat.with_structured_output(Pair, max_tokens=60)
+    assert list(model.stream(QUESTION, documents=DOCUMENTS))[-1] == model.invoke(QUESTION, documents=DOCUMENTS)
+
+
+def test_calls_do_not_share_their_place_in_the_grammar(chat: ChatInvariant) -> None:
+    model = chat.model_copy(update={"micro_batching": True}).with_structured_output(Pair, max_tokens=60)
+    alone = [model.invoke(prompt) for prompt in ("a", "b", "c")]
+    assert model.batch(["a", "b", "c"]) == alone
+
+
+def test_the_embedded_model_follows_a_schema_too() -> None:
+    result = ChatInvariant(max_tokens=80).with_structured_output(Pair, include_raw=True).invoke(QUESTION)
+    assert set(json.loads(result["raw"].content)) == {"one", "two"}
+
+
+def test_a_schema_that_is_none_is_refused(chat: ChatInvariant) -> None:
+    schema = {"title": "Bad", "type": "object", "properties": {"a": {"type": "no such type"}}, "required": ["a"]}
+    with pytest.raises(InvalidSchema, match="no such type"):
+        chat.with_structured_output(schema).invoke(QUESTION)

@@ -1,0 +1,8 @@
+"""invariant-rag for LlamaIndex: an LLM that reads its segments as a set."""
+
+from llama_index.llms.invariant_rag.base import InvariantLLM
+from llama_index.llms.invariant_rag.marks import OrderWarning
+from llama_index.llms.invariant_rag.messages import SegmentBlock
+from llama_index.llms.invariant_rag.structured import IncompleteObject
+
+__all__ = ["IncompleteObject", "InvariantLLM", "OrderWarning", "SegmentBlock"]

@@ -1,0 +1,99 @@
+"""One call: from a prompt and LlamaIndex's parameters to the text that the library generates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any
+
+import torch
+from llama_index.core.bridge.pydantic import BaseModel
+from transformers import StoppingCriteria
+
+from invariant_rag import Generation, InvariantModel, Prompt
+from llama_index.llms.invariant_rag.streaming import until_stop
+from llama_index.llms.invariant_rag.structured import IncompleteObject, schema_options
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one call asks for.
+
+    Attributes:
+        prompt: Builds the prompt, once there is a model with a chat template.
+        options: Keywords of `InvariantModel.generate`.
+        stops: Strings that end the answer.
+        output_cls: The answer is JSON of its schema; None: any text.
+    """
+
+    prompt: Callable[[InvariantModel], Prompt]
+    options: Mapping[str, Any]
+    stops: Sequence[str] = ()
+    output_cls: type[BaseModel] | None = None
+
+    def keywords(self, model: InvariantModel) -> dict[str, Any]:
+        """Return keywords of `generate` for this model."""
+        constraint = {} if self.output_cls is None else schema_options(model, self.output_cls)
+        return {**self.options, **constraint, "stop_strings": list(self.stops) or None}
+
+
+def generation_options(
+    *,
+    max_tokens: int,
+    temperature: float,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return LlamaIndex's parameters as keywords of `InvariantModel.generate`."""
+    options = {**more, "max_new_tokens": max_tokens}
+    if temperature > 0:
+        sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        options |= {"do_sample": True} | {name: value for name, value in sampling.items() if value is not None}
+    return options
+
+
+def answer(load: Callable[[], InvariantModel], request: Request) -> tuple[str, Generation]:
+    """Return the text of an answer, without the stop string that ended it, and all else about it.
+
+    Raises:
+        IncompleteObject: An object was asked for, and the answer ended at `max_tokens`.
+    """
+    model = load()
+    generation = model.generate(request.prompt(model), **request.keywords(model))
+    if request.output_cls is not None and generation.finish_reason == "length":
+        raise IncompleteObject(
+            f"expected a complete {request.output_cls.__name__} as JSON, got {generation.text!r} in "
+            f"{generation.usage.completion_tokens} tokens"
+        )
+    return "".join(until_stop([generation.text], request.stops)), generation
+
+
+class _Abandoned(StoppingCriteria):
+    """Ends the generation once nobody waits for it any more."""
+
+    def __init__(self, abandoned: Event) -> None:
+        self._abandoned = abandoned
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self._abandoned.is_set(), dtype=torch.bool, device=input_ids.device)
+
+
+async def answer_in_thread(load: Callable[[], InvariantModel], request: Request) -> tuple[str, Generation]:
+    """Return what `answer` does; the event loop goes on meanwhile, and cancelling the task ends the generation."""
+    abandoned = Event()
+    criteria = [*(request.options.get("stopping_criteria") or ()), _Abandoned(abandoned)]
+    stoppable = replace(request, options={**request.options, "stopping_criteria": criteria})
+    try:
+        return await asyncio.to_thread(answer, load, stoppable)
+    finally:
+        abandoned.set()
+
+
+def stream(load: Callable[[], InvariantModel], request: Request) -> Generator[str, None, None]:
+    """Yield the text of `answer` as it comes. Nothing is loaded before the first piece is asked for."""
+    model = load()
+    yield from until_stop(model.stream(request.prompt(model), **request.keywords(model)), request.stops)

@@ -1,0 +1,334 @@
+"""InvariantLLM: an invariant-rag model as an LLM of LlamaIndex."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Self
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+    TextBlock,
+)
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import Model
+from llama_index_instrumentation import get_dispatcher
+
+from invariant_rag import Generation, InvariantModel, Prompt
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.prompts import render_chat
+from invariant_rag.segments import document_rendering
+from llama_index.llms.invariant_rag.answering import Request, answer, answer_in_thread, generation_options, stream
+from llama_index.llms.invariant_rag.lazy import LazyModel
+from llama_index.llms.invariant_rag.marks import read_marked
+from llama_index.llms.invariant_rag.messages import read_messages
+from llama_index.llms.invariant_rag.streaming import read_in_thread
+from llama_index.llms.invariant_rag.structured import asked_for_object
+
+dispatcher = get_dispatcher(__name__)
+
+_NO_LIMIT = 2**31 - 1
+_LOADING = ("method", "ordering", "backend", "dtype", "device_map", "max_segment_tokens", "overflow", "model_kwargs")
+_DECODING = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
+
+
+class InvariantLLM(CustomLLM):
+    """A causal LM that reads segments as a set: their order does not change the answer, bit for bit.
+
+    Segments reach it as citable blocks of a chat message (`InvariantSynthesizer` writes them) or marked inside a
+    string (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model.
+
+    Weights are loaded at the first call. Every method takes the sampling parameters below as keywords for one call,
+    `query` (what relevance orderings compare segments with), and every keyword of transformers' `generate`.
+
+    Args:
+        model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
+        **kwargs: The fields of this class.
+
+    Raises:
+        UnsupportedCombination: There are loading options for a model that is loaded already.
+    """
+
+    model: str | None = Field(frozen=True, default=None, description="Hub id or folder; None for the embedded model.")
+    method: str = Field(
+        frozen=True, default="rotor", description="How segments see each other: see `invariant-rag methods`."
+    )
+    ordering: str | None = Field(
+        frozen=True, default="lexical", description="Which segment goes where; None: the method's own."
+    )
+    backend: str = Field(
+        frozen=True, default="auto", description="What computes the attention: auto, sdpa or reference."
+    )
+    dtype: str = Field(
+        frozen=True, default="auto", description="Floating-point type of the weights, as in transformers."
+    )
+    device_map: str | dict[str, Any] | None = Field(frozen=True, default="auto", description="As in transformers.")
+    max_segment_tokens: int | None = Field(frozen=True, default=None, description="Tokens that one segment may have.")
+    overflow: str = Field(
+        frozen=True, default="error", description="Prompt too long: error, drop_last or trim_segments."
+    )
+    model_kwargs: dict[str, Any] = Field(
+        frozen=True, default_factory=dict, description="More keywords of from_pretrained."
+    )
+    max_tokens: int = Field(default=256, description="The most tokens to generate.", gt=0)
+    temperature: float = Field(default=0.0, description="0 decodes greedily; above, tokens are sampled.", ge=0.0)
+    top_p: float | None = Field(default=None, description="Sample from the likeliest tokens of this mass.")
+    top_k: int | None = Field(default=None, description="Sample from this many of the likeliest tokens.")
+    stop: list[str] = Field(default_factory=list, description="Strings that end the answer; they are not part of it.")
+    seed: int | None = Field(default=None, description="Seed for sampling.")
+    generation_kwargs: dict[str, Any] = Field(default_factory=dict, description="More keywords of `generate`.")
+
+    _lazy: LazyModel = PrivateAttr()
+
+    def __init__(self, model: str | Path | InvariantModel | None = None, **kwargs: Any) -> None:
+        loaded = model if isinstance(model, InvariantModel) else None
+        if loaded is not None:
+            given = [name for name in _LOADING if name in kwargs]
+            if given:
+                raise UnsupportedCombination(
+                    f"a loaded model takes no {', '.join(given)}", hint="Use model.with_method(...) first."
+                )
+            kwargs |= {
+                "method": loaded.method.name,
+                "ordering": loaded.ordering.name,
+                "backend": loaded.backend.name,
+                "dtype": str(loaded.model.dtype).removeprefix("torch."),
+                "device_map": None,
+            }
+        name = str(model) if isinstance(model, str | Path) else None
+        super().__init__(model=loaded.name if loaded else name, **kwargs)
+        options = {field: getattr(self, field) for field in _LOADING[:-1]}
+        self._lazy = LazyModel(name, {**options, **self.model_kwargs}, loaded)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the stable id of this class."""
+        return "InvariantLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex asks about a model; read from its configuration, without weights."""
+        return LLMMetadata(
+            context_window=self._lazy.context_window or _NO_LIMIT,
+            num_output=self.max_tokens,
+            is_chat_model=True,
+            model_name=self.model or "embedded",
+        )
+
+    def to_payload(self) -> dict[str, Any]:
+        """Return what events say about this model. Nothing is read for it: no event waits for a disk or a hub."""
+        said = ("model", "method", "ordering", "max_tokens", "temperature")
+        return {"class_name": self.class_name(), **{name: getattr(self, name) for name in said}}
+
+    def load(self) -> InvariantModel:
+        """Return the model itself; loads it, if that was not done yet."""
+        return self._lazy()
+
+    def formatted(self, template: BasePromptTemplate, **variables: Any) -> list[ChatMessage]:
+        """Return the messages of a prompt template, after this LLM's `system_prompt`."""
+        return self._get_messages(template, **variables)
+
+    # --- the eight methods ---
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Continue a text as it is, without chat template. Segments marked in it are read as sets."""
+        return _completion(*answer(self._lazy, self._text_request(prompt, formatted, kwargs)))
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer a conversation, with segments in any turn."""
+        return _as_chat(_completion(*answer(self._lazy, self._chat_request(messages, kwargs))))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        """Continue a text, piece by piece."""
+        return _grown(stream(self._lazy, self._text_request(prompt, formatted, kwargs)))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Answer a conversation, piece by piece."""
+        grown = _grown(stream(self._lazy, self._chat_request(messages, kwargs)))
+        return (_as_chat(each) for each in grown)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Continue a text in a thread; cancelling the task ends the generation."""
+        request = self._text_request(prompt, formatted, kwargs)
+        return _completion(*await answer_in_thread(self._lazy, request))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer a conversation in a thread; cancelling the task ends the generation."""
+        request = self._chat_request(messages, kwargs)
+        return _as_chat(_completion(*await answer_in_thread(self._lazy, request)))
+
+    @llm_completion_callback()
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+        """Continue a text, piece by piece; closing the stream ends the generation."""
+        return _agrown(stream(self._lazy, self._text_request(prompt, formatted, kwargs)))
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        """Answer a conversation, piece by piece; closing the stream ends the generation."""
+        grown = _agrown(stream(self._lazy, self._chat_request(messages, kwargs)))
+        return (_as_chat(each) async for each in grown)
+
+    # --- objects as answers ---
+
+    @dispatcher.span
+    def structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """Answer with an object: decoding can write nothing but JSON of its schema.
+
+        Raises:
+            IncompleteObject: The answer ended at `max_tokens`.
+        """
+        dispatcher.event(
+            LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
+        )
+        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        response = self.chat(messages, output_cls=output_cls, **(llm_kwargs or {}))
+        return _object(response, output_cls)
+
+    @dispatcher.span
+    async def astructured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """Answer with an object; the event loop goes on.
+
+        Raises:
+            IncompleteObject: The answer ended at `max_tokens`.
+        """
+        dispatcher.event(
+            LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
+        )
+        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        response = await self.achat(messages, output_cls=output_cls, **(llm_kwargs or {}))
+        return _object(response, output_cls)
+
+    # --- what a call asks for ---
+
+    def _text_request(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Request:
+        to_prompt = self.completion_to_prompt or default_completion_to_prompt
+        parts = read_marked(prompt if formatted else to_prompt(prompt))
+        return self._request(lambda _, query: Prompt.of(*parts, query=query, rendering=document_rendering), kwargs)
+
+    def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Request:
+        read = read_messages(messages)
+        return self._request(lambda model, query: render_chat(read, model.tokenizer, query), kwargs)
+
+    def _request(self, build: Callable[[InvariantModel, str | None], Prompt], kwargs: dict[str, Any]) -> Request:
+        given = {**{name: getattr(self, name) for name in _DECODING}, **self.generation_kwargs, **kwargs}
+        query, stop, output_cls = given.pop("query", None), given.pop("stop") or [], given.pop("output_cls", None)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        return Request(lambda model: build(model, query), generation_options(**given), stops, output_cls)
+
+    # --- copies ---
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy that shares the weights.
+
+        Raises:
+            UnsupportedCombination: The update asks for another model, or for the same one in another way.
+        """
+        changed = [name for name in ("model", *_LOADING) if name in (update or {})]
+        if changed:
+            raise UnsupportedCombination(
+                f"a copy shares the loaded model and takes no {', '.join(changed)}",
+                hint="Use InvariantLLM(llm.load().with_method(...)): same weights, another method.",
+            )
+        return super().model_copy(update=update, deep=deep)
+
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the fields, from which `from_dict` makes an equal LLM.
+
+        Raises:
+            UnsupportedCombination: It was built around a model in memory, which fields cannot describe.
+        """
+        self._check_described()
+        return super().to_dict(**kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_described()
+        return super().__getstate__()
+
+    def _check_described(self) -> None:
+        if self._lazy.given:
+            raise UnsupportedCombination(
+                f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
+                hint="Save it with save_pretrained, and give InvariantLLM the folder.",
+            )
+
+
+def _completion(text: str, generation: Generation) -> CompletionResponse:
+    usage = generation.usage
+    tokens = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }
+    raw = {
+        "usage": tokens,
+        "finish_reason": generation.finish_reason,
+        "order": list(generation.order),
+        "dropped": list(generation.dropped),
+        "trimmed": list(generation.trimmed),
+    }
+    return CompletionResponse(text=text, raw=raw, additional_kwargs=tokens)
+
+
+def _grown(pieces: Generator[str, None, None]) -> CompletionResponseGen:
+    """Give every piece the text so far. An answer without text is one empty response: an event wants a last one."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        yield CompletionResponse(text=text, delta=piece)
+    if not text:
+        yield CompletionResponse(text="", delta="")
+
+
+async def _agrown(pieces: Generator[str, None, None]) -> CompletionResponseAsyncGen:
+    text = ""
+    async with aclosing(read_in_thread(pieces)) as read:
+        async for piece in read:
+            text += piece
+            yield CompletionResponse(text=text, delta=piece)
+    if not text:
+        yield CompletionResponse(text="", delta="")
+
+
+def _as_chat(response: CompletionResponse) -> ChatResponse:
+    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=response.text)])
+    return ChatResponse(
+        message=message, delta=response.delta, raw=response.raw, additional_kwargs=response.additional_kwargs
+    )
+
+
+def _object(response: ChatResponse, output_cls: type[Model]) -> Model:
+    read = output_cls.model_validate_json(response.message.content or "")
+    dispatcher.event(LLMStructuredPredictEndEvent(output=read))
+    return read

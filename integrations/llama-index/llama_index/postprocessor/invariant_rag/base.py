@@ -1,0 +1,53 @@
+"""Nodes that mark their own boundaries in a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.base.llms.types import BaseContentBlock, TextBlock
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+
+from llama_index.llms.invariant_rag.marks import mark_in_set
+
+
+class MarkedNode(TextNode):
+    """A text node whose rendering for a model is a marked segment. Its text and metadata are what they were."""
+
+    set_size: int = Field(description="How many nodes were retrieved together.", exclude=True)
+
+    @classmethod
+    def of(cls, node: BaseNode, set_size: int) -> MarkedNode:
+        """Return a marked copy of a node."""
+        shared: dict[str, Any] = {name: getattr(node, name) for name in TextNode.model_fields if hasattr(node, name)}
+        return cls(**{**shared, "text": node.get_content(), "set_size": set_size})
+
+    def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
+        """Return the text, with metadata as the mode says; marked, if it is for a model."""
+        content = super().get_content(metadata_mode)
+        return mark_in_set(content, self.set_size) if metadata_mode == MetadataMode.LLM else content
+
+    def get_content_blocks(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> list[BaseContentBlock]:
+        """Return the content as blocks; for a model it is one block, so that the mark stays around all of it."""
+        if metadata_mode == MetadataMode.LLM:
+            return [TextBlock(text=self.get_content(metadata_mode))]
+        return super().get_content_blocks(metadata_mode)
+
+
+class SegmentMarkerPostprocessor(BaseNodePostprocessor):
+    """Lets `InvariantLLM` find the nodes again in the prompts of `compact`, `tree_summarize` and `ContextChatEngine`.
+
+    Put it last among the postprocessors. The nodes given are not changed. Where a response mode cuts nodes, or spreads
+    them over several calls, the LLM warns (`OrderWarning`) and says what to use instead.
+    """
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the stable id of this class."""
+        return "SegmentMarkerPostprocessor"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        return [NodeWithScore(node=MarkedNode.of(each.node, len(nodes)), score=each.score) for each in nodes]

@@ -1,0 +1,5 @@
+"""A response synthesizer that reads all nodes in one call, as a set."""
+
+from llama_index.response_synthesizers.invariant_rag.base import InvariantSynthesizer
+
+__all__ = ["InvariantSynthesizer"]

@@ -1,0 +1,73 @@
+"""A tiny random model. Nothing here needs a network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from invariant_rag import InvariantModel
+from invariant_rag.testing import tiny_model, toy_tokenizer
+from llama_index.core import Settings
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from llama_index.llms.invariant_rag import InvariantLLM
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings() -> Iterator[None]:
+    """Leave no global LLM or embedding behind."""
+    yield
+    Settings._llm = None
+    Settings._embed_model = None
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return toy_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def weights() -> PreTrainedModel:
+    return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
+
+
+@pytest.fixture(scope="session")
+def model(weights: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+    return InvariantModel(weights, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, weights: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> Path:
+    """The tiny model, saved."""
+    place = tmp_path_factory.mktemp("tiny")
+    weights.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="session")
+def plain_model(model: InvariantModel) -> InvariantModel:
+    """The same weights, read in the order given: what every test of invariance must tell apart."""
+    return model.with_method("sequential", ordering="given")
+
+
+@pytest.fixture
+def llm(model: InvariantModel) -> InvariantLLM:
+    return InvariantLLM(model, max_tokens=8)
+
+
+@pytest.fixture
+def plain_llm(plain_model: InvariantModel) -> InvariantLLM:
+    return InvariantLLM(plain_model, max_tokens=8)

@@ -1,0 +1,132 @@
+"""Listing the same nodes in another order changes no bit of an answer, whichever way it is asked for.
+
+Nothing in the package sorts nodes: the engine has to do it. Each case is also run with the same weights read in the
+order given, and must then give several answers: otherwise it could not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import pytest
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from invariant_rag import InvariantModel
+from invariant_rag.prompts import mark
+from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine
+from llama_index.core.llms import ChatMessage
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+
+from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
+from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
+
+Order: TypeAlias = Sequence[int]
+Entry: TypeAlias = Callable[[InvariantLLM, Order], Awaitable[str]]
+
+
+def text_of(order: Order) -> str:
+    return f"Read:\n{''.join(mark(TEXTS[i]) for i in order)}\n{QUERY}\n"
+
+
+def messages_of(order: Order) -> list[ChatMessage]:
+    return [ChatMessage(blocks=[*(SegmentBlock.of(TEXTS[i]) for i in order), *ChatMessage(QUERY).blocks])]
+
+
+def llm_entry(name: str) -> Entry:
+    async def ask(llm: InvariantLLM, order: Order) -> str:
+        response = getattr(llm, name)(messages_of(order) if name.endswith("chat") else text_of(order))
+        response = await response if name.startswith("a") else response
+        if name.startswith("astream"):
+            return "".join([each.delta async for each in response])
+        if name.startswith("stream"):
+            return "".join(each.delta for each in response)
+        return str(response.message.content if name.endswith("chat") else response.text)
+
+    return ask
+
+
+def synthesizer_entry(way: str, streaming: bool) -> Entry:
+    async def ask(llm: InvariantLLM, order: Order) -> str:
+        synthesizer: Any = InvariantSynthesizer(llm, streaming=streaming)
+        if "get_response" in way:
+            response = getattr(synthesizer, way)(QUERY, [TEXTS[i] for i in order])
+        else:
+            response = getattr(synthesizer, way)(QUERY, nodes_of(order))
+        response = await response if way.startswith("a") else response
+        if hasattr(response, "async_response_gen"):
+            response = response.async_response_gen()
+        if hasattr(response, "response_gen"):
+            response = response.response_gen
+        if hasattr(response, "__aiter__"):
+            return "".join([piece async for piece in response])
+        return "".join(response) if hasattr(response, "__next__") else str(response)
+
+    return ask
+
+
+def engine_entry(way: str, **options: Any) -> Entry:
+    async def ask(llm: InvariantLLM, order: Order) -> str:
+        chosen = dict(options) or {"response_synthesizer": InvariantSynthesizer(llm)}
+        engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=llm, **chosen)
+        return str(await engine.aquery(QUERY) if way == "aquery" else engine.query(QUERY))
+
+    return ask
+
+
+def chat_entry(way: str) -> Entry:
+    async def ask(llm: InvariantLLM, order: Order) -> str:
+        retriever = ListRetriever(nodes_of(order))
+        chat: Any
+        if way == "condense":
+            engine = RetrieverQueryEngine(retriever, InvariantSynthesizer(llm))
+            chat = CondenseQuestionChatEngine.from_defaults(engine, llm=llm)
+        else:
+            marker = [SegmentMarkerPostprocessor()]
+            chat = ContextChatEngine.from_defaults(retriever, llm=llm, node_postprocessors=marker)
+        return f"{chat.chat(QUERY)} {chat.chat('And then?')}"
+
+    return ask
+
+
+MARKED: dict[str, Any] = {"node_postprocessors": [SegmentMarkerPostprocessor()]}
+ENTRIES: dict[str, Entry] = {
+    **{
+        name: llm_entry(name)
+        for kind in ("complete", "chat")
+        for name in (kind, f"stream_{kind}", f"a{kind}", f"astream_{kind}")
+    },
+    **{
+        f"{way}{' streaming' * streaming}": synthesizer_entry(way, streaming)
+        for way in ("get_response", "aget_response", "synthesize", "asynthesize")
+        for streaming in (False, True)
+    },
+    "query": engine_entry("query"),
+    "aquery": engine_entry("aquery"),
+    "compact": engine_entry("query", response_mode=ResponseMode.COMPACT, **MARKED),
+    "tree_summarize": engine_entry("aquery", response_mode=ResponseMode.TREE_SUMMARIZE, **MARKED),
+    "condense question chat": chat_entry("condense"),
+    "context chat": chat_entry("context"),
+}
+
+
+async def answers(llm: InvariantLLM, entry: str) -> set[str]:
+    return {await ENTRIES[entry](llm, order) for order in ORDERS}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+async def test_the_order_of_nodes_changes_nothing(llm: InvariantLLM, entry: str) -> None:
+    assert len(await answers(llm, entry)) == 1
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+async def test_the_plain_model_answers_by_order(plain_llm: InvariantLLM, entry: str) -> None:
+    assert len(await answers(plain_llm, entry)) > 1
+
+
+@pytest.mark.parametrize("method", ["pine", "sequential"])
+@pytest.mark.parametrize("entry", ["chat", "complete", "query", "compact"])
+async def test_other_methods_with_an_ordering_by_content(model: InvariantModel, method: str, entry: str) -> None:
+    llm = InvariantLLM(model.with_method(method, ordering="lexical"), max_tokens=8)
+    assert len(await answers(llm, entry)) == 1

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+from cases import QUERY, TEXTS
+from invariant_rag import InvariantModel, Prompt, SegmentSet
+from invariant_rag.errors import ContextOverflow, ModelNotFound, UnknownName, UnsupportedCombination
+from invariant_rag.prompts import mark
+from invariant_rag.segments import document_rendering
+from llama_index.core.base.llms.base import BaseLLM
+from llama_index.core.llms import LLM, ChatMessage, CustomLLM, MessageRole
+from llama_index.core.prompts import PromptTemplate
+
+from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
+
+EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
+TEXT = f"Read:\n{''.join(map(mark, TEXTS))}\n{QUERY}\n"
+MESSAGES = [
+    ChatMessage(role=MessageRole.SYSTEM, content="Be brief."),
+    ChatMessage(role=MessageRole.USER, blocks=[*map(SegmentBlock.of, TEXTS), *ChatMessage(QUERY).blocks]),
+]
+
+
+async def call(llm: InvariantLLM, name: str, **kwargs: object) -> list[str]:
+    """Call one of the eight methods; return the texts of its responses (one, or those of a stream)."""
+    response = getattr(llm, name)(MESSAGES if name.endswith("chat") else TEXT, **kwargs)
+    if inspect.iscoroutine(response):
+        response = await response
+    if name.startswith("astream"):
+        responses = [each async for each in response]
+    else:
+        responses = list(response) if name.startswith("stream") else [response]
+    if "stream" in name:
+        assert [each.delta for each in responses] != [None] * len(responses)
+        text = ""
+        for each in responses:
+            text += each.delta
+            assert text == (each.message.content if name.endswith("chat") else each.text)
+    return [each.message.content if name.endswith("chat") else each.text for each in responses]
+
+
+def expected(model: InvariantModel, name: str, **kwargs: object) -> str:
+    """What the engine itself answers."""
+    segments = SegmentSet(TEXTS)
+    if name.endswith("chat"):
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [segments, QUERY]}]
+        prompt = model.chat_prompt(messages=messages)
+    else:
+        prompt = Prompt("Read:\n", segments, f"\n{QUERY}\n", rendering=document_rendering)
+    return model.generate(prompt, max_new_tokens=8, **kwargs).text
+
+
+def test_it_is_an_llm() -> None:
+    assert [BaseLLM, LLM, CustomLLM] == [base for base in (BaseLLM, LLM, CustomLLM) if base in InvariantLLM.__mro__]
+
+
+def test_all_eight_methods_are_its_own() -> None:
+    assert all(name in vars(InvariantLLM) for name in EIGHT)
+    assert len(EIGHT) == 8
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_each_method_says_what_the_engine_says(llm: InvariantLLM, model: InvariantModel, name: str) -> None:
+    assert (await call(llm, name))[-1] == expected(model, name)
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_each_method_takes_sampling_parameters_for_one_call(
+    llm: InvariantLLM, model: InvariantModel, name: str
+) -> None:
+    options = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 3}
+    wanted = expected(model, name, do_sample=True, temperature=0.7, top_p=0.9, top_k=50, seed=3)
+    assert wanted != expected(model, name)
+    assert (await call(llm, name, **options))[-1] == wanted
+    assert (await call(InvariantLLM(model, max_tokens=8, **options), name))[-1] == wanted
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_each_method_ends_before_a_stop_string(llm: InvariantLLM, model: InvariantModel, name: str) -> None:
+    whole = expected(model, name)
+    stop = whole[3:5]
+    assert (await call(llm, name, stop=stop))[-1] == whole[: whole.index(stop)]
+    assert (await call(llm, name, stop=["never", stop]))[-1] == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_an_answer_without_text_is_one_empty_response(
+    llm: InvariantLLM, model: InvariantModel, name: str
+) -> None:
+    assert await call(llm, name, stop=expected(model, name)[0]) == [""]
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_each_method_passes_other_keywords_to_generate(
+    llm: InvariantLLM, model: InvariantModel, name: str
+) -> None:
+    assert (await call(llm, name, repetition_penalty=3.0))[-1] == expected(model, name, repetition_penalty=3.0)
+    with pytest.raises(ValueError, match="no_such_keyword"):
+        await call(llm, name, no_such_keyword=1)
+
+
+@pytest.mark.parametrize("name", [name for name in EIGHT if name.startswith("a")])
+async def test_the_event_loop_goes_on_meanwhile(llm: InvariantLLM, name: str) -> None:
+    longest, before = 0.0, time.perf_counter()
+
+    async def watch() -> None:
+        nonlocal longest, before
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, before = max(longest, now - before), now
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    start = time.perf_counter()
+    await call(llm, name, max_tokens=200)
+    await asyncio.sleep(0)
+    watcher.cancel()
+    assert longest < (time.perf_counter() - start) / 2
+
+
+async def test_leaving_an_async_stream_ends_the_generation(llm: InvariantLLM, model: InvariantModel) -> None:
+    pieces = await llm.astream_complete(TEXT, max_tokens=2000)
+    async for _ in pieces:
+        break
+    await pieces.aclose()
+    start = time.perf_counter()
+    await asyncio.to_thread(model.generate, Prompt(suffix="x"), max_new_tokens=1)  # waits for the model
+    assert time.perf_counter() - start < 1
+
+
+async def test_cancelling_a_call_ends_the_generation(llm: InvariantLLM, model: InvariantModel) -> None:
+    task = asyncio.create_task(llm.acomplete(TEXT, max_tokens=3000))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    start = time.perf_counter()
+    await asyncio.to_thread(model.generate, Prompt(suffix="x"), max_new_tokens=1)  # waits for the model
+    assert time.perf_counter() - start < 4
+
+
+async def test_calls_at_the_same_time_do_not_mix(llm: InvariantLLM, model: InvariantModel) -> None:
+    names = [name for name in EIGHT if name.startswith("a")] * 2
+    assert [texts[-1] for texts in await asyncio.gather(*(call(llm, name) for name in names))] == [
+        expected(model, name) for name in names
+    ]
+
+
+def test_a_response_tells_usage_finish_reason_and_order(llm: InvariantLLM, model: InvariantModel) -> None:
+    raw = llm.chat(MESSAGES).raw
+    assert raw["usage"]["completion_tokens"] == 8
+    assert raw["usage"]["total_tokens"] == raw["usage"]["prompt_tokens"] + 8
+    assert raw["finish_reason"] == "length"
+    assert sorted(raw["order"]) == [0, 1, 2]
+
+
+def test_predict_goes_through_the_chat_template(llm: InvariantLLM, model: InvariantModel) -> None:
+    answer = llm.predict(PromptTemplate("Say {word}."), word="yes")
+    assert (
+        answer
+        == model.generate(model.chat_prompt(messages=[{"role": "user", "content": "Say yes."}]), max_new_tokens=8).text
+    )
+
+
+def test_a_system_prompt_joins_the_system_message(model: InvariantModel) -> None:
+    llm = InvariantLLM(model, max_tokens=8, system_prompt="Be brief.")
+    template = PromptTemplate("Say yes.")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say yes."}]
+    assert llm.predict(template) == model.generate(model.chat_prompt(messages=messages), max_new_tokens=8).text
+
+
+def test_the_default_is_the_embedded_model() -> None:
+    llm = InvariantLLM(max_tokens=4)
+    embedded = InvariantModel.from_pretrained()
+    prompt = Prompt(suffix="Hello")
+    assert llm.complete("Hello").text == embedded.generate(prompt, max_new_tokens=4).text
+
+
+def test_a_folder_is_loaded_as_it_says(folder: Path) -> None:
+    llm = InvariantLLM(folder, method="pine", ordering="frequency", overflow="drop_last", max_segment_tokens=9)
+    model = llm.load()
+    assert (model.method.name, model.ordering.name) == ("pine", "frequency")
+    assert model._budget.overflow == "drop_last"
+    assert model._budget.max_segment_tokens == 9
+
+
+def test_a_loaded_model_takes_no_loading_options(model: InvariantModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="method, backend"):
+        InvariantLLM(model, method="pine", backend="sdpa")
+
+
+def test_a_loaded_model_says_what_it_is(model: InvariantModel) -> None:
+    llm = InvariantLLM(model.with_method("pine", ordering="frequency"))
+    assert (llm.method, llm.ordering, llm.metadata.context_window) == ("pine", "frequency", 4096)
+
+
+def test_metadata_needs_no_weights(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    metadata = InvariantLLM(tmp_path, max_tokens=7).metadata
+    assert (metadata.context_window, metadata.num_output, metadata.is_chat_model) == (4096, 7, True)
+    assert metadata.model_name == str(tmp_path)
+
+
+def test_nothing_is_loaded_before_the_first_call(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    llm = InvariantLLM(tmp_path)
+    with pytest.raises(ModelNotFound, match=str(tmp_path)):
+        llm.complete("Hello")
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        assert InvariantLLM(tmp_path / "nowhere").metadata
+    with pytest.raises(UnknownName, match="rotor"):
+        InvariantLLM(method="no such method").load()
+
+
+def test_a_prompt_that_is_too_long_is_refused_by_name(llm: InvariantLLM) -> None:
+    with pytest.raises(ContextOverflow, match="4096"):
+        llm.complete("x" * 5000)
+
+
+def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
+    llm = InvariantLLM(folder, method="pine", ordering="frequency", max_tokens=5, stop=["zz"], temperature=0.5, seed=1)
+    llm.load()
+    loaded = pickle.loads(pickle.dumps(llm))
+    for other in (InvariantLLM.from_dict(llm.to_dict()), loaded, copy.deepcopy(llm), llm.model_copy()):
+        assert other.to_dict() == llm.to_dict()
+        assert other.complete(TEXT).text == llm.complete(TEXT).text
+    assert len(pickle.dumps(llm)) < 5000  # no weights
+    assert copy.deepcopy(llm).load() is llm.load()
+
+
+def test_a_loaded_model_cannot_be_said_to_be_another(llm: InvariantLLM) -> None:
+    assert llm.model_copy(update={"max_tokens": 3}).complete("Hello").raw["usage"]["completion_tokens"] == 3
+    with pytest.raises(UnsupportedCombination, match="method, overflow"):
+        llm.model_copy(update={"method": "pine", "overflow": "drop_last"})
+    with pytest.raises(ValueError, match="frozen"):
+        llm.method = "pine"
+
+
+def test_a_model_in_memory_is_not_rebuilt_from_its_name(llm: InvariantLLM) -> None:
+    with pytest.raises(UnsupportedCombination, match="in memory"):
+        llm.to_dict()
+    with pytest.raises(UnsupportedCombination, match="in memory"):
+        pickle.dumps(llm)

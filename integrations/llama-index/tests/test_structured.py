@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from cases import ORDERS, QUERY, ListRetriever, nodes_of
+from invariant_rag import InvariantModel
+from llama_index.core.base.response.schema import PydanticResponse
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+from pydantic import BaseModel, Field
+
+from llama_index.llms.invariant_rag import IncompleteObject, InvariantLLM
+from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
+
+
+class Departure(BaseModel):
+    """When something leaves."""
+
+    vessel: Literal["ferry", "barge", "copper bridge"]
+    hour: int = Field(ge=0, le=23)
+    daily: bool
+    codes: list[Literal["a", "b", "c", "d"]] = Field(min_length=8, max_length=8)
+
+
+class Essay(BaseModel):
+    text: str
+
+
+@pytest.fixture
+def llm(model: InvariantModel) -> InvariantLLM:
+    return InvariantLLM(model, max_tokens=200)
+
+
+async def test_a_random_model_writes_a_valid_object(llm: InvariantLLM) -> None:
+    template = PromptTemplate("When does the {thing} leave?")
+    first = llm.structured_predict(Departure, template, thing="ferry")
+    assert isinstance(first, Departure)
+    assert await llm.astructured_predict(Departure, template, thing="ferry") == first
+    assert llm.structured_predict(Departure, template, {"temperature": 1.0, "seed": 1}, thing="ferry") != first
+
+
+def test_templates_stay_as_they_were(llm: InvariantLLM) -> None:
+    template = PromptTemplate("When?")
+    llm.structured_predict(Departure, template)
+    assert template.output_parser is None
+
+
+def test_a_structured_llm_works(llm: InvariantLLM) -> None:
+    assert isinstance(llm.as_structured_llm(Departure).complete("When?").raw, Departure)
+
+
+def test_an_object_that_does_not_fit_is_refused(llm: InvariantLLM) -> None:
+    with pytest.raises(IncompleteObject, match=r"Essay.*5 tokens"):
+        llm.structured_predict(Essay, PromptTemplate("Write."), {"max_tokens": 5})
+
+
+async def test_the_synthesizer_answers_with_an_object(llm: InvariantLLM) -> None:
+    synthesizer = InvariantSynthesizer(llm, output_cls=Departure)
+    responses = [synthesizer.synthesize(QUERY, nodes_of()), await synthesizer.asynthesize(QUERY, nodes_of())]
+    engine = RetrieverQueryEngine(ListRetriever(nodes_of()), synthesizer)
+    responses.append(engine.query(QUERY))
+    assert all(type(each) is PydanticResponse and isinstance(each.response, Departure) for each in responses)
+    assert responses[0].response == responses[1].response == responses[2].response
+
+
+def test_an_object_does_not_depend_on_the_order_of_nodes(llm: InvariantLLM, plain_model: InvariantModel) -> None:
+    def answers(judge: InvariantLLM) -> set[str]:
+        synthesizer = InvariantSynthesizer(judge, output_cls=Departure)
+        return {str(synthesizer.synthesize(QUERY, nodes_of(order))) for order in ORDERS}
+
+    assert len(answers(llm)) == 1
+    assert len(answers(InvariantLLM(plain_model, max_tokens=200))) > 1
+
+
+def test_a_structured_llm_serves_the_synthesizer(llm: InvariantLLM) -> None:
+    by_llm = InvariantSynthesizer(llm.as_structured_llm(Departure)).synthesize(QUERY, nodes_of())
+    by_class = InvariantSynthesizer(llm, output_cls=Departure).synthesize(QUERY, nodes_of())
+    assert type(by_llm) is PydanticResponse
+    assert by_llm.response == by_class.response
+
+
+@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE])
+def test_stock_modes_answer_with_an_object_in_every_order(llm: InvariantLLM, mode: ResponseMode) -> None:
+    answers = set()
+    for order in ORDERS:
+        engine = RetrieverQueryEngine.from_args(
+            ListRetriever(nodes_of(order)),
+            llm=llm,
+            response_mode=mode,
+            output_cls=Departure,
+            node_postprocessors=[SegmentMarkerPostprocessor()],
+        )
+        answers.add(str(engine.query(QUERY).response))
+    assert len(answers) == 1
