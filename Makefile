@@ -19,16 +19,26 @@ export QUESTION
 
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint types docs check format clean
+.PHONY: help demo test test-core test-integrations notebooks lint types docs check format embedded clean
 
 help: ## Show this help
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## Ask a question over ten chunks of the atlas, then again in ten shuffled orders
 	$(BIN)/invariant-rag ask "$$QUESTION" --docs cookbook/data/atlas --method rotor --k 10 --check-order 10
 
-test: $(VENV)/.test ## Run every test (no network, no GPU)
+test: test-core test-integrations ## Run every test (no network, no GPU)
+
+test-core: $(VENV)/.test ## Run the tests of the package itself
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and LlamaIndex packages
+	for each in langchain llama-index; do \
+	  (cd integrations/$$each && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest $(PYTEST_ARGS)) || exit 1; \
+	done
+
+notebooks: $(VENV)/.notebooks ## Execute the notebooks of the cookbook, each within a minute
+	HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/notebooks.py
 
 lint: $(VENV)/.dev ## Check style (ruff) and the floor plan (import-linter)
 	$(BIN)/ruff check .
@@ -36,11 +46,19 @@ lint: $(VENV)/.dev ## Check style (ruff) and the floor plan (import-linter)
 	$(BIN)/lint-imports
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py --check
 
-types: $(VENV)/.dev ## Check types (mypy, strict)
+types: $(VENV)/.dev $(VENV)/.integrations ## Check types (mypy, strict)
 	$(BIN)/mypy
+	for each in langchain llama-index; do (cd integrations/$$each && $(abspath $(BIN))/mypy) || exit 1; done
 
 docs: $(VENV)/.dev ## Write the tables of README.md anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
+
+embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about two hours)
+	cd cookbook/embedded && export HF_HUB_OFFLINE=1 && python=$(abspath $(BIN))/python && out=../../invariant_rag/embedded \
+	  && $$python train.py --out $$out/generator --log losses/generator.tsv \
+	  && $$python train_native.py --out $$out/native --log losses/native.tsv \
+	  && $$python train_monot5.py --out $$out/monot5 --log losses/monot5.tsv \
+	  && $$python evaluate.py && $$python report.py
 
 check: lint types test ## Everything that CI checks
 
@@ -70,9 +88,21 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable '.[demo]'
 	@touch $@
 
+$(VENV)/.embedded: pyproject.toml $(VENV)/.torch
+	$(INSTALL) --editable '.[embedded]'
+	@touch $(VENV)/.demo $@
+
 $(VENV)/.test: pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable '.[test]'
 	@touch $(VENV)/.demo $@
+
+$(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml $(VENV)/.test
+	$(INSTALL) --editable 'integrations/langchain[test]' --editable 'integrations/llama-index[test]'
+	@touch $@
+
+$(VENV)/.notebooks: $(VENV)/.integrations
+	$(INSTALL) --editable '.[notebooks]'
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable '.[dev]'

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -119,8 +120,16 @@ def ask(
 
 
 @app.command()
-def models(as_json: AsJson = False) -> None:
+def models(
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Print the cards of the models that come with the package instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Probe a tiny model of every known family, and say which can be run order-invariantly."""
+    if embedded:
+        _print_cards(as_json)
+        return
     from transformers.utils.logging import set_verbosity_error
 
     from invariant_rag.families import FAMILIES, probe_families
@@ -259,6 +268,16 @@ def _print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
     for row in rows:
         table.add_row(*(Text({True: "yes", False: "no"}.get(value, value)) for value in row.values()))
     Console().print(table)
+
+
+def _print_cards(as_json: bool) -> None:
+    from invariant_rag.embedded import EMBEDDED, model_card
+
+    if as_json:
+        _print_json({name: {"folder": str(folder), "card": model_card(name)} for name, folder in EMBEDDED.items()})
+        return
+    for name in EMBEDDED:
+        Console().print(Markdown(model_card(name)))
 
 
 def _print_json(document: object) -> None:

@@ -119,11 +119,12 @@ class InvariantModel:
         """Load a model and its tokenizer. One that has no tokenizer takes token ids only, and a warning says so.
 
         Args:
-            name: A hub id or a folder. None: the small model that comes with the package, which needs no network.
+            name: A hub id or a folder. None: the small model that comes with the package, which needs no network;
+                `native`: the same model, fine-tuned with RoToR attention.
             method: As for `InvariantModel`, and so are the next two and the two about length.
             ordering: Which segment goes where.
             backend: What computes the attention.
-            dtype: As in transformers. The embedded model computes in float32 where this is `auto`.
+            dtype: As in transformers. An embedded model computes in float32 where this is `auto`.
             device_map: As in transformers.
             max_segment_tokens: Tokens that one segment may have.
             overflow: What happens to a prompt that is too long.
@@ -343,6 +344,27 @@ class InvariantModel:
     def _running(self) -> Iterator[None]:
         """Hold the model, without gradients, with rotary frequencies that remember no earlier call."""
         with self._host.lock, torch.no_grad(), pristine_frequencies(self.model):
+            yield
+
+    @contextmanager
+    def reading(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
+        """Let the wrapped model's own forward read these prompts as they are arranged, with gradients: for training.
+
+        >>> with lm.reading([prepared]):  # doctest: +SKIP
+        ...     logits = lm.model(torch.tensor([prepared.input_ids]), use_cache=False).logits
+        ...     loss = cross_entropy(logits[0, -prepared.suffix_length : -1], answer_ids)
+
+        Args:
+            prompts: One per row of the batch, from `prepare`, all of one length.
+
+        Raises:
+            InvalidPrompt: Their lengths differ.
+        """
+        lengths = {len(prompt.input_ids) for prompt in prompts}
+        if len(lengths) > 1:
+            raise InvalidPrompt(f"expected prompts of one length to read together, got {sorted(lengths)} tokens")
+        attending = self._attending(prompts, [0] * len(prompts), [{} for _ in prompts])
+        with self._host.lock, pristine_frequencies(self.model), attending:
             yield
 
     def _attending(

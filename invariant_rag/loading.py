@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from invariant_rag.embedded import EMBEDDED
 from invariant_rag.errors import ModelNotFound
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-EMBEDDED = Path(__file__).parent / "embedded" / "generator"
-"""Folder of the model that comes with the package."""
 
 _SHARED = ("revision", "token", "trust_remote_code", "cache_dir")
 _logger = logging.getLogger(__name__)
@@ -32,17 +30,20 @@ def load_model(
     """Load a causal LM, ready to generate, and its tokenizer; None, with a warning, where there is no tokenizer.
 
     Args:
-        name: A hub id or a folder. None: the embedded model.
-        dtype: As in transformers. The embedded model computes in float32 where this is `auto`.
+        name: A hub id or a folder. None: the embedded generator; `native`: the one fine-tuned with RoToR attention.
+        dtype: As in transformers. An embedded model computes in float32 where this is `auto`.
         device_map: As in transformers.
         **kwargs: Passed on to `from_pretrained`.
 
     Raises:
         ModelNotFound: There is no such model, or it is no causal LM.
     """
-    place = EMBEDDED if name is None else name
-    if name is None and dtype == "auto":
-        dtype = torch.float32
+    place: str | Path
+    if name is None or name == "native":
+        place = EMBEDDED["native" if name else "generator"]
+        dtype = torch.float32 if dtype == "auto" else dtype
+    else:
+        place = name
     try:
         model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, device_map=device_map, **kwargs)
     except (OSError, ValueError) as error:  # not found, or found and not a causal LM

@@ -131,3 +131,27 @@ def test_keywords_that_are_none_are_as_if_not_given(llama: PreTrainedModel) -> N
     lm = InvariantModel(llama)
     options = {"generation_config": None, "num_beams": None, "stop_strings": None, "temperature": None}
     assert lm.generate(PROMPT, max_new_tokens=3, **options) == lm.generate(PROMPT, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
+def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama: PreTrainedModel, method: str) -> None:
+    lm = InvariantModel(llama, method=method, ordering="lexical")
+    prompts = [Prompt([1, 2], [[3, 4], [5], [6, 7, 8]], [9]), Prompt([1], [[8, 8, 8], [7, 6]], [5, 4, 3])]
+    prepared = [lm.prepare(prompt) for prompt in prompts]
+    ids = torch.tensor([each.input_ids for each in prepared])
+    embedded = llama.get_input_embeddings()(ids).detach().requires_grad_()
+    with lm.reading(prepared):
+        logits = llama(inputs_embeds=embedded, use_cache=False).logits
+    for row, prompt in zip(logits, prompts, strict=True):
+        expected = lm.logits(prompt)
+        torch.testing.assert_close(row[-len(expected) :], expected, atol=1e-4, rtol=1e-4)
+    (gradient,) = torch.autograd.grad(logits[0, -1].logsumexp(0), embedded)
+    assert (gradient[0].abs().sum(-1) > 0).all()  # every token of the first prompt has a part in it
+    assert not gradient[1].any()
+
+
+def test_prompts_of_different_lengths_are_not_read_together(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    prepared = [lm.prepare(Prompt([1], [[2]], [3])), lm.prepare(Prompt([1], [[2, 2]], [3]))]
+    with pytest.raises(InvalidPrompt, match=r"one length to read together, got \[3, 4\]"), lm.reading(prepared):
+        pass

@@ -15,25 +15,26 @@ from names import Names
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from world import make_context
 
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-VOCABULARY = 2560
+END = "<|end|>"
+SPECIALS = ["<|endoftext|>", END, "<|system|>", "<|user|>", "<|assistant|>"]
+VOCABULARY = 3072
 SYSTEM = "Answer the question using only the documents."
-PREFIX = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
-SUFFIX = "\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
+PREFIX = f"<|system|>{SYSTEM}<|end|><|user|>"
+SUFFIX = "\nQuestion: {question}<|end|><|assistant|>"
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+    "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
 
 
 def texts(count: int, seed: int) -> Iterator[str]:
     """Yield the texts of made-up contexts."""
-    rng = random.Random(f"tokenizer-{seed}")
-    names = Names(rng)
+    yield from ["Query: Document: Relevant: true", "Query: Document: Relevant: false"] * 500
+    names = Names(random.Random(f"tokenizer-{seed}"), strange=0.03)
     for _ in range(count):
-        context = make_context(rng, names, documents=6, questions=6)
+        context = make_context(names, documents=6, questions=6)
         yield from (document.render() for document in context.documents)
         yield from (SUFFIX.format(question=question.text) + question.answer for question in context.questions)
 
@@ -49,13 +50,8 @@ def train_tokenizer(seed: int = 0) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(4000, seed), trainer)
+    tokenizer.train_from_iterator(texts(6000, seed), trainer)
     return tokenizer
-
-
-def name_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Return the pieces of the vocabulary that can stand inside a name."""
-    return sorted(piece for piece in tokenizer.get_vocab() if piece.isascii() and piece.isalpha() and piece.islower())
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -66,7 +62,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_class": "TokenizersBackend",
         "model_max_length": 4096,
         "bos_token": None,
-        "eos_token": "<|im_end|>",
+        "eos_token": END,
         "pad_token": "<|endoftext|>",
         "unk_token": None,
         "clean_up_tokenization_spaces": False,

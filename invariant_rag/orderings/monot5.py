@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from invariant_rag.embedded import EMBEDDED
 from invariant_rag.errors import ContextOverflow, UnsupportedModel
+from invariant_rag.hub import hub_reachable
 from invariant_rag.orderings.relevance import Relevance, unloadable
+
+PUBLISHED = "castorini/monot5-base-msmarco-10k"
+"""The checkpoint that RoToR used."""
 
 
 class MonoT5(Relevance):
@@ -15,7 +21,8 @@ class MonoT5(Relevance):
     Nogueira et al., https://arxiv.org/abs/2003.06713; used by RoToR.
 
     Args:
-        model: A checkpoint id or local folder, or a loaded `T5ForConditionalGeneration`.
+        model: A checkpoint id or local folder, or a loaded `T5ForConditionalGeneration`. None: the published
+            checkpoint from the local cache or the hub; where neither has it, the embedded one, and a warning says so.
         tokenizer: The tokenizer of a loaded model. Required with one, and not used otherwise.
         batch_size: Texts per forward pass.
         max_length: Tokens per input. A longer document is cut; the query and the closing `Relevant:` stay.
@@ -28,7 +35,7 @@ class MonoT5(Relevance):
 
     def __init__(
         self,
-        model: object = "castorini/monot5-base-msmarco-10k",
+        model: object = None,
         tokenizer: object | None = None,
         *,
         batch_size: int = 32,
@@ -37,7 +44,8 @@ class MonoT5(Relevance):
         true_word: str = "true",
         false_word: str = "false",
     ) -> None:
-        super().__init__(model, batch_size=batch_size, device=device)
+        super().__init__(PUBLISHED if model is None else model, batch_size=batch_size, device=device)
+        self._may_fall_back = model is None
         if self.name_or_folder is None and tokenizer is None:
             raise UnsupportedModel(
                 "MonoT5 got a loaded model without its tokenizer", hint="Use MonoT5(model, tokenizer)."
@@ -87,7 +95,7 @@ class MonoT5(Relevance):
             import torch
             from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-            name = str(self.name_or_folder)
+            name = self._place() if self._may_fall_back else str(self.name_or_folder)
             try:
                 tokenizer = AutoTokenizer.from_pretrained(name)
                 model: Any = T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
@@ -96,6 +104,20 @@ class MonoT5(Relevance):
             device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
             self._loaded = (model.to(device).eval(), tokenizer)
         return self._loaded
+
+    def _place(self) -> str:
+        """Return where the default checkpoint is: the published one if it can be had, else the embedded one."""
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(PUBLISHED, "config.json")
+        if isinstance(cached, str) or hub_reachable():
+            return PUBLISHED
+        warnings.warn(
+            f"{PUBLISHED} is not in the local cache and the hub cannot be reached: ordering by the embedded MonoT5, "
+            "which was trained on made-up documents. Give MonoT5(model=...) to choose another.",
+            stacklevel=2,
+        )
+        return str(EMBEDDED["monot5"])
 
     def _single_id(self, tokenizer: Any, word: str) -> int:
         ids = tokenizer.encode(word, add_special_tokens=False)

@@ -210,3 +210,10 @@ def test_shorter_chunks_are_more_chunks(ask: Run) -> None:
     short = chunks("--max-chars", 30)
     assert len(short) > len(chunks())
     assert max(map(len, short)) <= 30
+
+
+def test_the_cards_of_the_embedded_models_are_printed() -> None:
+    cards = json.loads(run("models", "--embedded", "--json").stdout)
+    assert [*cards] == ["generator", "native", "monot5"]
+    assert all(Path(each["folder"]).is_dir() and each["card"].startswith("# Embedded") for each in cards.values())
+    assert "What it cannot do" in run("models", "--embedded").stdout

@@ -1,0 +1,37 @@
+"""Execute every notebook of the cookbook; they are kept without outputs, and each must end within a minute."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import nbformat
+from nbclient import NotebookClient
+
+COOKBOOK = Path(__file__).parent.parent / "cookbook"
+LIMIT = 60.0
+
+
+def run(path: Path) -> str | None:
+    """Execute a notebook; return what is wrong with it, if anything is."""
+    notebook = nbformat.read(path, as_version=4)
+    if any(cell.get("outputs") for cell in notebook.cells):
+        return "it holds outputs: clear them before committing"
+    began = perf_counter()
+    NotebookClient(notebook, timeout=int(LIMIT), resources={"metadata": {"path": str(COOKBOOK)}}).execute()
+    seconds = perf_counter() - began
+    sys.stdout.write(f"{path.name}: {seconds:.0f} s\n")
+    return f"it took {seconds:.0f} s, and {LIMIT:.0f} are allowed" if seconds > LIMIT else None
+
+
+def main() -> None:
+    """Run all of them, and fail at the end if one did."""
+    problems = {path.name: run(path) for path in sorted(COOKBOOK.glob("*.ipynb"))}
+    wrong = [f"{name}: {problem}" for name, problem in problems.items() if problem]
+    if wrong or not problems:
+        sys.exit("\n".join(wrong) or f"no notebook in {COOKBOOK}")
+
+
+if __name__ == "__main__":
+    main()
