@@ -48,9 +48,11 @@ def draw_curves() -> None:
 def draw_slots(results: dict[str, Any]) -> None:
     """Draw accuracy over the slot of the gold document."""
     counts = list(next(iter(results["reading"].values())))
-    figure, axes = plt.subplots(1, len(counts), figsize=(11, 3.8), sharey=True, constrained_layout=True)
+    figure, axes = plt.subplots(1, len(counts), figsize=(14, 3.8), sharey=True, constrained_layout=True)
     for axis, documents in zip(axes, counts, strict=True):
         for reader, measured in results["reading"].items():
+            if documents not in measured:
+                continue
             axis.plot([100 * share for share, _ in measured[documents]["slots"]], marker="o", linewidth=1, label=reader)
         axis.set(title=f"{documents} documents", xlabel="fifth that holds the gold document, farthest first")
     axes[0].set_ylabel("exact match, %")
@@ -73,6 +75,8 @@ def slots_table(results: dict[str, Any], documents: str) -> str:
     """Return accuracy in all and by fifth of the slots, one reader a row."""
     rows = []
     for reader, measured in results["reading"].items():
+        if documents not in measured:
+            continue
         found = measured[documents]
         low, high = found["interval"]
         rows.append(
@@ -106,7 +110,7 @@ def facts(name: str) -> str:
             ["parameters", f"{count:,}"],
             ["file", f"{file.stat().st_size / 1e6:.1f} MB, float32"],
             ["trained on", f"{last['tokens'] / 1e6:.1f} million tokens of made-up text, {last['step']:,.0f} steps"],
-            ["time and machine", f"{last['seconds'] / 60:.0f} minutes on one core of a Xeon with AMX, no GPU"],
+            ["time and machine", f"{last['seconds'] / 60:.0f} minutes on one core of a busy Xeon with AMX, no GPU"],
             ["licence", "that of the package"],
         ],
     )
@@ -114,16 +118,20 @@ def facts(name: str) -> str:
 
 def shares(results: dict[str, Any], readers: list[str]) -> str:
     """Return the measured shares of some readers, for a model card."""
+    counts = list(next(iter(results["reading"].values())))
     rows = []
     for reader in readers:
         measured = results["reading"][reader]
-        cells = [
-            f"{percent(found['exact_match'])} ± {percent((found['interval'][1] - found['interval'][0]) / 2)}"
-            for found in measured.values()
-        ]
+        cells = [short(measured[documents]) if documents in measured else "" for documents in counts]
         rows.append([reader, *cells, percent(results["unanswerable"][reader]["declined"])])
-    counts = [f"{documents} documents" for documents in next(iter(results["reading"].values()))]
-    return table(["exact match, %, fresh questions", *counts, "unanswerable declined, %"], rows)
+    header = ["exact match, %, fresh questions", *(f"{documents} documents" for documents in counts)]
+    return table([*header, "unanswerable declined, %"], rows)
+
+
+def short(found: dict[str, Any]) -> str:
+    """Return exact match in percent with half the width of its 95% interval."""
+    low, high = found["interval"]
+    return f"{percent(found['exact_match'])} ± {percent((high - low) / 2)}"
 
 
 def main() -> None:
