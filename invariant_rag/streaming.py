@@ -43,18 +43,19 @@ class _Pieces(BaseStreamer):
             self._in_prompt = False
             return
         self._tokens += value.flatten().tolist()
-        text = self._decoded()
+        text = self._decoded(self._tokens)
         self._write(text.rstrip("\ufffd"))  # the bytes of a character may be several tokens
         if self._written == len(text) and len(self._tokens) > 2 * _CONTEXT:
-            self._tokens = self._tokens[-_CONTEXT:]
-            self._written = len(self._decoded())
+            last = self._decoded(self._tokens[-_CONTEXT:])
+            if last:  # special tokens have no text: without any, the next token would be taken for the first
+                self._tokens, self._written = self._tokens[-_CONTEXT:], len(last)
 
     def end(self) -> None:
         """Hand over what was held back."""
-        self._write(self._decoded())
+        self._write(self._decoded(self._tokens))
 
-    def _decoded(self) -> str:
-        return str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _write(self, text: str) -> None:
         if len(text) > self._written:

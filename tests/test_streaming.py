@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteriaList
@@ -44,6 +44,7 @@ def streamed(tokens: list[int], tokenizer: PreTrainedTokenizerFast) -> list[str]
 
 
 @settings(deadline=None)
+@example([5] + [0] * 40 + [2, 5])  # a long run of special tokens, then a space
 @given(st.lists(st.integers(0, 8), max_size=20) | st.lists(st.integers(0, 8), min_size=60, max_size=80))
 def test_pieces_join_to_the_text_where_a_decoder_strips_white_space(tokens: list[int]) -> None:
     assert "".join(streamed(tokens, METASPACE)) == METASPACE.decode(tokens, skip_special_tokens=True)
