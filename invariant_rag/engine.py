@@ -98,7 +98,7 @@ class InvariantModel:
         self.method = resolve_method(method)
         self.ordering = resolve_ordering(self.method.default_ordering if ordering is None else ordering)
         self.backend = resolve_backend(backend)
-        self._budget = Budget(context_window(model), max_segment_tokens, overflow)
+        self._budget = Budget(context_window(model.config), max_segment_tokens, overflow)
         self._host = _host_of(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 

@@ -14,7 +14,7 @@ from invariant_rag.embedded import EMBEDDED
 from invariant_rag.errors import ModelNotFound
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _SHARED = ("revision", "token", "trust_remote_code", "cache_dir")
 _logger = logging.getLogger(__name__)
@@ -57,11 +57,11 @@ def load_model(
     return model.eval(), tokenizer
 
 
-def context_window(model: PreTrainedModel) -> int | None:
+def context_window(config: PreTrainedConfig) -> int | None:
     """Tokens that a model's positions reach; dynamic scalings reach farther than they were trained for."""
-    config = model.config.get_text_config(decoder=True)
-    window: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
+    text = config.get_text_config(decoder=True)
+    window: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
     if window is not None and rope.get("rope_type") == "dynamic":
         window = int(window * rope["factor"])
     return window

@@ -63,14 +63,15 @@ class _Pieces(BaseStreamer):
             self._written = len(text)
 
 
-class _Stopped(StoppingCriteria):
-    """Ends the generation once nobody listens any more."""
+class Abandoned(StoppingCriteria):
+    """Ends a generation once an event is set: nobody waits for it any more."""
 
-    def __init__(self, closed: Event) -> None:
-        self._closed = closed
+    def __init__(self, abandoned: Event) -> None:
+        self._abandoned = abandoned
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self._closed.is_set(), dtype=torch.bool, device=input_ids.device)
+        """Say of each row whether it ends here."""
+        return torch.full((input_ids.shape[0],), self._abandoned.is_set(), dtype=torch.bool, device=input_ids.device)
 
 
 def stream_text(
@@ -89,7 +90,7 @@ def stream_text(
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: a stream is text")
     pieces, closed = _Pieces(tokenizer), Event()
-    criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), _Stopped(closed)])
+    criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), Abandoned(closed)])
 
     def work() -> None:
         try:

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, TypeVar
 
-import torch
 from invariant_rag.engine import Generation, InvariantModel
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.segments import Prompt
-from invariant_rag.streaming import stream_text
+from invariant_rag.streaming import Abandoned, stream_text
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import run_in_executor
-from transformers import StoppingCriteria
 
 from langchain_invariant_rag.grammar import constrained
 from langchain_invariant_rag.stopping import before_stop, stream_before_stop
@@ -67,7 +65,7 @@ class Call:
             options["logits_processor"] = [*options.get("logits_processor", ()), grammar.processor]
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), grammar.stopping]
         if self.abandoned is not None:
-            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), _Abandoned(self.abandoned)]
+            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), Abandoned(self.abandoned)]
         return options
 
     def text(self, generation: Generation) -> str:
@@ -172,13 +170,3 @@ async def iterate_off_the_loop(iterate: Callable[[Event], Iterator[T]]) -> Async
             yield item
     finally:
         abandoned.set()
-
-
-class _Abandoned(StoppingCriteria):
-    """Ends the generation once nobody waits for it."""
-
-    def __init__(self, abandoned: Event) -> None:
-        self._abandoned = abandoned
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self._abandoned.is_set(), dtype=torch.bool, device=input_ids.device)

@@ -7,11 +7,11 @@ from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
-import invariant_rag
+from invariant_rag.embedded import EMBEDDED
 from invariant_rag.engine import InvariantModel
 from transformers import AutoConfig
 
-EMBEDDED_FOLDER = Path(invariant_rag.__file__).parent / "embedded" / "generator"
+EMBEDDED_FOLDER = EMBEDDED["generator"]
 """Where the model lies that comes with invariant-rag."""
 
 _loaded: WeakValueDictionary[str, InvariantModel] = WeakValueDictionary()

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
-import torch
 from llama_index.core.bridge.pydantic import BaseModel
-from transformers import StoppingCriteria
 
 from invariant_rag import Generation, InvariantModel, Prompt
+from invariant_rag.streaming import Abandoned
 from llama_index.llms.invariant_rag.streaming import until_stop
 from llama_index.llms.invariant_rag.structured import IncompleteObject, schema_options
 
@@ -72,20 +71,10 @@ def answer(load: Callable[[], InvariantModel], request: Request) -> tuple[str, G
     return "".join(until_stop([generation.text], request.stops)), generation
 
 
-class _Abandoned(StoppingCriteria):
-    """Ends the generation once nobody waits for it any more."""
-
-    def __init__(self, abandoned: Event) -> None:
-        self._abandoned = abandoned
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self._abandoned.is_set(), dtype=torch.bool, device=input_ids.device)
-
-
 async def answer_in_thread(load: Callable[[], InvariantModel], request: Request) -> tuple[str, Generation]:
     """Return what `answer` does; the event loop goes on meanwhile, and cancelling the task ends the generation."""
     abandoned = Event()
-    criteria = [*(request.options.get("stopping_criteria") or ()), _Abandoned(abandoned)]
+    criteria = [*(request.options.get("stopping_criteria") or ()), Abandoned(abandoned)]
     stoppable = replace(request, options={**request.options, "stopping_criteria": criteria})
     try:
         return await asyncio.to_thread(answer, load, stoppable)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-import invariant_rag
 from invariant_rag import InvariantModel
+from invariant_rag.embedded import EMBEDDED
 from invariant_rag.errors import ModelNotFound
 from invariant_rag.loading import context_window
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-_FOLDER = Path(invariant_rag.__file__).parent / "embedded"
-_EMBEDDED = {None: _FOLDER / "generator", "native": _FOLDER / "native"}
+_EMBEDDED = {None: EMBEDDED["generator"], "native": EMBEDDED["native"]}
 _CONFIG_OPTIONS = ("revision", "token", "trust_remote_code", "cache_dir")
 
 
@@ -62,8 +56,7 @@ class LazyModel:
             config = AutoConfig.from_pretrained(place, **options)
         except (OSError, ValueError) as error:
             raise ModelNotFound(f"expected a causal LM at {str(place)!r}: {error}") from error
-        # Nothing but the configuration is read there, so nothing else is needed.
-        return context_window(cast("PreTrainedModel", SimpleNamespace(config=config)))
+        return context_window(config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyModel:
         return self
