@@ -87,6 +87,11 @@ class KeyValueCache:
         self._lock = RLock()
         self._disk = None if folder is None else _Disk(Path(folder), max_disk_bytes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process begins empty, with the same room and the same folder."""
+        disk = None if self._disk is None else (self._disk.folder, self._disk.max_bytes)
+        return _copied, (self._max_bytes, self._device, disk)
+
     def get(self, key: str) -> Entry | None:
         """Return an entry, or None. The tensors are shared: they must not be changed."""
         with self._lock:
@@ -149,16 +154,22 @@ def _size(entry: Entry) -> int:
     return sum(tensor.nbytes for pair in entry for tensor in pair)
 
 
+def _copied(max_bytes: int, device: str | torch.device | None, disk: tuple[Path, int] | None) -> KeyValueCache:
+    if disk is None:
+        return KeyValueCache(max_bytes, device=device)
+    return KeyValueCache(max_bytes, device=device, folder=disk[0], max_disk_bytes=disk[1])
+
+
 class _Disk:
     """One file for each entry: a checksum, and safetensors. A file appears under its name when it is complete."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._max_bytes = folder, max_bytes
+        self.folder, self.max_bytes = folder, max_bytes
 
     def read(self, key: str) -> tuple[Entry | None, bool]:
         """Return the entry, if it is there and intact, and whether a damaged one was found."""
-        path = self._folder / (key + _SUFFIX)
+        path = self.folder / (key + _SUFFIX)
         try:
             content = path.read_bytes()
             os.utime(path)
@@ -182,39 +193,36 @@ class _Disk:
             for name, tensor in zip(names, pair, strict=True)
         }
         body = save(tensors)
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix="unfinished-", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix="unfinished-", delete=False) as file:
             file.write(hashlib.sha256(body).digest())
             file.write(body)
             file.flush()
             os.fsync(file.fileno())
-        Path(file.name).replace(self._folder / (key + _SUFFIX))
+        Path(file.name).replace(self.folder / (key + _SUFFIX))
         self._make_room()
 
     def clear(self) -> None:
-        for path in self._folder.glob("*" + _SUFFIX):
+        for path in self.folder.glob("*" + _SUFFIX):
             path.unlink(missing_ok=True)
 
     def _make_room(self) -> None:
         """Remove the files that were not used for longest, until the others fit; other processes may do so too."""
         files = []
-        for path in self._folder.glob("*" + _SUFFIX):
+        for path in self.folder.glob("*" + _SUFFIX):
             try:
                 files.append((path.stat().st_mtime, path.stat().st_size, path))
             except FileNotFoundError:
                 continue
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files)[:-1]:
-            if total <= self._max_bytes:
+            if total <= self.max_bytes:
                 break
             path.unlink(missing_ok=True)
             total -= size
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return a digest of a model's config, and of samples and sums of its weights.
-
-    Weights that are changed in place afterwards are noticed by `weights_version`.
-    """
+    """Return a digest of a model's config, and of samples and sums of its weights."""
     digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
     for name, tensor in model.state_dict().items():
         flat = tensor.detach().flatten()
@@ -222,11 +230,6 @@ def fingerprint(model: PreTrainedModel) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {float(flat.float().sum())!r}".encode())
         digest.update(sample.numpy().tobytes())
     return digest.hexdigest()
-
-
-def weights_version(model: PreTrainedModel) -> int:
-    """Return a number that grows whenever a weight is changed in place."""
-    return sum(parameter._version for parameter in model.parameters())
 
 
 def key_of(*parts: Any) -> str:

@@ -191,6 +191,13 @@ class InvariantModel:
         other.reader = other._new_reader()
         return other
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "reader"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.reader = self._new_reader()
+
     def _new_reader(self) -> Reader:
         return Reader.of(self.model, self.method, self.backend, self.intervention, self.cache)
 

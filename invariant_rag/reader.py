@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -37,7 +38,14 @@ class Host:
 
     rotations: list[Rotation]
     lock: RLock = field(default_factory=RLock)
-    digest: str | None = None
+    digest: tuple[int, str] | None = None
+
+    def fingerprint(self, model: PreTrainedModel) -> str:
+        """Return a digest of the model, taken again after its weights were changed in place."""
+        version = sum(parameter._version for parameter in model.parameters())
+        if self.digest is None or self.digest[0] != version:
+            self.digest = (version, fingerprint(model))
+        return self.digest[1]
 
 
 _hosts: WeakKeyDictionary[PreTrainedModel, Host] = WeakKeyDictionary()
@@ -97,9 +105,8 @@ class Reader:
             return cls(model, method, backend, intervention, host)
         if intervention is not None:
             raise UnsupportedCombination(f"expected no cache with the intervention {intervention.name!r}, got one")
-        if host.digest is None:
-            host.digest = fingerprint(model)
-        return cls(model, method, backend, None, host, Reuse(cache, model, method, (host.digest, backend.name)))
+        reuse = Reuse(cache, model, method, partial(host.fingerprint, model), backend.name)
+        return cls(model, method, backend, None, host, reuse)
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.rotary import grows
-from invariant_rag.cache import Entry, KeyValueCache, joined, key_of, weights_version
+from invariant_rag.cache import Entry, KeyValueCache, joined, key_of
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.preparation import PreparedPrompt
 
@@ -40,13 +40,16 @@ class Reuse:
         cache: The cache.
         model: The model.
         method: The method.
-        identity: What else the keys and values follow from: the digest of the model, and the backend.
+        fingerprint: Returns the digest of the model as it is now.
+        backend: Name of what computes the attention.
 
     Raises:
         UnsupportedCombination: The model's rotary frequencies depend on the length of the whole prompt.
     """
 
-    def __init__(self, cache: KeyValueCache, model: PreTrainedModel, method: Method, identity: object) -> None:
+    def __init__(
+        self, cache: KeyValueCache, model: PreTrainedModel, method: Method, fingerprint: Callable[[], str], backend: str
+    ) -> None:
         if grows(model):
             raise UnsupportedCombination(
                 "expected rotary frequencies that do not depend on the length of the prompt, and this model's grow "
@@ -54,7 +57,8 @@ class Reuse:
                 hint="Leave the cache away for this model.",
             )
         self._cache, self._model, self._method = cache, model, method
-        self._identity = (identity, type(method).__qualname__, sorted(vars(method).items()))
+        self._fingerprint = fingerprint
+        self._reading = (backend, type(method).__qualname__, sorted(vars(method).items()))
 
     def read(self, head: PreparedPrompt, read: Read, device: torch.device) -> tuple[DynamicCache, int]:
         """Return keys and values of a head, and how many of its tokens the cache had.
@@ -64,11 +68,11 @@ class Reuse:
             read: What runs the model where the cache has nothing.
             device: Where the model takes its input.
         """
-        version = weights_version(self._model)
+        identity = (self._fingerprint(), self._reading)
         if self._method.reads_alone and len(head.arrangement.layout.sets) == 1:
-            entries, served = self._segments(head, read, version, device)
+            entries, served = self._segments(head, read, identity, device)
         else:
-            key = key_of(self._identity, version, head.input_ids, head.arrangement.layout)
+            key = key_of(identity, head.input_ids, head.arrangement.layout)
             entry, found = self._get(key, lambda: read(head))
             entries, served = [entry], len(head.input_ids) if found else 0
         cache = DynamicCache()
@@ -77,7 +81,7 @@ class Reuse:
         return cache, served
 
     def _segments(
-        self, head: PreparedPrompt, read: Read, version: int, device: torch.device
+        self, head: PreparedPrompt, read: Read, identity: object, device: torch.device
     ) -> tuple[list[Entry], int]:
         """The prefix, and each segment read alone behind it: as the plain model reads the two."""
         (text, *_), spans = head.arrangement.layout.text_spans, head.arrangement.layout.set_spans[0]
@@ -86,13 +90,13 @@ class Reuse:
         served = 0
         if prefix:
             alone = replace(head, input_ids=prefix, arrangement=self._method.arrange(Layout((len(prefix),), ())))
-            entry, found = self._get(key_of(self._identity, version, prefix), lambda: read(alone))
+            entry, found = self._get(key_of(identity, prefix), lambda: read(alone))
             entries, served = [entry], len(prefix) if found else 0
         for span in spans:
             if not len(span):
                 continue
             segment = head.input_ids[span.start : span.stop]
-            key = key_of(self._identity, version, prefix, segment)
+            key = key_of(identity, prefix, segment)
             entry, found = self._get(key, partial(self._behind, entries[:1], prefix, segment, device))
             entries.append(entry)
             served += len(segment) if found else 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import os
+import pickle
 import random
 import time
 from pathlib import Path
@@ -236,3 +238,31 @@ def test_a_store_whose_writers_are_killed_serves_intact_entries_only(tmp_path: P
         assert cache.stats().damaged == 0
     assert any(found.values())
     assert list(tmp_path.glob("unfinished-*")), "at least one writer was killed while it wrote"
+
+
+def test_a_pickled_model_answers_alike_with_a_cache_of_its_own(endless: PreTrainedModel, tmp_path: Path) -> None:
+    lm = InvariantModel(endless, method="rotor", cache=KeyValueCache(max_bytes=1 << 20, folder=tmp_path))
+    expected = lm.generate(PROMPT, max_new_tokens=4)
+    copied: InvariantModel = pickle.loads(pickle.dumps(lm))
+    assert copied.cache is not None
+    assert copied.cache.stats().entries == 0
+    found = copied.generate(SHUFFLED, max_new_tokens=4)
+    assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+    assert copied.cache.stats().disk_hits == 1
+
+
+def test_what_a_model_read_before_and_after_its_weights_changed_is_kept_apart(
+    endless: PreTrainedModel, tmp_path: Path
+) -> None:
+    plain = InvariantModel(copy.deepcopy(endless), method="rotor")
+    lm = plain.with_cache(KeyValueCache(folder=tmp_path))
+    lm.logits(PROMPT)
+    for factor in (1.5, 0.5):
+        with torch.no_grad():
+            lm.model.get_input_embeddings().weight.mul_(factor)
+        fresh = plain.with_cache(KeyValueCache()).logits(PROMPT)
+        assert torch.equal(lm.logits(PROMPT), fresh)
+        reloaded = InvariantModel(copy.deepcopy(lm.model), cache=KeyValueCache(folder=tmp_path))
+        assert torch.equal(reloaded.logits(PROMPT), fresh)
+        assert reloaded.cache is not None
+        assert reloaded.cache.stats().disk_hits == 1

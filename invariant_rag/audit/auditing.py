@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.advice import Advice, advise
 from invariant_rag.audit.measures import Label, Measured, Metric, Reader, measure
-from invariant_rag.audit.plan import Ask, Design, Plan, common_slots
+from invariant_rag.audit.plan import Design, Plan, common_slots
 from invariant_rag.audit.questions import Question, as_segment, read_questions
 from invariant_rag.audit.remedies import variants_of
-from invariant_rag.audit.runner import AnswerStore, answer_all
+from invariant_rag.audit.runner import AnswerStore, answer_all, answer_over_actors
 from invariant_rag.audit.systems import ToInput, as_system
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
@@ -116,6 +117,7 @@ def audit(
     repeats: int = 2,
     seed: int = 0,
     workers: int = 1,
+    actors: int = 0,
     budget: int | None = None,
     out: str | Path | None = None,
     progress: bool = False,
@@ -146,6 +148,8 @@ def audit(
         repeats: How often the order given is asked, to tell order from chance.
         seed: Seed of orders, salts and intervals.
         workers: Calls at a time.
+        actors: Ray actors that share the calls, each with a copy of the system, which is pickled. 0: this process
+            makes them.
         budget: Most calls to make now. Questions are asked one after the other, so some are done and some are not.
         out: Folder for `answers.jsonl`, from which an audit that was interrupted goes on, and for the report. One
             folder for each system: what counts as the same system is its name.
@@ -157,7 +161,9 @@ def audit(
         InvalidQuestion: A question cannot be read.
         InvalidChoice: A number is too small.
         AuditFailed: The system failed, or no question was asked in full.
-        UnsupportedCombination: The system is none of those, or a remedy does not apply to it.
+        UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
+            were asked for.
+        ExtraRequired: Actors were asked for, and Ray is not installed.
         UnknownName: There is no remedy or metric of that name.
     """
     for name, value, least in (
@@ -165,11 +171,14 @@ def audit(
         ("slots", slots, 2),
         ("repeats", repeats, 1),
         ("workers", workers, 1),
+        ("actors", actors, 0),
     ):
         if value < least:
             raise InvalidChoice(f"{name}: expected at least {least}, got {value}")
     if budget is not None and budget < 0:
         raise InvalidChoice(f"budget: expected calls, got {budget}")
+    if actors and workers > 1:
+        raise UnsupportedCombination(f"{workers} workers are threads of this process, and {actors} actors are others")
     chosen_metric = _metric(metric)
     asked = as_system(system, to_input, generation)
     read = read_questions(questions, asked.retrieve if retriever is None else retrieving(retriever, k))
@@ -184,7 +193,13 @@ def audit(
     store = AnswerStore(None if folder is None else folder / "answers.jsonl")
     try:
         missing = [ask for ask in wanted if ask.key not in store.records]
-        _answer(missing if budget is None else missing[:budget], askers, store, workers, progress)
+        with _counting(progress) as (start, step):
+            now = missing if budget is None else missing[:budget]
+            start(len(now))
+            if actors and now:
+                answer_over_actors(now, askers, store, actors=actors, on_answer=step)
+            else:
+                answer_all(now, askers, store, workers=workers, on_answer=step)
     finally:
         store.close()
 
@@ -246,14 +261,16 @@ def _metric(metric: str | Metric) -> Metric:
     return METRICS[metric]
 
 
-def _answer(asks: list[Ask], askers: Mapping[str, Any], store: AnswerStore, workers: int, progress: bool) -> None:
+@contextmanager
+def _counting(progress: bool) -> Iterator[tuple[Callable[[int], object], Callable[[], object]]]:
+    """Show a progress bar, if one is wanted. Yield what starts the count, and what moves it one step."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        advance: Callable[[], object] = partial(bar.advance, bar.add_task("Asking", total=len(asks)))
-        answer_all(asks, askers, store, workers=workers, on_answer=advance)
+        task = bar.add_task("Asking", total=None)
+        yield lambda total: bar.update(task, total=total), partial(bar.advance, task)
 
 
 def _flips(plans: Sequence[Plan], measured: Measured, store: AnswerStore, most: int = 10) -> tuple[Flip, ...]:

@@ -1,4 +1,4 @@
-"""Ask what is not answered yet, in threads, and write every answer down at once."""
+"""Ask what is not answered yet, in threads or in actors, and write every answer down at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from time import perf_counter
@@ -14,6 +15,7 @@ from typing import TextIO
 from invariant_rag.audit.plan import Ask
 from invariant_rag.audit.remedies import Asker
 from invariant_rag.errors import AuditFailed
+from invariant_rag.replicas import over_actors
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,26 @@ class AnswerStore:
             self._file.close()
 
 
+def answer(ask: Ask, askers: Mapping[str, Asker]) -> Record:
+    """Make a call.
+
+    Raises:
+        AuditFailed: It failed.
+    """
+    segments = ask.call.listed(ask.question)
+    start = perf_counter()
+    try:
+        reply = askers[ask.call.asker](ask.question, segments, ask.call.salt)
+    except AuditFailed:
+        raise
+    except Exception as error:
+        raise AuditFailed(
+            f"{ask.call.asker} failed on question {ask.question.id!r}: {type(error).__name__}: {error}"
+        ) from error
+    seconds = perf_counter() - start
+    return Record(ask.key, ask.call.asker, ask.question.id, ask.call.order, reply.text, reply.tokens, seconds)
+
+
 def answer_all(
     asks: Sequence[Ask],
     askers: Mapping[str, Asker],
@@ -98,7 +120,7 @@ def answer_all(
     workers: int,
     on_answer: Callable[[], object],
 ) -> None:
-    """Make calls, `workers` at a time, and store what they answer.
+    """Make calls in this process, `workers` at a time, and store what they answer.
 
     Raises:
         AuditFailed: A call failed. The calls that were running are finished and stored, no other is begun.
@@ -108,20 +130,11 @@ def answer_all(
     def make(ask: Ask) -> None:
         if failed.is_set():
             return
-        segments = ask.call.listed(ask.question)
-        start = perf_counter()
         try:
-            reply = askers[ask.call.asker](ask.question, segments, ask.call.salt)
+            store.add(answer(ask, askers))
         except AuditFailed:
             failed.set()
             raise
-        except Exception as error:
-            failed.set()
-            raise AuditFailed(
-                f"{ask.call.asker} failed on question {ask.question.id!r}: {type(error).__name__}: {error}"
-            ) from error
-        seconds = perf_counter() - start
-        store.add(Record(ask.key, ask.call.asker, ask.question.id, ask.call.order, reply.text, reply.tokens, seconds))
         on_answer()
 
     with ThreadPoolExecutor(workers) as pool:
@@ -133,3 +146,23 @@ def answer_all(
     for future in futures:
         if not future.cancelled():
             future.result()
+
+
+def answer_over_actors(
+    asks: Sequence[Ask],
+    askers: Mapping[str, Asker],
+    store: AnswerStore,
+    *,
+    actors: int,
+    on_answer: Callable[[], object],
+) -> None:
+    """Make calls in Ray actors, each with a copy of all that is asked, and store what they answer.
+
+    Raises:
+        AuditFailed: A call failed.
+        ActorsLost: A call lost its actor again and again.
+        ExtraRequired: Ray is not installed.
+    """
+    for record in over_actors(lambda: partial(answer, askers=askers), asks, actors):
+        store.add(record)
+        on_answer()

@@ -169,7 +169,7 @@ def run(
         if lm is not None:
             answered = (answer(lm, benchmark, batch, longest) for batch in batches)
         else:
-            from invariant_rag.benchmarks.replicas import over_actors
+            from invariant_rag.replicas import over_actors
 
             answered = over_actors(lambda: Replica(plan, longest), batches, actors)
         for batch_records in answered:

@@ -45,6 +45,9 @@ def audit(
     seed: Annotated[int, typer.Option(help="Seed of orders, salts and intervals.")] = 0,
     budget: Annotated[int | None, typer.Option(min=0, help="Most calls to make now.", show_default="all")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Calls at a time.")] = 1,
+    ray: Annotated[
+        int, typer.Option("--ray", min=0, metavar="ACTORS", help="Share the calls out among Ray actors.")
+    ] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer of a model of ours, in tokens.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -78,6 +81,7 @@ def audit(
             repeats=repeats,
             seed=seed,
             workers=workers,
+            actors=ray,
             budget=budget,
             out=out,
             progress=True,

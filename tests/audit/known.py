@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 
+from invariant_rag.audit import Audit
 from invariant_rag.segments import Segment
 
 
@@ -42,3 +44,12 @@ def symmetric(question: str, segments: Sequence[Segment]) -> str:
 def at_random(question: str, segments: Sequence[Segment]) -> str:
     """Answer from any segment."""
     return random.choice(segments).text
+
+
+def numbers(result: Audit | dict[str, object]) -> dict[str, object]:
+    """Everything that an audit found but seconds."""
+    found = json.loads(json.dumps(result.as_dict() if isinstance(result, Audit) else result))
+    for each in found["measured"]:
+        del each["measures"]["seconds"]
+        each["versus_as_it_is"].pop("seconds", None)
+    return dict(found, system="")

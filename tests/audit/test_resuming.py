@@ -14,11 +14,11 @@ from threading import Barrier, Lock
 
 import pytest
 
-from invariant_rag.audit import Audit, audit
+from invariant_rag.audit import audit
 from invariant_rag.audit.runner import AnswerStore, Record
 from invariant_rag.errors import AuditFailed
 from invariant_rag.segments import Segment
-from tests.audit.known import first, records
+from tests.audit.known import first, numbers, records
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -34,15 +34,6 @@ def slow(question, segments):
 
 audit(slow, records(12), out=sys.argv[1], workers=3)
 """
-
-
-def numbers(result: Audit | dict[str, object]) -> dict[str, object]:
-    """Everything that an audit found but seconds."""
-    found = json.loads(json.dumps(result.as_dict() if isinstance(result, Audit) else result))
-    for each in found["measured"]:
-        del each["measures"]["seconds"]
-        each["versus_as_it_is"].pop("seconds", None)
-    return dict(found, system="")
 
 
 def test_an_audit_that_is_killed_ten_times_ends_like_one_that_was_left_alone(tmp_path: Path) -> None:
