@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from invariant_rag.benchmarks import BENCHMARKS, Case
 from invariant_rag.benchmarks.pairs import judge_figures
 from invariant_rag.benchmarks.reward_bench.score import SECTIONS, figures
 from invariant_rag.benchmarks.timeline.score import location_agreement, swap_agreement
+from invariant_rag.metrics import best_subspan_em
 
 
 def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:
@@ -110,3 +113,15 @@ def test_sections_weigh_their_subsets_as_the_benchmark_does():
         record for name in SECTIONS.values() for record in judged(("better", "better"), group=next(iter(name)))
     ]
     assert figures(everywhere)["Full: gold second"] == 1
+
+
+def _pairs() -> list[tuple[str, list[str], float]]:
+    lines = (Path(__file__).parent / "subspan_pairs.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    fields = [line.split("\t") for line in lines]
+    return [(output, golds.split("|"), float(right)) for output, golds, right in fields]
+
+
+def test_best_subspan_em_agrees_with_pairs_judged_by_hand():
+    pairs = _pairs()
+    assert len(pairs) >= 200
+    assert [pair for pair in pairs if best_subspan_em(pair[0], pair[1]) != pair[2]] == []
