@@ -20,6 +20,7 @@ class RecordFile:
     Args:
         path: The file; it is made where there is none.
         key: Key of the run's settings, written into every record.
+        writes: Whether records are written down; else they are kept in memory only, for another process writes them.
 
     Attributes:
         records: The records by id.
@@ -28,7 +29,7 @@ class RecordFile:
         InvalidRun: A line other than the last cannot be read, or belongs to other settings.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
+    def __init__(self, path: Path, key: str, *, writes: bool = True) -> None:
         self.records: dict[str, Record] = {}
         self._key = key
         content = path.read_bytes() if path.exists() else b""
@@ -36,8 +37,9 @@ class RecordFile:
         for number, line in enumerate(whole.splitlines(), start=1):
             record = self._read(line, f"{path}, line {number}")
             self.records.setdefault(record["id"], record)
-        self._file = path.open("ab", buffering=0)
-        self._file.truncate(len(whole))
+        self._file = path.open("ab", buffering=0) if writes else None
+        if self._file:
+            self._file.truncate(len(whole))
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records in one go."""
@@ -46,7 +48,8 @@ class RecordFile:
             kept = {**record, "run": self._key}
             self.records[kept["id"]] = kept
             lines.append(json.dumps(kept, ensure_ascii=False))
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        if self._file:
+            self._file.write("".join(f"{line}\n" for line in lines).encode())
 
     def __enter__(self) -> RecordFile:
         return self
@@ -54,8 +57,9 @@ class RecordFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        if self._file:
+            os.fsync(self._file.fileno())
+            self._file.close()
 
     def _read(self, line: bytes, where: str) -> Record:
         try:

@@ -22,7 +22,7 @@ from invariant_rag.benchmarks.base import Benchmark, Case, Record, Selection
 from invariant_rag.benchmarks.records import RecordFile
 from invariant_rag.benchmarks.report import markdown, summarise
 from invariant_rag.benchmarks.sources import Source
-from invariant_rag.errors import InvalidChoice, RunExists
+from invariant_rag.errors import InvalidChoice, RunExists, UnsupportedCombination
 from invariant_rag.methods import resolve_method
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Plan:
         backend: What computes the attention.
         dtype: As in transformers.
         device_map: As in transformers: `auto` spreads a model over all devices.
+        tensor_parallel: Split every layer over the processes that `torchrun` started, all of which make this run. The
+            first of them writes it.
         overflow: What happens to prompts that are too long: `error`, `drop_last` or `trim_segments`.
         data: The benchmark's file or folder; None for INVARIANT_RAG_DATA or the public source.
         limit: The most questions; None for all.
@@ -62,6 +64,7 @@ class Plan:
     backend: str = "auto"
     dtype: str = "auto"
     device_map: str | None = "auto"
+    tensor_parallel: bool = False
     overflow: Overflow = "error"
     data: Path | None = None
     limit: int | None = None
@@ -74,19 +77,34 @@ class Plan:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise InvalidChoice(f"{name}: expected at least {smallest}, got {value}")
+        if self.tensor_parallel and "RANK" not in os.environ:
+            raise UnsupportedCombination(
+                "expected several processes for tensor parallelism, got one that torchrun did not start",
+                hint="Run `torchrun --nproc-per-node 2 --no-python invariant-rag bench ... --tp`.",
+            )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes the run and reports it."""
+        return not self.tensor_parallel or os.environ["RANK"] == "0"
 
     def load(self) -> InvariantModel:
         """Load the model, arranged as planned."""
         from invariant_rag.engine import InvariantModel
 
+        placing: dict[str, Any] = {"device_map": self.device_map}
+        if self.tensor_parallel:
+            from transformers.distributed.configuration_utils import DistributedConfig
+
+            placing = {"device_map": None, "distributed_config": DistributedConfig(tp_plan="auto")}
         return InvariantModel.from_pretrained(
             self.model,
             method=self.method,
             ordering=self.ordering,
             backend=self.backend,
             dtype=self.dtype,
-            device_map=self.device_map,
             overflow=self.overflow,
+            **placing,
         )
 
 
@@ -137,10 +155,13 @@ def run(
         DatasetUnavailable: The benchmark's file is not to be had.
         ContextOverflow: A prompt is too long, and `overflow` is `error`.
         ExtraRequired: Actors were asked for, and Ray is not installed.
+        UnsupportedCombination: Actors were asked for, and tensor parallelism too.
     """
     benchmark = resolve_benchmark(plan.benchmark)
     settings = benchmark.configured(plan.settings)
     resolve_method(plan.method)
+    if actors and plan.tensor_parallel:
+        raise UnsupportedCombination("actors hold a model each, and tensor parallelism splits one over all processes")
     lm = _arranged(plan, model) if model is not None else None if actors else plan.load()
     source = Source(plan.data)
     tokenizer = _tokenizer(plan) if lm is None else lm.tokenizer
@@ -149,13 +170,10 @@ def run(
         raise InvalidChoice(f"{plan.benchmark}: these settings leave no case to ask")
     config = _config(plan, benchmark, settings, source, lm)
     folder = out / _folder_name(config)
-    if folder.exists() and not resume:
-        raise RunExists(f"{str(folder)!r} exists")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "config.json").exists():
-        _write(folder / "config.json", {**config, "versions": versions()})
+    if plan.leads:
+        _begin(folder, config, resume)
     wanted = {case.id: case for case in cases}
-    with RecordFile(folder / "records.jsonl", config["key"]) as file:
+    with RecordFile(folder / "records.jsonl", config["key"], writes=plan.leads) as file:
         known = {name for name in file.records if name in wanted}
         if on_start:
             on_start(len(cases), len(known))
@@ -179,8 +197,17 @@ def run(
                     on_record()
         records = [file.records[name] for name in wanted]
     summary = summarise(benchmark, records, plan.seed)
-    _write(folder / "summary.json", {**summary, "limit": plan.limit, "config": config, "versions": versions()})
+    if plan.leads:
+        _write(folder / "summary.json", {**summary, "limit": plan.limit, "config": config, "versions": versions()})
     return Run(folder, config, records, summary)
+
+
+def _begin(folder: Path, config: Mapping[str, Any], resume: bool) -> None:
+    if folder.exists() and not resume:
+        raise RunExists(f"{str(folder)!r} exists")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.json").exists():
+        _write(folder / "config.json", {**config, "versions": versions()})
 
 
 class Replica:

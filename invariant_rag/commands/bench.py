@@ -34,13 +34,16 @@ Actors = Annotated[
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts that are decoded together.")]
 DType = Annotated[str, typer.Option(help="As in transformers: auto, float32, bfloat16...")]
 DeviceMap = Annotated[str, typer.Option(help="As in transformers: auto spreads a large model over all devices.")]
+TensorParallel = Annotated[
+    bool, typer.Option("--tp", help="Split every layer over the processes that torchrun started: tensor parallelism.")
+]
 TooLong = Annotated[
     Literal["error", "drop_last", "trim_segments"], typer.Option("--overflow", help="What happens to long prompts.")
 ]
 
 
 @contextmanager
-def counting(label: str) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[], None]]]:
+def counting(label: str, *, shown: bool = True) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[], None]]]:
     """Show a progress bar on stderr. Yield what starts a count (label, all, done), and what moves it one step."""
     from rich.console import Console
     from rich.progress import (
@@ -59,7 +62,7 @@ def counting(label: str) -> Iterator[tuple[Callable[[str, int, int], None], Call
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
         task = bar.add_task(label, total=None)
 
         def start(text: str, total: int, done: int) -> None:
@@ -118,6 +121,7 @@ def _add(benchmark: Benchmark) -> None:
         overflow: TooLong = "error",
         dtype: DType = "auto",
         device_map: DeviceMap = "auto",
+        tensor_parallel: TensorParallel = False,
         ray: Actors = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     ) -> None:
@@ -136,6 +140,7 @@ def _add(benchmark: Benchmark) -> None:
                 "max_new_tokens": max_new_tokens,
                 "dtype": dtype,
                 "device_map": device_map,
+                "tensor_parallel": tensor_parallel,
             },
             out,
             resume=resume,
@@ -152,20 +157,23 @@ def _add(benchmark: Benchmark) -> None:
 
 def _run(planned: dict[str, Any], out: Path, *, resume: bool, actors: int, as_json: bool) -> None:
     with errors_in_red():
-        with counting("Loading") as (start, step):
-            from transformers.utils.logging import disable_progress_bar
+        from invariant_rag.benchmarks.runner import Plan, run
 
-            from invariant_rag.benchmarks.runner import Plan, run
+        plan = Plan(**planned)
+        with counting("Loading", shown=plan.leads) as (start, step):
+            from transformers.utils.logging import disable_progress_bar
 
             disable_progress_bar()  # ours is on screen already
             finished = run(
-                Plan(**planned),
+                plan,
                 out,
                 resume=resume,
                 actors=actors,
                 on_start=lambda cases, done: start("Asking", cases, done),
                 on_record=step,
             )
+        if not plan.leads:
+            return
         if as_json:
             print_json({"folder": str(finished.folder), "config": finished.config, "summary": finished.summary})
         else:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,29 @@ def test_bench_prints_figures_beside_published_numbers(fixed: list[object]):
     assert "1 questions, 3 records; best_subspan_em in per cent" in result.stdout
     assert "| PINE | 10 documents, gold at 0 | 57.2 |" in result.stdout
     assert "3/3" in result.stderr
+
+
+def test_two_processes_with_half_of_every_layer_write_the_run_of_one(fixed: list[object], tmp_path: Path):
+    command = ["bench", "xquad", *fixed, "--json"]
+    assert invoke(*command, "--tp").exit_code == 2  # not started by torchrun
+    alone = json.loads(invoke(*command).stdout)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(Path(sys.executable).parent / "invariant-rag")
+    split = [*command[:-1], "--tp", "--out", tmp_path / "split", "--json"]
+    done = subprocess.run(
+        [*torchrun, "--no-python", script, *map(str, split)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)  # of the first process alone
+    assert found["summary"] == alone["summary"]
+    assert found["config"] == alone["config"]
+    records = [(Path(each["folder"]) / "records.jsonl").read_text() for each in (alone, found)]
+    assert records[0] == records[1]
 
 
 def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
