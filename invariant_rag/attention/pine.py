@@ -15,13 +15,14 @@ import torch
 from invariant_rag.arrangement import Layout, Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import weigh
-from invariant_rag.attention.parts import Part, can_split, part
+from invariant_rag.attention.parts import Part, can_split
 from invariant_rag.attention.tiles import Tiles, attend_ranked, attend_to_others, attend_to_tiles, cut
 
 if TYPE_CHECKING:
     from invariant_rag.methods.pine import ImportanceArrangement
 
 _BLOCK = 128  # tokens at a time: each holds scores against every key of a set in float32
+_CACHED = 128  # the same, over the heads that share keys, where the scores are to stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,7 @@ def _segment_view(arrangement: ImportanceArrangement, call: AttentionCall, numbe
     """What a segment sees: the other segments of its set ranked for the whole segment, itself last."""
     spans = arrangement.layout.set_spans[number]
     segment, first = spans[own], spans[0].start
-    if can_split(call, call.keys.shape[1]):
-        importance = _importances(arrangement.layout, call, number)[:, own, None]
-    else:
-        importance = _importance_to(arrangement.layout, call, number, own)
-    starts = _starts(arrangement, spans, importance, last=own)
+    starts = _starts(arrangement, spans, _importance_to(arrangement.layout, call, number, own), last=own)
     moved = spans[-1].stop - len(segment) - segment.start
     shifts = starts - _naturally(spans, starts) - moved
     return _View(segment, [(Span(0, first), -moved)], [(number, shifts)], own)
@@ -99,41 +96,19 @@ def _importance_to(layout: Layout, call: AttentionCall, number: int, own: int) -
     spans = layout.set_spans[number]
     segment, first = spans[own], spans[0].start
     total = call.queries.new_zeros(call.queries.shape[0], 1, spans[-1].stop - first, dtype=torch.float32)
-    if len(segment) < total.shape[-1]:  # with no other token there is nothing to share out
-        for start in range(segment.start, segment.stop, _BLOCK):
-            asking = Span(start, min(start + _BLOCK, segment.stop))
-            scores = _bare_scores(layout, call, asking, number)
+    if len(segment) == total.shape[-1]:
+        return _per_segment(total, spans)  # with no other token there is nothing to share out
+    on_cpu = total.device.type == "cpu"
+    together = call.groups if on_cpu else total.shape[0]  # heads; few scores at a time stay in a processor's cache
+    block = max(8, _CACHED // call.groups) if on_cpu else _BLOCK
+    for start in range(segment.start, segment.stop, block):
+        asking = Span(start, min(start + block, segment.stop))
+        for head in range(0, total.shape[0], together):
+            heads = slice(head, head + together)
+            scores = _bare_scores(layout, call, asking, number, heads)
             scores[..., segment.start - first : segment.stop - first] = float("-inf")
-            total += torch.softmax(scores, dim=-1).sum(dim=1, keepdim=True)
+            total[heads] += torch.softmax(scores, dim=-1).sum(dim=1, keepdim=True)
     return _per_segment(total, spans)
-
-
-def _importances(layout: Layout, call: AttentionCall, number: int) -> torch.Tensor:
-    """The same for all segments of a set at once: `[H, N, N]`.
-
-    A segment's share of a softmax over tokens is a softmax over the segments' log-sum-exps.
-    """
-    name = f"importances {number}"
-    if name not in call.memory:
-        spans = layout.set_spans[number]
-        first, stop = spans[0].start, spans[-1].stop
-        keys = _bare_keys(layout, call)
-        queries = _bare_queries(call, Span(first, stop))
-        totals = queries.new_full((len(spans), *queries.shape[:2]), float("-inf"))
-        for index, span in enumerate(spans):
-            if len(span):
-                some = keys[:, span.start : span.stop]
-                totals[index] = part(call, queries, some, some).total
-        shares = []
-        for index, span in enumerate(spans):
-            asked = totals[..., span.start - first : span.stop - first].clone()
-            asked[index] = float("-inf")
-            # With no other token there is nothing to share out.
-            shares.append(torch.softmax(asked, dim=0).nan_to_num(0.0).sum(dim=-1))
-        lengths = torch.tensor([max(len(span), 1) for span in spans], device=queries.device)
-        call.memory[name] = torch.stack(shares).permute(2, 0, 1) / lengths
-    importances: torch.Tensor = call.memory[name]
-    return importances
 
 
 def _bare_keys(layout: Layout, call: AttentionCall) -> torch.Tensor:
@@ -146,18 +121,19 @@ def _bare_keys(layout: Layout, call: AttentionCall) -> torch.Tensor:
     return keys
 
 
-def _bare_queries(call: AttentionCall, span: Span) -> torch.Tensor:
-    """Queries without rotary position, in float32."""
-    positions = torch.arange(span.start, span.stop, device=call.queries.device)
-    asked = call.queries[:, span.start - call.first : span.stop - call.first]
-    return call.rotation.rotate_each(asked, -positions, _reach(call))
+def _bare_scores(
+    layout: Layout, call: AttentionCall, queries: Span, number: int, heads: slice = slice(None)
+) -> torch.Tensor:
+    """Scaled scores `[H, Q, T]` of the queries against every token of a set, without rotary position, in float32.
 
-
-def _bare_scores(layout: Layout, call: AttentionCall, queries: Span, number: int) -> torch.Tensor:
-    """Scaled scores `[H, Q, T]` of the queries against every token of a set, without rotary position, in float32."""
-    spans = layout.set_spans[number]
-    keys = _bare_keys(layout, call)[:, spans[0].start : spans[-1].stop]
-    bare = _bare_queries(call, queries) * call.scaling
+    The heads are all, or some with all that share their keys.
+    """
+    spans, first, last = layout.set_spans[number], *heads.indices(call.queries.shape[0])[:2]
+    kept = slice(first // call.groups, last // call.groups)
+    keys = _bare_keys(layout, call)[kept, spans[0].start : spans[-1].stop]
+    positions = torch.arange(queries.start, queries.stop, device=keys.device)
+    asked = call.queries[heads, queries.start - call.first : queries.stop - call.first]
+    bare = call.rotation.rotate_each(asked, -positions, _reach(call)) * call.scaling
     return (bare.reshape(keys.shape[0], -1, keys.shape[-1]) @ keys.transpose(1, 2)).reshape(*bare.shape[:2], -1)
 
 
@@ -191,10 +167,14 @@ def _attend(layout: Layout, call: AttentionCall, view: _View) -> torch.Tensor:
         return _attend_at_once(layout, call, view)
     reach, sets = _reach(call), []
     for number, shifts in view.sets:
-        if view.own is None and any(layout.sets[number]):
+        if not any(layout.sets[number]):
+            continue
+        if view.own is None:
             sets.append(_from_tokens(call, _tiles(layout, call, number), shifts, reach))
         elif sum(map(bool, layout.sets[number])) > 1:
-            sets.append(_from_segment(call, layout.set_spans[number], shifts, reach, view.own))
+            sets.append(
+                _from_segment(call, layout.set_spans[number], _tiles(layout, call, number), shifts, reach, view.own)
+            )
     return attend_ranked(call, view.block, view.texts, sets)
 
 
@@ -205,9 +185,9 @@ def _from_tokens(
 
 
 def _from_segment(
-    call: AttentionCall, spans: tuple[Span, ...], shifts: torch.Tensor, reach: int, own: int | None
+    call: AttentionCall, spans: tuple[Span, ...], tiles: Tiles, shifts: torch.Tensor, reach: int, own: int
 ) -> Callable[[torch.Tensor, slice], Part]:
-    return lambda queries, _: attend_to_others(call, queries, spans, shifts, reach, own)
+    return lambda queries, _: attend_to_others(call, queries, spans, tiles, shifts, reach, own)
 
 
 def _tiles(layout: Layout, call: AttentionCall, number: int) -> Tiles:

@@ -6,6 +6,7 @@ The tiles of a prompt are cut once and serve every reader, the tokens that are g
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.parts import Part, joined, merged, part
 
 _QUERIES = 128  # at a time: each is held once for every tile
+_SHORT = 64  # tokens of a tile up to which one call for all tiles is faster than one call for each segment
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,22 @@ class Tiles:
     bias: torch.Tensor
     owners: tuple[int, ...]
 
+    def around(self, segment: int) -> list[Tiles]:
+        """The tiles of the segments before one and of those behind it, where there are any."""
+        first, stop = bisect_left(self.owners, segment), bisect_right(self.owners, segment)
+        sides = [slice(0, first), slice(stop, len(self.owners))]
+        return [
+            Tiles(self.keys[side], self.values[side], self.bias[side], self.owners[side])
+            for side in sides
+            if side.start < side.stop
+        ]
+
 
 def cut(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
     """Cut the segments of a set into tiles, which keep their order."""
     lengths = sorted(len(span) for span in spans if len(span))
-    size = min(256, max(16, lengths[len(lengths) // 2]))
+    median, longest = lengths[len(lengths) // 2], lengths[-1]
+    size = longest if longest <= _SHORT else min(256, max(16, median))
     pieces = [
         (owner, start, min(start + size, span.stop))
         for owner, span in enumerate(spans)
@@ -56,19 +69,21 @@ def cut(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
 
 
 def attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int) -> Part:
-    """Attend from tokens `[H, Q, D]`, each of which ranks the segments for itself, to a set in one call.
+    """Attend from tokens `[H, Q, D]` to a set in one call.
 
     Args:
         call: The layer's constants.
         queries: The queries.
         tiles: The segments.
-        shifts: `[H, Q, N]`: how far later than they lie each head and query sees the segments.
+        shifts: `[H, Q or 1, N]`: how far later than they lie each head and query sees the segments.
         reach: Bound on the shifts.
     """
     count, (heads, asked, size) = len(tiles.owners), queries.shape
     by = shifts[..., list(tiles.owners)].permute(2, 0, 1)
     turned = call.rotation.rotate_each(queries, -by, reach).to(queries.dtype)
     packed = turned.reshape(count, call.keys.shape[0], -1, size)
+    if tiles.keys.shape[2] <= _SHORT:
+        return _attend_to_short(call, packed, tiles, heads)
     bias = tiles.bias.expand(-1, 1, packed.shape[2], -1)
     out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         packed, tiles.keys, tiles.values, attn_mask=bias, scale=call.scaling
@@ -77,8 +92,34 @@ def attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: Tiles, sh
     return joined([Part(*each) for each in parts])
 
 
+def _attend_to_short(call: AttentionCall, packed: torch.Tensor, tiles: Tiles, heads: int) -> Part:
+    """Attend by matrix products, one set of heads that share keys after the other: small tiles keep fused kernels idle.
+
+    `packed`: queries `[M, H_kv, R, D]`, turned for each tile.
+    """
+    outs, totals = [], []
+    for head in range(packed.shape[1]):
+        keys = tiles.keys[:, head].transpose(1, 2)
+        scores = torch.baddbmm(tiles.bias[:, 0].to(keys.dtype), packed[:, head], keys, alpha=call.scaling)
+        scores = scores.transpose(0, 1).reshape(packed.shape[2], -1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        highest = scores.amax(dim=-1, keepdim=True)
+        weights = scores.sub_(highest).exp_()
+        total = weights.sum(dim=-1, keepdim=True)
+        values = tiles.values[:, head].reshape(-1, tiles.values.shape[-1])
+        outs.append((weights.to(values.dtype) @ values) / total.to(values.dtype))
+        totals.append((highest + total.log())[:, 0])
+    return Part(torch.stack(outs).reshape(heads, -1, outs[0].shape[-1]), torch.stack(totals).reshape(heads, -1))
+
+
 def attend_to_others(
-    call: AttentionCall, queries: torch.Tensor, spans: Sequence[Span], shifts: torch.Tensor, reach: int, own: int | None
+    call: AttentionCall,
+    queries: torch.Tensor,
+    spans: Sequence[Span],
+    tiles: Tiles,
+    shifts: torch.Tensor,
+    reach: int,
+    own: int,
 ) -> Part:
     """Attend from tokens of one segment `[H, Q, D]`, which ranks the others as a whole, to those others.
 
@@ -86,10 +127,13 @@ def attend_to_others(
         call: The layer's tensors.
         queries: The queries.
         spans: The segments of the set.
+        tiles: The same in tiles.
         shifts: `[H, 1, N]`: how far later than they lie each head sees the segments.
         reach: Bound on the shifts.
         own: The segment that reads.
     """
+    if tiles.keys.shape[2] <= _SHORT:
+        return joined([attend_to_tiles(call, queries, each, shifts, reach) for each in tiles.around(own)])
     parts = []
     for other, span in enumerate(spans):
         if other == own or not len(span):
