@@ -46,10 +46,7 @@ class RingAverage(Ensemble):
             raise UnsupportedCombination(
                 f"expected the method 'rotor', whose segments form a ring, got {lm.method.name!r}"
             )
-        config = lm.model.config.get_text_config(decoder=True)
-        if getattr(config, "sliding_window", None) and "sliding_attention" in (
-            getattr(config, "layer_types", None) or ["sliding_attention"]
-        ):
+        if _has_window(lm.model):
             raise UnsupportedCombination(
                 "expected a model that sees its whole context: a sliding window sees another part of it at every cut",
                 hint="Use PermutationAverage.",
