@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from invariant_rag.audit import audit
+    from invariant_rag.batching import MicroBatcher
     from invariant_rag.cache import KeyValueCache
     from invariant_rag.engine import Generation, InvariantModel
     from invariant_rag.ensembles import (
@@ -34,6 +35,7 @@ _HOMES = {
     "InvariantModel": "engine",
     "Judge": "judge",
     "KeyValueCache": "cache",
+    "MicroBatcher": "batching",
     "PermutationAverage": "ensembles",
     "Prompt": "segments",
     "RAG": "pipeline",
@@ -55,6 +57,7 @@ __all__ = [
     "InvariantModel",
     "Judge",
     "KeyValueCache",
+    "MicroBatcher",
     "PermutationAverage",
     "Prompt",
     "RingAverage",

@@ -154,6 +154,12 @@ def test_random_permutations_are_as_many_as_asked_and_change_with_the_seed(lm: I
     assert one == same != other
 
 
+def test_an_average_names_the_order_that_was_permuted(lm: InvariantModel) -> None:
+    ensembles = [PermutationAverage(lm, 3, permutations="random", seed=seed) for seed in range(3)]
+    orders = {each.generate(PROMPT, max_new_tokens=1).order for each in ensembles}
+    assert orders == {lm.prepare(PROMPT).order}
+
+
 def test_one_segment_or_none_is_the_model_itself(lm: InvariantModel) -> None:
     for segments in ([], [[5, 6, 7]]):
         prompt = Prompt([3, 4], segments, [8, 9])

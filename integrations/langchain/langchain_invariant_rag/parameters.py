@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import invariant_rag
+from invariant_rag.batching import MicroBatcher
 from invariant_rag.cache import KeyValueCache
 from invariant_rag.engine import Generation, InvariantModel
 from invariant_rag.errors import UnsupportedCombination
@@ -22,7 +23,6 @@ from langchain_core.language_models.base import BaseLanguageModel, LangSmithPara
 from pydantic import Field, PrivateAttr, model_validator
 
 from langchain_invariant_rag import __version__
-from langchain_invariant_rag.batching import MicroBatcher, generate_batch
 from langchain_invariant_rag.calls import SAMPLING, Call, call_of
 from langchain_invariant_rag.identity import described, fingerprint
 from langchain_invariant_rag.weights import shared_model, stated_context_window
@@ -214,7 +214,7 @@ class InvariantParameters(BaseLanguageModel[Any]):
             return [self._batcher.generate(engine, prompts[0], options, identity=identity, batch_size=self.batch_size)]
         size = 1 if call.alone else self.batch_size
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-        return [each for batch in batches for each in generate_batch(engine, batch, call.options(engine))]
+        return [each for batch in batches for each in engine.generate(batch, **call.options(engine))]
 
 
 def _default(name: str) -> Any:

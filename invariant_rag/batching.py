@@ -1,4 +1,4 @@
-"""One engine for many threads: prompts that wait at the same time can be decoded together."""
+"""One model for many threads: prompts that wait at the same time are decoded together."""
 
 from __future__ import annotations
 
@@ -9,23 +9,15 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from invariant_rag.engine import Generation, InvariantModel
+from invariant_rag.decoding import Generation
+from invariant_rag.engine import InvariantModel
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.segments import Prompt
-
-
-def generate_batch(engine: InvariantModel, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[Generation]:
-    """Return one generation for each prompt, decoded as one batch.
-
-    A single prompt is not padded, so no bit of its logits depends on anything else.
-    """
-    if len(prompts) == 1:
-        return [engine.generate(prompts[0], **options)]
-    return engine.generate(prompts, **options)
 
 
 @dataclass(eq=False)
 class _Request:
-    engine: InvariantModel
+    lm: InvariantModel
     prompt: Prompt
     options: Mapping[str, Any]
     identity: object
@@ -39,7 +31,12 @@ class MicroBatcher:
     """Decodes prompts of several threads together.
 
     It has no thread of its own, and nobody waits for a batch to fill. Whoever's turn it is runs its own prompt, and
-    with it those that queued up meanwhile for the same engine with the same options.
+    with it those that queued up meanwhile for the same model with the same options. An answer in a batch equals that
+    of the prompt alone up to rounding.
+
+    >>> batcher = MicroBatcher()
+    >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
+    ...     answers = list(pool.map(lambda prompt: batcher.generate(lm, prompt, {"max_new_tokens": 32}), prompts))
     """
 
     def __init__(self) -> None:
@@ -48,18 +45,29 @@ class MicroBatcher:
         self._turn = Lock()
 
     def generate(
-        self, engine: InvariantModel, prompt: Prompt, options: Mapping[str, Any], *, identity: object, batch_size: int
+        self,
+        lm: InvariantModel,
+        prompt: Prompt,
+        options: Mapping[str, Any] | None = None,
+        *,
+        identity: object = None,
+        batch_size: int = 8,
     ) -> Generation:
-        """Return what the engine generates for a prompt.
+        """Return what the model generates for a prompt.
 
         Args:
-            engine: What generates.
+            lm: The model.
             prompt: The prompt.
             options: Keywords of `InvariantModel.generate`.
-            identity: What is equal for engines that generate alike.
+            identity: What is equal for models that generate alike. None: a model goes with itself alone.
             batch_size: The most prompts to decode together.
+
+        Raises:
+            InvalidChoice: `batch_size` is below 1.
         """
-        mine = _Request(engine, prompt, options, identity)
+        if batch_size < 1:
+            raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
+        mine = _Request(lm, prompt, options or {}, id(lm) if identity is None else identity)
         with self._queue:
             self._waiting.append(mine)
         with self._turn:
@@ -79,7 +87,7 @@ class MicroBatcher:
 def _answer(batch: Sequence[_Request]) -> None:
     first = batch[0]
     try:
-        generations = generate_batch(first.engine, [each.prompt for each in batch], first.options)
+        generations = first.lm.generate([each.prompt for each in batch], **first.options)
     except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
         if len(batch) == 1:
             first.answer.set_exception(error)
