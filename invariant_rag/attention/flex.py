@@ -7,66 +7,43 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.parts import Part, merged
-from invariant_rag.attention.pine import attend_by_importance
 from invariant_rag.attention.ring import Ring, turned_queries
-from invariant_rag.attention.rowwise import fill
-from invariant_rag.attention.weighted import weigh_sets
-
-if TYPE_CHECKING:
-    from invariant_rag.arrangement import RowArrangement, WeightedArrangement
-    from invariant_rag.methods.pine import ImportanceArrangement
+from invariant_rag.attention.rowwise import RowWise
 
 _masks: dict[tuple[Ring, int | None, torch.device], BlockMask] = {}
 _KEPT = 64
 
 
-class Flex:
+class Flex(RowWise):
     """Compute rings with FlexAttention, compiled once; everything else as the other backends do."""
 
     name: ClassVar[str] = "flex"
 
-    def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
-        out = call.values.new_empty(*call.queries.shape[:2], call.values.shape[-1])
-        fill(out, arrangement.rows, call, _attend_ring)
-        return out
-
-    def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows that weigh the sets before them: Structured Prompting, APE."""
-        out = call.values.new_empty(*call.queries.shape[:2], call.values.shape[-1])
-        fill(out, weigh_sets(arrangement, call, out), call, _attend_ring)
-        return out
-
-    def importance(self, arrangement: ImportanceArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for PINE."""
-        return attend_by_importance(arrangement, call)
-
-
-def _attend_ring(ring: Ring, call: AttentionCall, out: torch.Tensor) -> bool:
-    """Fill `out` `[H, Q, D_v]` for the rows of a ring; not while gradients with dropout are recorded."""
-    if call.dropout:
-        return False
-    start, stop, behind = ring.origin, ring.rows[-1].queries.stop, ring.rows[0].queries.stop
-    again = call.rotation.rotate(call.keys[:, behind : ring.stop], ring.shift)
-    keys = torch.cat((again, call.keys[:, start:stop]), dim=1)
-    values = torch.cat((call.values[:, behind : ring.stop], call.values[:, start:stop]), dim=1)
-    parts = [_part(call, call.queries[:, start:stop], keys, values, _doubled_mask(ring, call.window, keys.device))]
-    if start:
-        turned = turned_queries(ring.rows, call)
-        mask = _prefix_mask(ring, call.window, keys.device) if call.window is not None else None
-        parts.append(_part(call, turned, call.keys[:, :start], call.values[:, :start], mask))
-    if call.sinks is not None:
-        total = call.sinks.float()[:, None].expand(-1, stop - start)
-        parts.append(Part(torch.zeros_like(parts[0].out), total))
-    out[:, start:stop] = merged(parts)
-    return True
+    def attend_ring(self, ring: Ring, call: AttentionCall, out: torch.Tensor) -> bool:
+        """Fill `out` `[H, Q, D_v]` for the rows of a ring; not while gradients with dropout are recorded."""
+        if call.dropout:
+            return False
+        start, stop, behind = ring.origin, ring.rows[-1].queries.stop, ring.rows[0].queries.stop
+        again = call.rotation.rotate(call.keys[:, behind : ring.stop], ring.shift)
+        keys = torch.cat((again, call.keys[:, start:stop]), dim=1)
+        values = torch.cat((call.values[:, behind : ring.stop], call.values[:, start:stop]), dim=1)
+        parts = [_part(call, call.queries[:, start:stop], keys, values, _doubled_mask(ring, call.window, keys.device))]
+        if start:
+            turned = turned_queries(ring.rows, call)
+            mask = _prefix_mask(ring, call.window, keys.device) if call.window is not None else None
+            parts.append(_part(call, turned, call.keys[:, :start], call.values[:, :start], mask))
+        if call.sinks is not None:
+            total = call.sinks.float()[:, None].expand(-1, stop - start)
+            parts.append(Part(torch.zeros_like(parts[0].out), total))
+        out[:, start:stop] = merged(parts)
+        return True
 
 
 def _part(

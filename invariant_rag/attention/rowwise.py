@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import torch
 
 from invariant_rag.arrangement import Row, Run
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import attend
+from invariant_rag.attention.pine import attend_by_importance
 from invariant_rag.attention.ring import Ring, as_ring
+from invariant_rag.attention.weighted import weigh_sets
+
+if TYPE_CHECKING:
+    from invariant_rag.arrangement import RowArrangement, WeightedArrangement
+    from invariant_rag.methods.pine import ImportanceArrangement
 
 
-def fill(
-    out: torch.Tensor,
-    rows: Sequence[Row],
-    call: AttentionCall,
-    attend_ring: Callable[[Ring, AttentionCall, torch.Tensor], bool],
-) -> None:
-    """Fill `out` `[H, Q, D_v]` where the queries of the rows are.
+class RowWise(ABC):
+    """A backend that reads rows one after the other, and rings as its subclass does."""
 
-    Args:
-        out: What is filled.
-        rows: The rows.
-        call: The layer's tensors.
-        attend_ring: Fills `out` for the rows of a ring, or returns False where it cannot: they are then read one by
-            one.
-    """
-    for group in _groups(rows):
-        ring = as_ring(group)
-        if ring is not None and attend_ring(ring, call, out):
-            continue
-        turned = _Turned(call, group)
-        for row in group:
-            start, stop = row.queries.start, row.queries.stop
-            out[:, start:stop] = attend(call, call.queries[:, start:stop], *turned.seen_by(row))
+    @abstractmethod
+    def attend_ring(self, ring: Ring, call: AttentionCall, out: torch.Tensor) -> bool:
+        """Fill `out` `[H, Q, D_v]` for the rows of a ring; False where it cannot: they are then read one by one."""
+
+    def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
+        out = call.values.new_empty(*call.queries.shape[:2], call.values.shape[-1])
+        self._fill(out, arrangement.rows, call)
+        return out
+
+    def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for rows that weigh the sets before them: Structured Prompting, APE."""
+        out = call.values.new_empty(*call.queries.shape[:2], call.values.shape[-1])
+        self._fill(out, weigh_sets(arrangement, call, out), call)
+        return out
+
+    def importance(self, arrangement: ImportanceArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for PINE."""
+        return attend_by_importance(arrangement, call)
+
+    def _fill(self, out: torch.Tensor, rows: Sequence[Row], call: AttentionCall) -> None:
+        """Fill `out` `[H, Q, D_v]` where the queries of the rows are."""
+        for group in _groups(rows):
+            ring = as_ring(group)
+            if ring is not None and self.attend_ring(ring, call, out):
+                continue
+            turned = _Turned(call, group)
+            for row in group:
+                start, stop = row.queries.start, row.queries.stop
+                out[:, start:stop] = attend(call, call.queries[:, start:stop], *turned.seen_by(row))
 
 
 def _groups(rows: Sequence[Row]) -> Iterator[list[Row]]:
