@@ -24,7 +24,7 @@ COOKBOOK = Path(__file__).parent.parent / "cookbook"
 ATLAS = COOKBOOK / "data" / "atlas"
 # Questions whose answers were right when the model was trained; `cookbook/embedded/evaluate.py` lists all of them.
 DEMO = {
-    "Who discovered Paisa?": "Welo Tillund",
+    "What colour is the flag of Gesthaven?": "orange and black",
     "What does Kellstead export?": "blue glass",
     "In which year was Honford founded?": "1142",
     "Which language is spoken in Listine?": "Ceine",

@@ -22,8 +22,8 @@ COLUMNS = {
 }
 
 MACHINES = {
-    "generator": "a busy Xeon with AMX, in bfloat16",
-    "native": "a busy Xeon without AMX, in float32",
+    "generator": "a busy EPYC with AVX-512, in bfloat16",
+    "native": "a busy EPYC with AVX-512, in bfloat16",
     "monot5": "a busy Xeon with AMX, in bfloat16",
 }
 

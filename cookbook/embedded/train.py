@@ -371,7 +371,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="file of the loss table (tab-separated)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peak", type=float, default=2e-3, help="highest learning rate")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the computation")
     options = parser.parse_args()

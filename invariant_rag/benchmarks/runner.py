@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from invariant_rag.engine import InvariantModel
     from invariant_rag.fitting import Overflow
 
+_ROUTING = ("branch", "plain_confidence", "invariant_confidence")
+"""What a routed answer says of itself."""
+
 EMBEDDED_NAME = "embedded"
 """What a run calls the model that comes with the package."""
 
@@ -43,6 +46,7 @@ class Plan:
         model: Hub id or folder; None for the embedded model.
         method: Our method.
         ordering: Our ordering; None for the method's own.
+        alpha: Margin of selective routing between the plain model and the method; None: there is no routing.
         backend: What computes the attention.
         dtype: As in transformers.
         device_map: As in transformers: `auto` spreads a model over all devices.
@@ -61,6 +65,7 @@ class Plan:
     model: str | None = None
     method: str = "rotor"
     ordering: str | None = None
+    alpha: float | None = None
     backend: str = "auto"
     dtype: str = "auto"
     device_map: str | None = "auto"
@@ -89,7 +94,7 @@ class Plan:
         return not self.tensor_parallel or os.environ["RANK"] == "0"
 
     def load(self) -> InvariantModel:
-        """Load the model, arranged as planned."""
+        """Load the model, arranged as planned, without routing."""
         from invariant_rag.engine import InvariantModel
 
         placing: dict[str, Any] = {"device_map": self.device_map}
@@ -106,6 +111,10 @@ class Plan:
             overflow=self.overflow,
             **placing,
         )
+
+    def routed(self, lm: InvariantModel) -> InvariantModel:
+        """Return a model with the planned routing."""
+        return lm if self.alpha is None else lm.with_routing(self.alpha)
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,8 @@ def run(
         longest = config["max_new_tokens"]
         answered: Iterator[list[Record]]
         if lm is not None:
-            answered = (answer(lm, benchmark, batch, longest) for batch in batches)
+            reader = plan.routed(lm)
+            answered = (answer(reader, benchmark, batch, longest) for batch in batches)
         else:
             from invariant_rag.replicas import over_actors
 
@@ -215,7 +225,7 @@ class Replica:
 
     def __init__(self, plan: Plan, max_new_tokens: int) -> None:
         self._benchmark = resolve_benchmark(plan.benchmark)
-        self._lm = plan.load()
+        self._lm = plan.routed(plan.load())
         self._longest = max_new_tokens
 
     def __call__(self, batch: Sequence[Case]) -> list[Record]:
@@ -229,7 +239,7 @@ def answer(lm: InvariantModel, benchmark: Benchmark, batch: Sequence[Case], max_
         return [_chosen(lm, benchmark, case) for case in batch]
     generations = lm.generate([case.prompt(lm) for case in batch], max_new_tokens=max_new_tokens)
     return [
-        _record(benchmark, case, each.text, dropped=len(each.dropped), trimmed=len(each.trimmed))
+        _record(benchmark, case, each.text, each, dropped=len(each.dropped), trimmed=len(each.trimmed))
         for case, each in zip(batch, generations, strict=True)
     ]
 
@@ -239,12 +249,13 @@ def _chosen(lm: InvariantModel, benchmark: Benchmark, case: Case) -> Record:
     logprobs = lm.score(prompt, case.candidates)
     prepared = lm.prepare(prompt, new_tokens=1)
     likeliest = case.candidates[logprobs.index(max(logprobs))]
-    record = _record(benchmark, case, likeliest, dropped=len(prepared.dropped), trimmed=len(prepared.trimmed))
-    return {**record, "logprobs": logprobs}
+    record = _record(benchmark, case, likeliest, logprobs, dropped=len(prepared.dropped), trimmed=len(prepared.trimmed))
+    return {**record, "logprobs": list(logprobs)}
 
 
-def _record(benchmark: Benchmark, case: Case, output: str, *, dropped: int, trimmed: int) -> Record:
+def _record(benchmark: Benchmark, case: Case, output: str, answered: Any, *, dropped: int, trimmed: int) -> Record:
     scored = benchmark.score(case, output)
+    routing = {name: getattr(answered, name) for name in _ROUTING if hasattr(answered, name)}
     return {
         "id": case.id,
         "question": case.question,
@@ -255,6 +266,7 @@ def _record(benchmark: Benchmark, case: Case, output: str, *, dropped: int, trim
         "scores": dict(scored.scores),
         "dropped": dropped,
         "trimmed": trimmed,
+        **routing,
     }
 
 
@@ -289,6 +301,7 @@ def _config(
         "model": _model_name(plan, lm),
         "method": plan.method,
         "ordering": ordering,
+        "alpha": plan.alpha,
         "backend": plan.backend,
         "dtype": plan.dtype,
         "overflow": plan.overflow,

@@ -105,6 +105,10 @@ def _add(benchmark: Benchmark) -> None:
         ordering: Annotated[
             str | None, typer.Option(help="See `invariant-rag orderings`.", show_default="the method's own")
         ] = None,
+        alpha: Annotated[
+            float | None,
+            typer.Option(help="Route between the plain model and the method: margin of selective routing."),
+        ] = None,
         words: Annotated[
             list[str] | None,
             typer.Option("--set", metavar="NAME=VALUE", help="A setting; see above. Repeatable.", show_default=False),
@@ -132,6 +136,7 @@ def _add(benchmark: Benchmark) -> None:
                 "model": model,
                 "method": method,
                 "ordering": ordering,
+                "alpha": alpha,
                 "overflow": overflow,
                 "data": data,
                 "limit": limit,

@@ -221,3 +221,16 @@ def _until(there: Callable[[], bool]) -> Iterator[None]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
         yield
+
+
+@pytest.mark.parametrize(("alpha", "branch", "method"), [(-2.0, "invariant", "rotor"), (2.0, "plain", "sequential")])
+@pytest.mark.parametrize("name", ["mmlu", "timeline"])
+def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(
+    name: str, alpha: float, branch: str, method: str, planned: Callable[..., Plan], lm: InvariantModel, tmp_path: Path
+) -> None:
+    routed = run(planned(name, alpha=alpha, limit=1), tmp_path / "routed", model=lm)
+    ordering = "given" if method == "sequential" else None
+    alone = run(planned(name, method=method, ordering=ordering, limit=1), tmp_path / "alone", model=lm)
+    assert {record["branch"] for record in routed.records} == {branch}
+    assert [record["output"] for record in routed.records] == [record["output"] for record in alone.records]
+    assert routed.folder.name != alone.folder.name
