@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.advice import Advice, advise
 from invariant_rag.audit.measures import Label, Measured, Metric, Reader, measure
-from invariant_rag.audit.plan import Design, Plan, common_slots
+from invariant_rag.audit.plan import Ask, Design, Plan, common_slots
 from invariant_rag.audit.questions import Question, as_segment, read_questions
 from invariant_rag.audit.remedies import variants_of
 from invariant_rag.audit.runner import AnswerStore, answer_all, answer_over_actors
@@ -193,13 +192,7 @@ def audit(
     store = AnswerStore(None if folder is None else folder / "answers.jsonl")
     try:
         missing = [ask for ask in wanted if ask.key not in store.records]
-        with _counting(progress) as (start, step):
-            now = missing if budget is None else missing[:budget]
-            start(len(now))
-            if actors and now:
-                answer_over_actors(now, askers, store, actors=actors, on_answer=step)
-            else:
-                answer_all(now, askers, store, workers=workers, on_answer=step)
+        _answer(missing if budget is None else missing[:budget], askers, store, workers, actors, progress)
     finally:
         store.close()
 
@@ -261,16 +254,19 @@ def _metric(metric: str | Metric) -> Metric:
     return METRICS[metric]
 
 
-@contextmanager
-def _counting(progress: bool) -> Iterator[tuple[Callable[[int], object], Callable[[], object]]]:
-    """Show a progress bar, if one is wanted. Yield what starts the count, and what moves it one step."""
+def _answer(
+    asks: list[Ask], askers: Mapping[str, Any], store: AnswerStore, workers: int, actors: int, progress: bool
+) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        task = bar.add_task("Asking", total=None)
-        yield lambda total: bar.update(task, total=total), partial(bar.advance, task)
+        advance: Callable[[], object] = partial(bar.advance, bar.add_task("Asking", total=len(asks)))
+        if actors and asks:
+            answer_over_actors(asks, askers, store, actors=actors, on_answer=advance)
+        else:
+            answer_all(asks, askers, store, workers=workers, on_answer=advance)
 
 
 def _flips(plans: Sequence[Plan], measured: Measured, store: AnswerStore, most: int = 10) -> tuple[Flip, ...]:
