@@ -57,8 +57,9 @@ class Row:
     Attributes:
         model: Hub id.
         name: How the table calls the row.
-        method: Our method. Empty where it takes more than a method (routing, hidden-state scaling...).
+        method: Our method. Empty where it takes more than a method and routing (hidden-state scaling...).
         ordering: Our ordering.
+        alpha: Margin of selective routing; None: there is no routing.
         values: One per column, in the table's unit; None where the table has none.
     """
 
@@ -66,7 +67,13 @@ class Row:
     name: str
     method: str
     ordering: str
+    alpha: float | None
     values: tuple[float | None, ...]
+
+    @property
+    def reader(self) -> tuple[str, str, float | None]:
+        """Method, ordering and margin: what reads the model in this row."""
+        return self.method, self.ordering, self.alpha
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ def comparisons(config: Mapping[str, Any], records: Sequence[Record]) -> list[Co
     found = []
     for table in published_tables().values():
         for row in table.rows_of(config["model"]):
-            if (row.method, row.ordering) == (config["method"], config["ordering"]):
+            if row.reader == (config["method"], config["ordering"], config["alpha"]):
                 found += [
                     compared(table, row, column, value, records)
                     for column, value in zip(table.columns, row.values, strict=True)
@@ -211,6 +218,6 @@ def _table(data: Mapping[str, Any]) -> Table:
             raise ValueError(
                 f"{data['id']}, {each['model']}, {each['name']}: {len(values)} values, {len(columns)} columns"
             )
-        method, _, ordering = data.get("readers", {}).get(each["name"], "").partition("/")
-        rows.append(Row(each["model"], each["name"], method, ordering, values))
+        method, ordering, alpha = [*data.get("readers", {}).get(each["name"], "").split("/"), "", ""][:3]
+        rows.append(Row(each["model"], each["name"], method, ordering, float(alpha) if alpha else None, values))
     return Table(data["id"], data["paper"], data["number"], data["title"], columns, tuple(rows))

@@ -20,7 +20,8 @@ def summarise(benchmark: Benchmark, records: Iterable[Record], seed: int = 0) ->
 
     `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus worst) and `deviation` (over
     the variants) are of the benchmark's main score; `flips` is the share of questions that are not answered alike in
-    all variants. Intervals are over the questions, which are drawn with all of their variants.
+    all variants. The `figures` of a routed run say how often the invariant answer was kept. Intervals are over the
+    questions, which are drawn with all of their variants.
 
     Raises:
         InvalidRun: There are no records.
@@ -42,9 +43,14 @@ def summarise(benchmark: Benchmark, records: Iterable[Record], seed: int = 0) ->
         **{name: each.as_dict() for name, each in _over_questions(listed, benchmark.metric, seed).items()},
         "variants": {name: _scores(each, seed) for name, each in by_variant.items()},
         "groups": {name: _scores(each, seed) for name, each in sorted(by_group.items()) if name},
-        "figures": {name: round(value, 6) for name, value in benchmark.figures(listed).items()},
+        "figures": {name: round(value, 6) for name, value in {**benchmark.figures(listed), **_routed(listed)}.items()},
         "shortened": sum(bool(record["dropped"] or record["trimmed"]) for record in listed),
     }
+
+
+def _routed(records: Sequence[Record]) -> dict[str, float]:
+    branches = [record["branch"] for record in records if "branch" in record]
+    return {"invariant answers kept": branches.count("invariant") / len(branches)} if branches else {}
 
 
 def _scores(records: Sequence[Record], seed: int) -> dict[str, Any]:
@@ -95,8 +101,9 @@ def markdown(config: Mapping[str, Any], summary: Mapping[str, Any], records: Ite
         f"Settings: {', '.join(f'{name}={value}' for name, value in config['settings'].items())}. "
         f"Data: {', '.join(config['data']) or 'made from the seed'}."
     )
+    routed = "" if config["alpha"] is None else f", routed with a margin of {config['alpha']}"
     lines = [
-        f"## {config['benchmark']}: {config['model']}, {config['method']}, ordering {config['ordering']}",
+        f"## {config['benchmark']}: {config['model']}, {config['method']}, ordering {config['ordering']}{routed}",
         "",
         described,
     ]

@@ -14,7 +14,7 @@ from invariant_rag.errors import InvalidChoice
 if TYPE_CHECKING:
     from invariant_rag.engine import InvariantModel
 
-_Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, Any], ...]]
+_Key: TypeAlias = tuple[tuple[str, str, float | None], str, tuple[tuple[str, Any], ...]]
 
 
 def rows_to_measure(table: Table, model: str | None, names: Sequence[str] = ()) -> list[Row]:
@@ -30,11 +30,9 @@ def rows_to_measure(table: Table, model: str | None, names: Sequence[str] = ()) 
     """
     rows = table.rows_of(model) if model else []
     if not rows:
-        readers = {(row.method, row.ordering): row for row in reversed(table.rows) if row.method}
-        rows = [
-            Row(model or "", row.name, row.method, row.ordering, (None,) * len(table.columns))
-            for row in reversed(readers.values())
-        ]
+        readers = {row.reader: row for row in reversed(table.rows) if row.method}
+        blank = (None,) * len(table.columns)
+        rows = [replace(row, model=model or "", values=blank) for row in reversed(readers.values())]
     known = [row.name for row in rows]
     if unknown := [name for name in names if name not in known]:
         raise InvalidChoice(f"rows: expected names among {', '.join(known)}, got {', '.join(unknown)}")
@@ -54,6 +52,7 @@ def plans(rows: Sequence[Row], columns: Sequence[Column], base: Plan) -> dict[_K
                     settings=column.settings,
                     method=row.method,
                     ordering=row.ordering,
+                    alpha=row.alpha,
                 )
     return found
 
@@ -105,4 +104,4 @@ def _cell(table: Table, row: Row, place: int, runs: Mapping[_Key, Run]) -> Compa
 
 
 def _key(row: Row, column: Column) -> _Key:
-    return row.method, row.ordering, column.benchmark, tuple(sorted(column.settings.items()))
+    return row.reader, column.benchmark, tuple(sorted(column.settings.items()))

@@ -116,6 +116,7 @@ def test_a_known_setting_is_set_beside_its_published_number():
         "model": "meta-llama/Meta-Llama-3.1-8B-Instruct",
         "method": "rotor",
         "ordering": "lexical",
+        "alpha": None,
         "settings": {"documents": 10, "slots": "", "index": False, "template": "paper"},
     }
     asked = records([[True, False]] * 3 + [[True, True]])
@@ -134,6 +135,7 @@ def test_a_report_prints_the_published_column_and_the_difference():
         "model": "Qwen/Qwen1.5-4B-Chat",
         "method": "sequential",
         "ordering": "given",
+        "alpha": None,
         "settings": {"documents": 20, "slots": "", "index": False, "template": "paper"},
         "data": {"file": "digest"},
         "overflow": "error",
@@ -141,6 +143,50 @@ def test_a_report_prints_the_published_column_and_the_difference():
     asked = records([[True], [False]])
     text = markdown(config, summarise(BENCHMARKS["lost-in-the-middle"], asked), asked)
     assert "| Original | 20 documents, gold at 0 | 59.5 | 50.0 (9.5 to 90.5) | -9.5 |" in text
+
+
+@pytest.mark.parametrize(
+    ("alpha", "published"),
+    [
+        (None, {"RoToR": 63.2, "ours-lexical, no routing": 63.2}),
+        (0.2, {"RoToR + S.R.": 68.5, "ours-lexical, 0.2": 68.5}),
+    ],
+)
+def test_a_routed_run_is_set_beside_the_routed_rows_alone(alpha, published):
+    config = {
+        "benchmark": "mmlu",
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "method": "rotor",
+        "ordering": "lexical",
+        "alpha": alpha,
+        "overflow": "error",
+        "data": {},
+    }
+    asked = [
+        {**each, "variant": "0123", "branch": branch, "scores": {"accuracy": 1.0}}
+        for branch, each in zip(("plain", "invariant", "plain", "plain"), records([[True]] * 4), strict=True)
+    ]
+    found = [
+        each
+        for orders in ("all", "0")
+        for each in comparisons({**config, "settings": {"split": "test", "orders": orders}}, asked)
+    ]
+    initial = {each.row: each.published for each in found if each.column in {"initial order", "test"}}
+    assert initial == published
+    summary = summarise(BENCHMARKS["mmlu"], asked)
+    assert summary["figures"] == {"invariant answers kept": 0.25}
+    title = markdown({**config, "settings": {"split": "test"}}, summary, asked).splitlines()[0]
+    assert ("0.2" in title) == (alpha is not None)
+
+
+def test_routed_rows_are_planned_with_their_margin():
+    table = resolve_table("rotor-table-3")
+    rows = rows_to_measure(table, "Qwen/Qwen1.5-4B-Chat", ["RoToR", "RoToR + S.R.", "RoToR + S.R. (Oracle)"])
+    wanted = plans(rows, table.columns, Plan("mmlu")).values()
+    assert [(plan.method, plan.ordering, plan.alpha) for plan in wanted] == [
+        ("rotor", "lexical", None),
+        ("rotor", "lexical", 0.2),
+    ]
 
 
 def test_the_others_of_mmlu_are_all_orders_but_the_first():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from itertools import combinations
+from math import factorial
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from invariant_rag.benchmarks import BENCHMARKS, Case
 from invariant_rag.benchmarks.pairs import judge_figures
 from invariant_rag.benchmarks.reward_bench.score import SECTIONS, figures
-from invariant_rag.benchmarks.timeline.score import location_agreement, swap_agreement
+from invariant_rag.benchmarks.timeline.score import location_agreement, square_agreement, swap_agreement
 from invariant_rag.metrics import best_subspan_em
 
 
@@ -40,15 +43,20 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
             "timeline",
             ("II", "I", "III"),
             "II. b\nI. a\nIII. c",
-            {"accuracy": 1, "location_agreement": 1, "swap_agreement": 1},
+            {"accuracy": 1, "location_agreement": 1, "square_agreement": 1, "swap_agreement": 1},
         ),
         (
             "timeline",
             ("II", "I", "III"),
             "III, I, II",
-            {"accuracy": 0, "location_agreement": 0, "swap_agreement": 0.5},
+            {"accuracy": 0, "location_agreement": 0, "square_agreement": 0, "swap_agreement": 0.5},
         ),
-        ("timeline", ("I", "II"), "I think so", {"accuracy": 0, "location_agreement": 0, "swap_agreement": 0}),
+        (
+            "timeline",
+            ("I", "II"),
+            "I think so",
+            {"accuracy": 0, "location_agreement": 0, "square_agreement": 0, "swap_agreement": 0},
+        ),
         ("reward-bench", ("A",), "Both are fine. [[A]]", {"accuracy": 1}),
         ("reward-bench", ("B",), "[[A]]", {"accuracy": 0}),
         ("llmbar", ("A",), "[[A]] or [[B]]", {"accuracy": 0.5}),
@@ -71,8 +79,28 @@ def test_an_option_counts_whatever_its_letter():
 
 def test_agreement_falls_from_the_right_order_to_the_reversed_one():
     assert [location_agreement(places, 4) for places in ([0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0])] == [1, 0.75, 0]
+    # Two neighbours exchanged are off by 1 each, all four reversed by 3, 1, 1 and 3.
+    assert [square_agreement(places, 4) for places in ([0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0])] == [1, 0.9, 0]
     # One swap, and the three swaps of a cycle of four, which is the farthest.
     assert [swap_agreement(places, 4) for places in ([1, 0, 2, 3], [1, 2, 3, 0])] == pytest.approx([2 / 3, 0])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_the_swaps_that_sort_an_order_cover_half_of_all_deviations(count):
+    """Dijkstra over all orders: a swap costs its distance. The timeline's README leaves that deviation out for it."""
+    cheapest, queue = {}, [(0, tuple(range(count)))]
+    while queue:
+        cost, places = heapq.heappop(queue)
+        if places in cheapest:
+            continue
+        cheapest[places] = cost
+        for left, right in combinations(range(count), 2):
+            swapped = list(places)
+            swapped[left], swapped[right] = places[right], places[left]
+            heapq.heappush(queue, (cost + right - left, tuple(swapped)))
+    assert len(cheapest) == factorial(count)
+    for places, cost in cheapest.items():
+        assert 2 * cost == sum(abs(place - index) for index, place in enumerate(places))
 
 
 def judged(*answers: tuple[str, str], group: str = "") -> list[dict[str, object]]:

@@ -22,6 +22,18 @@ def location_agreement(places: Sequence[int] | None, count: int) -> float:
     return 1.0 - sum(abs(place - index) for index, place in enumerate(places)) / farthest
 
 
+def square_agreement(places: Sequence[int] | None, count: int) -> float:
+    """1 minus LooGLE's location square deviation, over the deviation of the reversed order; 0 for what is no order.
+
+    >>> square_agreement([0, 1, 2], 3), square_agreement([1, 0, 2], 3), square_agreement([2, 1, 0], 3)
+    (1.0, 0.75, 0.0)
+    """
+    farthest = count * (count * count - 1) // 3
+    if places is None or not farthest:
+        return float(places is not None)
+    return 1.0 - sum((place - index) ** 2 for index, place in enumerate(places)) / farthest
+
+
 def swap_agreement(places: Sequence[int] | None, count: int) -> float:
     """1 minus LooGLE's swap deviation (swaps that sort the order), over the most there can be; 0 for no order."""
     if places is None or count < 2:
@@ -45,6 +57,7 @@ def score(case: Case, output: str) -> Scored:
     scores = {
         "accuracy": float(tuple(named) == case.gold),
         "location_agreement": location_agreement(places, count),
+        "square_agreement": square_agreement(places, count),
         "swap_agreement": swap_agreement(places, count),
     }
     return Scored(",".join(named), scores)
