@@ -11,16 +11,19 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import transformers
+from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.errors import UnknownName
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from invariant_rag.engine import InvariantModel
@@ -111,7 +114,7 @@ class Row:
     Attributes:
         name: The plain model, a method, or a method with a cache.
         prefill: Time to the first token.
-        decode: Time of each further token.
+        decode: Time of each further token: the median over those of a run.
         whole: Time of all tokens.
         peak: Bytes above the resting model while the prompt is read; None where the platform does not tell.
     """
@@ -121,6 +124,35 @@ class Row:
     decode: Timing = field(default_factory=Timing)
     whole: Timing = field(default_factory=Timing)
     peak: int | None = None
+
+
+class Clock(BaseStreamer):
+    """When the tokens of a generation came: transformers hands over the prompt, and then each token, off the device."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._came: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        """Note the time."""
+        self._came.append(perf_counter())
+
+    def end(self) -> None:
+        """Tell nobody."""
+
+    @property
+    def prefill(self) -> float:
+        """Seconds to the first token."""
+        return self._came[1] - self._began
+
+    @property
+    def further(self) -> list[float]:
+        """Seconds between one token and the next."""
+        return [later - sooner for sooner, later in pairwise(self._came[1:])]
+
+
+Way: TypeAlias = Callable[[int, Clock], object]
+"""Writes so many tokens, timed."""
 
 
 def floor(setting: Setting) -> float:
@@ -142,7 +174,6 @@ def build(setting: Setting) -> PreTrainedModel:
     Raises:
         UnknownName: There is no such shape.
     """
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if setting.shape not in SHAPES:
@@ -187,15 +218,13 @@ def measure(
     Returns:
         The rows, the plain model first, and throughputs of batched decoding, relative to single calls.
     """
-    import torch
-
     from invariant_rag.cache import KeyValueCache
     from invariant_rag.engine import InvariantModel
 
     model, prompt = build(setting), prompt_of(setting)
     lm = InvariantModel(model, backend=setting.backend)
     ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids], device=setting.device)
-    ways: dict[str, Callable[[int], object]] = {PLAIN: lambda count: _plainly(model, ids, count)}
+    ways = {PLAIN: _plainly(model, ids)}
     for name in methods:
         ways[name] = _with_method(lm.with_method(name), prompt)
     if "rotor" in methods:
@@ -206,17 +235,17 @@ def measure(
         ways["ape, one new segment"] = _all_but_one(lm.with_method("ape"), prompt)
     rows = {name: Row(name) for name in ways}
     for run in ways.values():  # kernels, page tables and tables of angles
-        run(1)
+        run(1, Clock())
     for _ in range(setting.repeats):
         for name, run in ways.items():
-            first = _seconds(partial(run, 1), setting.device)
-            whole = _seconds(partial(run, 1 + setting.new_tokens), setting.device)
-            rows[name].prefill.seconds.append(first)
-            rows[name].whole.seconds.append(whole)
-            rows[name].decode.seconds.append((whole - first) / setting.new_tokens)
+            clock = Clock()
+            run(1 + setting.new_tokens, clock)
+            rows[name].prefill.seconds.append(clock.prefill)
+            rows[name].decode.seconds.append(median(clock.further))
+            rows[name].whole.seconds.append(clock.prefill + sum(clock.further))
             on_run()
     for name, run in ways.items():
-        rows[name].peak = _peak(partial(run, 1), setting.device)
+        rows[name].peak = _peak(run, setting.device)
     return list(rows.values()), _batched(lm, setting, methods)
 
 
@@ -227,9 +256,6 @@ def runs(setting: Setting, methods: Sequence[str]) -> int:
 
 def environment(setting: Setting) -> dict[str, Any]:
     """Return what the measurement ran on."""
-    import torch
-    import transformers
-
     from invariant_rag import __version__
 
     device = torch.cuda.get_device_name() if setting.device.startswith("cuda") else _processor()
@@ -262,16 +288,18 @@ def as_data(setting: Setting, rows: Sequence[Row], batched: dict[str, float]) ->
     }
 
 
-def _plainly(model: PreTrainedModel, ids: torch.Tensor, count: int) -> None:
+def _plainly(model: PreTrainedModel, ids: torch.Tensor) -> Way:
     generate: Any = model.generate
-    generate(input_ids=ids, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return lambda count, clock: generate(
+        input_ids=ids, max_new_tokens=count, do_sample=False, pad_token_id=0, streamer=clock
+    )
 
 
-def _with_method(lm: InvariantModel, prompt: Prompt) -> Callable[[int], object]:
-    return lambda count: lm.generate(prompt, max_new_tokens=count)
+def _with_method(lm: InvariantModel, prompt: Prompt) -> Way:
+    return lambda count, clock: lm.generate(prompt, max_new_tokens=count, streamer=clock)
 
 
-def _all_but_one(lm: InvariantModel, prompt: Prompt) -> Callable[[int], object]:
+def _all_but_one(lm: InvariantModel, prompt: Prompt) -> Way:
     """Answer from a cache that knows every segment but one, which is another each time."""
     from invariant_rag.cache import KeyValueCache
     from invariant_rag.segments import Prompt
@@ -280,10 +308,11 @@ def _all_but_one(lm: InvariantModel, prompt: Prompt) -> Callable[[int], object]:
     segments = list(prompt.segments)
     warm.generate(prompt, max_new_tokens=1)
 
-    def run(count: int) -> object:
+    def run(count: int, clock: Clock) -> object:
         length = len(segments[-1].token_ids or ())
         new = [draw.randrange(3, _VOCABULARY) for _ in range(length)]
-        return warm.generate(Prompt(prompt.prefix, [*segments[:-1], new], prompt.suffix), max_new_tokens=count)
+        changed = Prompt(prompt.prefix, [*segments[:-1], new], prompt.suffix)
+        return warm.generate(changed, max_new_tokens=count, streamer=clock)
 
     return run
 
@@ -295,44 +324,27 @@ def _batched(lm: InvariantModel, setting: Setting, methods: Sequence[str]) -> di
     gains = {}
     for name in methods:
         chosen = lm.with_method(name)
-
-        def time_of(count: int, chosen: InvariantModel = chosen) -> tuple[float, float]:
-            together = _seconds(lambda: chosen.generate(prompts, max_new_tokens=count), setting.device)
-            single = [
-                _seconds(partial(chosen.generate, each, max_new_tokens=count), setting.device) for each in prompts
-            ]
-            return together, sum(single)
-
-        (first, single_first), (whole, single_whole) = time_of(1), time_of(1 + setting.new_tokens)
-        gains[name] = (single_whole - single_first) / max(whole - first, 1e-9)
+        together, single = Clock(), [Clock() for _ in prompts]
+        chosen.generate(prompts, max_new_tokens=1 + setting.new_tokens, streamer=together)
+        for prompt, clock in zip(prompts, single, strict=True):
+            chosen.generate(prompt, max_new_tokens=1 + setting.new_tokens, streamer=clock)
+        gains[name] = sum(sum(clock.further) for clock in single) / sum(together.further)
     return gains
 
 
-def _seconds(run: Callable[[], object], device: str) -> float:
-    import torch
-
-    began = perf_counter()
-    run()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return perf_counter() - began
-
-
-def _peak(run: Callable[[], object], device: str) -> int | None:
+def _peak(run: Way, device: str) -> int | None:
     """Most bytes at a time, above those at rest, while something runs."""
-    import torch
-
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        run()
+        run(1, Clock())
         return torch.cuda.max_memory_allocated() - before
     marks, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     if sys.platform != "linux" or not marks.exists():
         return None
     marks.write_text("5", encoding="ascii")  # the high-water mark starts anew
     before = _kilobytes(status.read_text(encoding="ascii"), "VmRSS")
-    run()
+    run(1, Clock())
     return 1024 * (_kilobytes(status.read_text(encoding="ascii"), "VmHWM") - before)
 
 
