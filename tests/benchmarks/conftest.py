@@ -127,6 +127,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def document(name: str, content: Any) -> None:
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
+    def archive(name: str, members: dict[str, list[Any]]) -> None:
+        with zipfile.ZipFile(folder / name, "w") as opened:
+            for member, records in members.items():
+                opened.writestr(f"data/{member}", "".join(json.dumps(record) + "\n" for record in records))
+
     lines("nq-open-10_total_documents_gold_at_0.jsonl.gz", TEN)
     lines("nq-open-oracle.jsonl.gz", ORACLE)
     lines("printed.jsonl", PRINTED)
@@ -137,11 +142,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines("rewards.jsonl", REWARD)
     for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual"):
         document(f"{name}.json", LLMBAR)
-    with zipfile.ZipFile(folder / "data.zip", "w") as archive:
-        archive.writestr("data/2wikimqa_e.jsonl", "".join(json.dumps(record) + "\n" for record in TWO_WIKI))
+
+    archive("data.zip", {"2wikimqa_e.jsonl": TWO_WIKI})
+    archive("loogle.zip", {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE})
     document("xquad.en.json", XQUAD)
     lines("r_gsm.jsonl", R_GSM)
-    lines("longdep_qa.json.jsonl", TIMELINE)
     return folder
 
 
@@ -152,7 +157,7 @@ def data_of(files: Path) -> Callable[[str], Path]:
         "commonsense-qa": "commonsense.jsonl",
         "reward-bench": "rewards.jsonl",
         "two-wiki": "data.zip",
-        "timeline": "longdep_qa.json.jsonl",
+        "timeline": "loogle.zip",
     }
     return lambda name: files / single[name] if name in single else files
 

@@ -12,8 +12,8 @@ from invariant_rag.benchmarks.chunks import chunked, token_starts
 from invariant_rag.benchmarks.sources import Source, entry, read_records
 from invariant_rag.errors import InvalidDataset
 
-NAME = "longdep_qa.json"
-PUBLIC = f"hub://bigai-nlco/LooGLE/data/{NAME}"
+NAME = "longdep_qa.jsonl"
+PUBLIC = "hub://bigai-nlco/LooGLE/data.zip"
 # The last one means "timeline": the type as the first release wrote it.
 TYPES = frozenset({"timeline_reorder", "timeline reorder", "\u65f6\u95f4\u7ebf"})
 
@@ -34,7 +34,7 @@ class Settings:
 def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
     """Read LooGLE's long-dependency questions, and keep the timelines."""
     questions: list[tuple[str, str, str]] = []
-    for place, record in enumerate(read_records(source.file(NAME, PUBLIC))):
+    for place, record in enumerate(read_records(source.file(NAME, PUBLIC), NAME)):
         questions += _timelines(record, f"record {place}")
     if not questions:
         raise InvalidDataset("expected questions of the type timeline_reorder, got none")
