@@ -1,4 +1,4 @@
-"""Write the tables of README.md from `speed.json`: `invariant-rag bench speed --out .`, then `python report.py`."""
+"""Write the tables of README.md from every `*/speed.json` beside it: what `invariant-rag bench speed --out` leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def table(measured: dict[str, Any]) -> str:
-    """One setting: ratios to the plain model, with the spread of the first of them."""
+    """One setting: ratios to the plain model, with the spread of two of them."""
     setting = measured["setting"]
     title = (
         f"### {setting['tokens']:,} tokens, {setting['segments']} segments\n\n"
@@ -20,16 +20,17 @@ def table(measured: dict[str, Any]) -> str:
         f"Floor of bidirectional attention: {measured['floor']:.3f}.\n"
     )
     lines = [
-        "| | first token | lowest to highest | each further token | all tokens | peak memory |",
-        "|" + " --- |" * 6,
+        "| | first token | lowest to highest | each further token | lowest to highest | all tokens | peak memory |",
+        "|" + " --- |" * 7,
     ]
-    plain = measured["rows"][0]["prefill"]["seconds"]
+    plain = measured["rows"][0]
     for row in measured["rows"]:
-        pairs = [mine / other for mine, other in zip(row["prefill"]["seconds"], plain, strict=True)]
         ratios = row["ratios"]
         peak = "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}"
-        cells = [row["name"], f"{ratios['prefill']:.2f}", f"{min(pairs):.2f} to {max(pairs):.2f}"]
-        cells += [f"{ratios['decode']:.2f}", f"{ratios['whole']:.2f}", peak]
+        cells = [row["name"]]
+        for name in ("prefill", "decode"):
+            cells += [f"{ratios[name]:.2f}", spread(row[name]["seconds"], plain[name]["seconds"])]
+        cells += [f"{ratios['whole']:.2f}", peak]
         lines.append(f"| {' | '.join(cells)} |")
     gains = ", ".join(f"{name} {gain:.1f}" for name, gain in measured["batched"].items())
     count = setting["batch"]
@@ -40,9 +41,17 @@ def table(measured: dict[str, Any]) -> str:
     )
 
 
+def spread(seconds: list[float], plain: list[float]) -> str:
+    """Lowest and highest ratio of a round."""
+    ratios = [mine / other for mine, other in zip(seconds, plain, strict=True)]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def main() -> None:
     """Fill the page in."""
-    measured = json.loads((HERE / "speed.json").read_text(encoding="utf-8"))
+    files = sorted(HERE.glob("*/speed.json"))
+    measured = [each for file in files for each in json.loads(file.read_text(encoding="utf-8"))]
+    measured.sort(key=lambda each: (each["setting"]["tokens"], each["setting"]["segments"]))
     machine = measured[0]["environment"]
     about = (
         f"Measured on: {machine['device']}, {machine['threads']} threads; torch {machine['torch']}, transformers "

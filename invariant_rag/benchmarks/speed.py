@@ -101,10 +101,9 @@ class Timing:
 
     seconds: list[float] = field(default_factory=list)
 
-    @property
-    def middle(self) -> float:
-        """The median."""
-        return median(self.seconds)
+    def relative_to(self, other: Timing) -> float:
+        """The median ratio of a round."""
+        return median(mine / its for mine, its in zip(self.seconds, other.seconds, strict=True))
 
 
 @dataclass
@@ -274,8 +273,8 @@ def as_data(setting: Setting, rows: Sequence[Row], batched: dict[str, float]) ->
     plain = rows[0]
     listed = []
     for row in rows:
-        ratios = {
-            name: getattr(row, name).middle / getattr(plain, name).middle for name in ("prefill", "decode", "whole")
+        ratios: dict[str, float | None] = {
+            name: getattr(row, name).relative_to(getattr(plain, name)) for name in ("prefill", "decode", "whole")
         }
         ratios["peak"] = row.peak / plain.peak if row.peak and plain.peak else None
         listed.append({**asdict(row), "ratios": ratios})
