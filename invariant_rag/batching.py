@@ -24,7 +24,12 @@ class _Request:
     answer: Future[Generation] = field(default_factory=Future)
 
     def goes_with(self, other: _Request) -> bool:
-        return self.options == other.options and self.identity == other.identity
+        return not self.sampled and self.options == other.options and self.identity == other.identity
+
+    @property
+    def sampled(self) -> bool:
+        """Whether chance decides: what a seed gives would depend on the other rows of a batch."""
+        return bool(_option(self.options, "do_sample"))
 
 
 class MicroBatcher:
@@ -32,12 +37,16 @@ class MicroBatcher:
 
     It has no thread of its own, and nobody waits for a batch to fill. Whoever's turn it is runs its own prompt, and
     with it those that queued up meanwhile for the same model with the same options. An answer in a batch equals that
-    of the prompt alone up to rounding.
+    of the prompt alone up to rounding; prompts whose answers are sampled run alone. A copy in another process begins
+    with an empty queue.
 
     >>> batcher = MicroBatcher()
     >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
     ...     answers = list(pool.map(lambda prompt: batcher.generate(lm, prompt, {"max_new_tokens": 32}), prompts))
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MicroBatcher, ()
 
     def __init__(self) -> None:
         self._waiting: list[_Request] = []
@@ -63,10 +72,16 @@ class MicroBatcher:
             batch_size: The most prompts to decode together.
 
         Raises:
-            InvalidChoice: `batch_size` is below 1.
+            InvalidChoice: `batch_size` is below 1, or more than one answer is wanted.
         """
         if batch_size < 1:
             raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
+        answers = _option(options or {}, "num_return_sequences") or 1
+        if answers > 1:
+            raise InvalidChoice(
+                f"num_return_sequences: expected 1, got {answers}",
+                hint="Ask several times, or call generate of the model itself.",
+            )
         mine = _Request(lm, prompt, options or {}, id(lm) if identity is None else identity)
         with self._queue:
             self._waiting.append(mine)
@@ -82,6 +97,11 @@ class MicroBatcher:
             batch = [mine, *islice(others, batch_size - 1)]
             self._waiting = [each for each in self._waiting if each not in batch]
         return batch
+
+
+def _option(options: Mapping[str, Any], name: str) -> Any:
+    """Return a keyword of `generate`, or what a `generation_config` among them says."""
+    return options.get(name, getattr(options.get("generation_config"), name, None))
 
 
 def _answer(batch: Sequence[_Request]) -> None:

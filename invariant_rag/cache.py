@@ -8,14 +8,17 @@ bit. Two kinds of entries exist. A *set* serves prompts with the same texts and 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
+from time import time
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -30,6 +33,10 @@ Entry = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values `[H_kv, T, D]` of each layer."""
 
 _SUFFIX = ".kv"
+_UNFINISHED = "unfinished-"
+_STALE = 3600.0  # seconds
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class CacheStats:
         disk_hits: Those of the hits that came from disk.
         evictions: Entries that left memory for want of room.
         damaged: Files on disk that were not what had been written; they were removed and count as misses.
+        disk_errors: Reads and writes that the disk refused (no room, no permission...); each is logged. An entry that
+            could not be read counts as a miss, and one that could not be written is kept in memory only.
         entries: Entries in memory.
         bytes: Their size.
     """
@@ -51,6 +60,7 @@ class CacheStats:
     disk_hits: int = 0
     evictions: int = 0
     damaged: int = 0
+    disk_errors: int = 0
     entries: int = 0
     bytes: int = 0
 
@@ -100,9 +110,9 @@ class KeyValueCache:
                 self._entries.move_to_end(key)
                 self._count(hits=1)
                 return entry
-        entry, damaged = (None, False) if self._disk is None else self._disk.read(key)
+        entry, damaged, refused = (None, False, False) if self._disk is None else self._disk.read(key)
         with self._lock:
-            self._count(damaged=int(damaged), disk_hits=int(entry is not None))
+            self._count(damaged=int(damaged), disk_errors=int(refused), disk_hits=int(entry is not None))
             self._count(**({"misses": 1} if entry is None else {"hits": 1}))
             if entry is not None:
                 self._keep(key, entry)
@@ -112,8 +122,9 @@ class KeyValueCache:
         """Keep an entry."""
         with self._lock:
             self._keep(key, entry)
-        if self._disk is not None:
-            self._disk.write(key, entry)
+        if self._disk is not None and not self._disk.write(key, entry):
+            with self._lock:
+                self._count(disk_errors=1)
 
     def clear(self) -> None:
         """Forget everything, on disk too."""
@@ -167,14 +178,17 @@ class _Disk:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.max_bytes = folder, max_bytes
 
-    def read(self, key: str) -> tuple[Entry | None, bool]:
-        """Return the entry, if it is there and intact, and whether a damaged one was found."""
+    def read(self, key: str) -> tuple[Entry | None, bool, bool]:
+        """Return the entry, if it is there and intact, and whether a damaged one was found, or the disk refused."""
         path = self.folder / (key + _SUFFIX)
         try:
             content = path.read_bytes()
             os.utime(path)
         except FileNotFoundError:
-            return None, False
+            return None, False, False
+        except OSError as error:
+            _logger.warning("%s cannot be read: %s", path, error)
+            return None, False, True
         checksum, body = content[:32], content[32:]
         try:
             if hashlib.sha256(body).digest() != checksum:
@@ -182,10 +196,12 @@ class _Disk:
             tensors = load(body)
         except SafetensorError:
             path.unlink(missing_ok=True)
-            return None, True
-        return [(tensors[f"{layer}.keys"], tensors[f"{layer}.values"]) for layer in range(len(tensors) // 2)], False
+            return None, True, False
+        pairs = [(tensors[f"{layer}.keys"], tensors[f"{layer}.values"]) for layer in range(len(tensors) // 2)]
+        return pairs, False, False
 
-    def write(self, key: str, entry: Entry) -> None:
+    def write(self, key: str, entry: Entry) -> bool:
+        """Write an entry; return whether the disk took it."""
         names = ("keys", "values")
         tensors = {
             f"{layer}.{name}": tensor.contiguous().cpu()
@@ -193,20 +209,36 @@ class _Disk:
             for name, tensor in zip(names, pair, strict=True)
         }
         body = save(tensors)
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix="unfinished-", delete=False) as file:
-            file.write(hashlib.sha256(body).digest())
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(self.folder / (key + _SUFFIX))
-        self._make_room()
+        partial = self.folder / f"{_UNFINISHED}{uuid4().hex}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(hashlib.sha256(body).digest())
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.folder / (key + _SUFFIX))
+            self._make_room()
+        except OSError as error:
+            _logger.warning("an entry cannot be written to %s: %s", self.folder, error)
+            with suppress(OSError):  # it may be the folder that is gone
+                partial.unlink()
+            return False
+        return True
 
     def clear(self) -> None:
         for path in self.folder.glob("*" + _SUFFIX):
             path.unlink(missing_ok=True)
 
     def _make_room(self) -> None:
-        """Remove the files that were not used for longest, until the others fit; other processes may do so too."""
+        """Remove the files that were not used for longest, until the others fit; other processes may do so too.
+
+        What a writer that was killed left unfinished goes too, once nobody can still be writing it.
+        """
+        for path in self.folder.glob(_UNFINISHED + "*"):
+            with suppress(FileNotFoundError):
+                if time() - path.stat().st_mtime > _STALE:
+                    path.unlink()
         files = []
         for path in self.folder.glob("*" + _SUFFIX):
             try:
@@ -221,9 +253,9 @@ class _Disk:
             total -= size
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """Return a digest of a model's config, and of samples and sums of its weights."""
-    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
+def fingerprint(model: PreTrainedModel, *more: object) -> str:
+    """Return a digest of a model's config, of samples and sums of its weights, and of what else it computes with."""
+    digest = hashlib.sha256(f"{model.config.to_json_string(use_diff=False)} {more}".encode())
     for name, tensor in model.state_dict().items():
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, flat.numel() // 64)].float().cpu()

@@ -29,7 +29,7 @@ from invariant_rag.decoding import (
     read_output,
     stacked_cache,
 )
-from invariant_rag.errors import InvalidPrompt
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.fitting import Budget, Overflow
 from invariant_rag.interventions import Intervention, resolve_intervention
 from invariant_rag.loading import context_window, load_model
@@ -133,8 +133,11 @@ class InvariantModel:
 
         Raises:
             ModelNotFound: There is no such model, or it is no causal LM.
+            UnknownName: No such method, ordering, backend, overflow or intervention.
             UnsupportedModel: It cannot be arranged; the message says why.
         """
+        method, backend = resolve_method(method), resolve_backend(backend)  # before anything is loaded
+        ordering = resolve_ordering(method.default_ordering if ordering is None else ordering)
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **kwargs)
         return cls(
             model,
@@ -184,8 +187,13 @@ class InvariantModel:
         """Return a wrapper of the same weights that keeps keys and values of what it reads; None: that keeps none.
 
         Raises:
+            InvalidChoice: It is no cache.
             UnsupportedCombination: The model's rotary frequencies grow with the prompt, or an intervention is at work.
         """
+        if not isinstance(cache, KeyValueCache | None):
+            raise InvalidChoice(
+                f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
+            )
         other = copy.copy(self)
         other.cache = cache
         other.reader = other._new_reader()
@@ -236,6 +244,11 @@ class InvariantModel:
     def context_window(self) -> int | None:
         """Tokens that prompt and answer may have together; None where the model states no limit."""
         return self._budget.context_window
+
+    @property
+    def overflow(self) -> Overflow:
+        """What happens to a prompt that is too long."""
+        return self._budget.overflow
 
     def __repr__(self) -> str:
         return (
@@ -321,7 +334,7 @@ class InvariantModel:
         Raises:
             InvalidPrompt: A prompt ends with a segment: the tokens to generate follow a suffix.
         """
-        prompts = [prompt] if isinstance(prompt, Prompt) else list(prompt)
+        prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
         prepared = [self.prepare_to_generate(each, max_new_tokens) for each in prompts]
         if not prepared:
             return []
@@ -360,8 +373,12 @@ class InvariantModel:
             candidates: Continuations, as text or token ids. They are scored in one batch.
 
         Raises:
-            InvalidPrompt: A candidate has no token, or the prompt ends with a segment.
+            InvalidPrompt: A candidate has no token, there is no list of them, or the prompt ends with a segment.
         """
+        if isinstance(candidates, str):
+            raise InvalidPrompt(
+                f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
+            )
         options = [text_ids(each, self.tokenizer) for each in candidates]
         if not options:
             return []

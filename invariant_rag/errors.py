@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 
 class InvariantRAGError(Exception):
@@ -31,11 +31,20 @@ class InvariantRAGError(Exception):
 class UnknownName(InvariantRAGError, ValueError):
     """A registry has no entry of that name."""
 
-    hint = "Names are matched as they are written; `invariant-rag methods` and `invariant-rag orderings` list them."
+    hint = "Names are matched as they are written."
 
-    def __init__(self, kind: str, name: object, choices: Iterable[str]) -> None:
+    _COMMANDS: ClassVar[dict[str, str]] = {
+        "method": "invariant-rag methods",
+        "ordering": "invariant-rag orderings",
+        "benchmark": "invariant-rag bench list",
+        "published table": "invariant-rag reproduce",
+    }
+
+    def __init__(self, kind: str, name: object, choices: Iterable[str], *, hint: str | None = None) -> None:
         listed = ", ".join(repr(choice) for choice in sorted(choices))
-        super().__init__(f"unknown {kind} {name!r}; choose from {listed}")
+        if kind in self._COMMANDS:
+            hint = f"{self.hint} `{self._COMMANDS[kind]}` tells what each is."
+        super().__init__(f"unknown {kind} {name!r}; choose from {listed}", hint=hint)
 
 
 class InvalidChoice(InvariantRAGError, ValueError):

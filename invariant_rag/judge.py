@@ -143,6 +143,9 @@ class Judge:
         return self._judge(case, options, explain, kwargs)
 
     def _judge(self, case: _Case, options: Sequence[str], explain: bool, kwargs: dict[str, Any]) -> Verdict:
+        if isinstance(options, str) or not all(isinstance(each, str) for each in options):
+            got = type(options).__name__ if isinstance(options, str) else [type(each).__name__ for each in options]
+            raise InvalidPrompt(f"expected a list of texts to judge, got {got}", hint="Give a list of str.")
         distinct = sorted(set(options))
         if not distinct or (self.by == "letters" and len(distinct) > len(ascii_uppercase)):
             raise InvalidPrompt(

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from invariant_rag.embedded import EMBEDDED
-from invariant_rag.errors import ModelNotFound
+from invariant_rag.errors import InvalidChoice, ModelNotFound
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -36,8 +36,10 @@ def load_model(
         **kwargs: Passed on to `from_pretrained`.
 
     Raises:
+        InvalidChoice: There is no such dtype.
         ModelNotFound: There is no such model, or it is no causal LM.
     """
+    dtype = as_dtype(dtype)
     place: str | Path
     if name is None or name == "native":
         place = EMBEDDED["native" if name else "generator"]
@@ -55,6 +57,18 @@ def load_model(
     except (OSError, ValueError) as error:
         _logger.warning("no tokenizer at %r, so prompts must be token ids: %s", str(place), error)
     return model.eval(), tokenizer
+
+
+def as_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Return a dtype by its name in torch; `auto`, which transformers knows, as it is.
+
+    Raises:
+        InvalidChoice: torch has no dtype of that name.
+    """
+    found = dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if found != "auto" and not isinstance(found, torch.dtype):
+        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or another of torch's, got {dtype!r}")
+    return found
 
 
 def context_window(config: PreTrainedConfig) -> int | None:

@@ -34,7 +34,12 @@ def index_documents(
     factory = RETRIEVERS.get(retriever) if isinstance(retriever, str) else retriever
     if factory is None:
         raise UnknownName("retriever", retriever, RETRIEVERS)
-    return factory(chunk_documents(load_documents(paths), max_chars=max_chars, overlap=overlap))
+    chunks = chunk_documents(load_documents(paths), max_chars=max_chars, overlap=overlap)
+    if not chunks:
+        raise RetrievalError(
+            f"expected documents with text, got none in {paths}", hint="Give files that are not empty."
+        )
+    return factory(chunks)
 
 
 @dataclass(frozen=True)

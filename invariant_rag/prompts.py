@@ -56,8 +56,14 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
     they are, and nothing is put in front of a prompt whose texts are token ids.
 
     Raises:
+        InvalidPrompt: It is no prompt.
         TokenizerRequired: The prompt holds text and there is no tokenizer.
     """
+    if not isinstance(prompt, Prompt):
+        raise InvalidPrompt(
+            f"expected a Prompt, got {type(prompt).__name__}",
+            hint="Build one with lm.chat_prompt(question, documents), or with Prompt(prefix, segments, suffix).",
+        )
     texts = [_text_ids(text, tokenizer) for text in prompt.texts]
     if tokenizer is not None and isinstance(prompt.prefix, str) and (prompt.prefix or isinstance(prompt.suffix, str)):
         start = _start_ids(tokenizer)

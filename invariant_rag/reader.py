@@ -38,14 +38,32 @@ class Host:
 
     rotations: list[Rotation]
     lock: RLock = field(default_factory=RLock)
-    digest: tuple[int, str] | None = None
+    digest: tuple[object, str] | None = None
 
     def fingerprint(self, model: PreTrainedModel) -> str:
-        """Return a digest of the model, taken again after its weights were changed in place."""
-        version = sum(parameter._version for parameter in model.parameters())
-        if self.digest is None or self.digest[0] != version:
-            self.digest = (version, fingerprint(model))
+        """Return a digest of the model, taken again after its weights, or the adapters at work, were changed."""
+        state = _state_of(model)
+        if self.digest is None or self.digest[0] != state:
+            self.digest = (state, fingerprint(model, state[-1]))
         return self.digest[1]
+
+
+def _state_of(model: PreTrainedModel) -> tuple[list[int], list[float], list[Any]]:
+    """Return what tells, without reading all of them, that weights were changed; and the adapters (PEFT) at work.
+
+    In-place changes count up a tensor's version, but those made through `.data` (merged adapters) do not: there a
+    weight out of the middle of each tensor tells.
+    """
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    stored = [value for each in parameters for value in (each.data_ptr(), each._version)]
+    middle: dict[torch.device, list[torch.Tensor]] = {}
+    for each in parameters:
+        if each.numel():
+            middle.setdefault(each.device, []).append(each.flatten()[each.numel() // 2])
+    sample = [value for each in middle.values() for value in torch.stack(each).tolist()]
+    adapted = [module for module in model.modules() if hasattr(module, "active_adapters")]
+    adapters = [(each.active_adapters, getattr(each, "disable_adapters", False)) for each in adapted]
+    return stored, sample, [state for state in adapters if not callable(state[0])]
 
 
 _hosts: WeakKeyDictionary[PreTrainedModel, Host] = WeakKeyDictionary()

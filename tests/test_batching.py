@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from invariant_rag import Generation, InvariantModel, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
@@ -87,3 +88,32 @@ def test_a_prompt_that_fails_fails_alone(llama: PreTrainedModel) -> None:
 def test_a_batch_has_room_for_one_at_least(llama: PreTrainedModel) -> None:
     with pytest.raises(InvalidChoice):
         MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], batch_size=0)
+
+
+def test_sampled_answers_are_those_of_each_prompt_alone(llama: PreTrainedModel) -> None:
+    lm, batcher = InvariantModel(llama), MicroBatcher()
+    options = {"max_new_tokens": 6, "do_sample": True, "seed": 3}
+    alone = [lm.generate(prompt, **options).token_ids for prompt in PROMPTS]
+    with ThreadPoolExecutor(5) as pool:
+        with batcher._turn:
+            calls = [pool.submit(batcher.generate, lm, prompt, options) for prompt in PROMPTS]
+            while len(batcher._waiting) < len(PROMPTS):
+                time.sleep(0.001)
+        assert [call.result().token_ids for call in calls] == alone
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_return_sequences": 2}, {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)}],
+)
+def test_several_answers_to_one_prompt_are_refused(options: dict[str, Any], llama: PreTrainedModel) -> None:
+    with pytest.raises(InvalidChoice, match="num_return_sequences"):
+        MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], options)
+
+
+def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:
+    batcher = MicroBatcher()
+    with batcher._turn:
+        copied = pickle.loads(pickle.dumps(batcher))
+        answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds the copy's turn
+    assert len(answer.token_ids) == OPTIONS["max_new_tokens"]

@@ -136,6 +136,26 @@ def test_weights_that_change_in_place_are_noticed() -> None:
     torch.testing.assert_close(after, lm.with_cache(None).logits(PROMPT), atol=1e-4, rtol=1e-4)
 
 
+def test_weights_that_change_behind_the_version_counter_are_noticed() -> None:
+    plain = InvariantModel(tiny_model("llama"), ordering="lexical")
+    lm = plain.with_cache(KeyValueCache())
+    lm.logits(PROMPT)
+    weight = plain.model.model.layers[0].self_attn.v_proj.weight
+    version = weight._version
+    weight.data += 0.1  # as merged adapters do
+    assert weight._version == version
+    torch.testing.assert_close(lm.logits(PROMPT), plain.logits(PROMPT), atol=1e-4, rtol=1e-4)
+
+
+def test_entries_belong_to_the_adapters_at_work() -> None:
+    lm = InvariantModel(tiny_model("llama"), ordering="lexical", cache=KeyValueCache())
+    adapted = lm.model.model.layers[0].self_attn.v_proj
+    for adapters, misses in (["one"], 1), (["two"], 2), (["one"], 2):
+        adapted.active_adapters = adapters  # as the layers of PEFT say it
+        lm.logits(PROMPT)
+        assert lm.cache.stats().misses == misses
+
+
 def test_what_cannot_be_cached_is_refused(endless: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="rotary frequencies"):
         InvariantModel(tiny_model("llama (dynamic scaling)"), cache=KeyValueCache())
@@ -218,6 +238,28 @@ def _write_for_ever(folder: Path, start: int) -> None:
     cache = KeyValueCache(max_bytes=0, folder=folder)
     for number in itertools.cycle([*range(start, 40), *range(start)]):
         cache.put(str(number), [(torch.full((2, 4000, 8), float(number)), torch.zeros(2, 4000, 8))])
+
+
+def test_a_disk_that_refuses_costs_no_answer(
+    tmp_path: Path, endless: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = InvariantModel(endless, ordering="lexical")
+    folder = tmp_path / "store"
+    lm = plain.with_cache(KeyValueCache(folder=folder))
+    folder.rmdir()
+    folder.write_text("a file where the folder was")
+    torch.testing.assert_close(lm.logits(PROMPT), plain.logits(PROMPT), atol=1e-4, rtol=1e-4)
+    assert lm.cache.stats().disk_errors == 2  # one entry was looked for, and written
+    assert "cannot be written" in caplog.text
+
+
+def test_what_killed_writers_left_is_removed_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
+    old, new = tmp_path / "unfinished-old", tmp_path / "unfinished-new"
+    old.write_bytes(b"torn")
+    new.write_bytes(b"being written")
+    os.utime(old, (0, 0))
+    KeyValueCache(folder=tmp_path).put("x", entry(10))
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_a_store_whose_writers_are_killed_serves_intact_entries_only(tmp_path: Path) -> None:

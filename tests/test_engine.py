@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
-from invariant_rag.errors import ContextOverflow, InvalidPrompt, ModelNotFound, TokenizerRequired
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidChoice,
+    InvalidPrompt,
+    ModelNotFound,
+    TokenizerRequired,
+    UnknownName,
+)
 from invariant_rag.methods import PINE
 from invariant_rag.orderings import Frequency
 
@@ -120,6 +128,31 @@ def test_a_conversation_may_carry_segments_in_any_turn(
         lm.chat_prompt()
     with pytest.raises(InvalidPrompt, match="either"):
         lm.chat_prompt("Why?", messages=messages)
+
+
+@pytest.mark.parametrize("wrong", ["hello", None, 7, ["hello"]])
+def test_what_is_no_prompt_is_refused_with_how_to_build_one(wrong: Any, llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    for ask in (lm.generate, lm.logits, lambda prompt: lm.score(prompt, [[1]])):
+        with pytest.raises(InvalidPrompt, match="expected a Prompt, got") as caught:
+            ask(wrong)
+        assert "chat_prompt" in caught.value.hint
+
+
+def test_a_single_candidate_and_a_folder_for_a_cache_are_refused(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    with pytest.raises(InvalidPrompt, match="several candidates"):
+        lm.score(Prompt([1], [[2], [3]], [4]), "abc")
+    with pytest.raises(InvalidChoice, match="KeyValueCache, got str"):
+        lm.with_cache("folder")
+
+
+def test_wrong_names_are_refused_before_anything_is_loaded() -> None:
+    for wrong in ({"method": "x"}, {"ordering": "x"}, {"backend": "x"}):
+        with pytest.raises(UnknownName, match="'x'"):
+            InvariantModel.from_pretrained("no/such-model", **wrong)
+    with pytest.raises(InvalidChoice, match=r"dtype.*'floot'"):
+        InvariantModel.from_pretrained("no/such-model", dtype="floot")
 
 
 def test_a_token_that_the_model_does_not_know_is_refused(llama: PreTrainedModel) -> None:

@@ -163,6 +163,14 @@ def test_an_option_that_is_listed_twice_is_one_option(lm: InvariantModel, by: An
         assert (twice.winner, twice.best) == (1, (1,))
 
 
+def test_what_is_no_list_of_texts_is_refused(lm: InvariantModel) -> None:
+    judge = Judge(lm)
+    with pytest.raises(InvalidPrompt, match="list of texts to judge, got str"):
+        judge.rank("q", "abc")
+    with pytest.raises(InvalidPrompt, match="NoneType"):
+        judge.compare("q", None, "b")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("by", BY)
 def test_one_option_wins_and_none_is_refused(lm: InvariantModel, by: Any) -> None:
     judge = Judge(lm, by=by)

@@ -27,7 +27,7 @@ from world import make_context
 from invariant_rag import InvariantModel, Prompt, Segment
 from invariant_rag.segments import document_rendering
 
-DOCUMENTS = (4, 6, 8, 10, 10, 12, 16, 20, 20, 24, 30, 34)
+DOCUMENTS = (4, 6, 8, 10, 10, 10, 12, 12, 16, 20, 20, 24, 30)
 QUESTIONS = 20
 TOKENS = 8_192
 """Tokens of a batch, padding included."""

@@ -11,7 +11,6 @@ import argparse
 import json
 import random
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,13 @@ from world import Difficulty, make_context  # noqa: E402
 from invariant_rag import InvariantModel  # noqa: E402
 from invariant_rag.benchmarks import resolve_benchmark  # noqa: E402
 from invariant_rag.benchmarks.intervals import difference  # noqa: E402
+from invariant_rag.benchmarks.published import by_question  # noqa: E402
 from invariant_rag.benchmarks.report import percent  # noqa: E402
 from invariant_rag.benchmarks.runner import Plan, Run, run  # noqa: E402
 from invariant_rag.methods import METHODS  # noqa: E402
 
 DOCUMENTS = (10, 20, 30)
-KEYS = (5, 10, 20)
+KEYS = (5,)
 PLAIN = ("sequential", "given")
 READERS = [PLAIN, ("sequential", "lexical"), *((name, "") for name in METHODS if name != "sequential")]
 """Method and ordering of every row; an empty ordering is the method's own."""
@@ -121,23 +121,15 @@ def formats(folder: Path, count: int, seed: int) -> list[Format]:
     return found
 
 
-def by_question(done: Run, metric: str) -> list[float]:
-    """Mean of each question over its variants, in the order of the questions."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for record in done.records:
-        scores[record["question"]].append(record["scores"][metric])
-    return [sum(each) / len(each) for each in scores.values()]
-
-
 def table(shown: Format, runs: dict[tuple[str, str], Run]) -> list[str]:
     """One format's table, every reader a row."""
     metric = resolve_benchmark(shown.benchmark).metric
-    plain = by_question(runs[PLAIN], metric)
+    plain = by_question(runs[PLAIN].records, metric)
     header = ["method", "ordering", "mean", "worst variant", "spread", "flips", "against plain"]
     lines = [f"### {shown.title}", "", shown.about, ""]
     lines += [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header))]
     for reader, done in runs.items():
-        change = difference(by_question(done, metric), plain)
+        change = difference(by_question(done.records, metric), plain)
         mark = " **loses**" if change.high < 0 else " **gains**" if change.low > 0 else ""
         written = f"{100 * change.value:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
         summary = done.summary

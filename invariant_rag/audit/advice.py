@@ -20,7 +20,7 @@ class Advice:
     """A recommendation.
 
     Attributes:
-        choice: `do nothing`, `remove the randomness`, or the name of a remedy.
+        choice: `do nothing`, `remove the randomness`, `make verdicts readable`, or the name of a remedy.
         headline: What to do, in one sentence.
         reasons: The numbers that say so, a sentence each.
     """
@@ -33,18 +33,24 @@ class Advice:
 def advise(measured: Sequence[Measured]) -> Advice:
     """Recommend something, by these rules, the first that applies.
 
-    1. Answers change, but as often where the order stays: the randomness is the problem.
-    2. The order changes (almost) no answer, and no slot is favoured beyond chance: do nothing.
-    3. Of the remedies that flip fewer questions than the system (or, where it flips none, are fairer) and are not less
+    1. Verdicts on pairs that name neither response say nothing about order: make them readable.
+    2. Answers change, but as often where the order stays: the randomness is the problem.
+    3. The order changes (almost) no answer, nor does a salt, and no slot is favoured beyond chance: do nothing.
+    4. Of the remedies that flip fewer questions than the system (or, where it flips none, are fairer) and are not less
        accurate, beyond doubt, than it: the cheapest, unless another is beyond doubt more accurate, or favours no slot
        where the cheapest does and is not less accurate beyond doubt.
-    4. There is none: do nothing.
+    5. There is none: do nothing.
 
     Beyond doubt means that the paired 95% interval of the difference excludes 0.
     """
     system, remedies = measured[0], measured[1:]
+    facts = _facts(system)
+    return _spoilt(system, facts) or _untroubled(system, facts) or _remedied(system, remedies, facts)
+
+
+def _facts(system: Measured) -> list[str]:
+    """What is to be said of the system whatever is recommended."""
     found = system.measures
-    noise, net, sensitivity = found["noise"], found["net_sensitivity"], found["sensitivity"]
     facts = [_flips(system)]
     if "accuracy" in found:
         facts.append(
@@ -52,25 +58,54 @@ def advise(measured: Sequence[Measured]) -> Advice:
             f"{_percent(found['worst'])} in the worst order of each question and {_percent(found['best'])} in the best."
         )
     facts.extend(_slots(system))
+    if _orders_itself(system):
+        facts.append(
+            "Its answers do not depend on the order given, but they do on hashes put before the documents: in two "
+            f"salted orders they differ with probability {_percent(found['salted_sensitivity'])}. It seems to order "
+            "the documents by a rule of its own, and that order matters."
+        )
     if len(system.per_question) < FEW:
         facts.append(f"These are {len(system.per_question)} questions only: several hundred make the intervals narrow.")
-    if noise.value > NEGLIGIBLE and net.low <= 0:
+    return facts
+
+
+def _spoilt(system: Measured, facts: Sequence[str]) -> Advice | None:
+    """Rules 1 and 2: what hides the effect of the order has to go first."""
+    found = system.measures
+    noise, unreadable = found["noise"], found.get("unreadable")
+    if unreadable is not None and unreadable.value > NEGLIGIBLE:
+        return Advice(
+            "make verdicts readable",
+            "Have the judge name a response first, as A, B or [[A]]: some of its verdicts name neither.",
+            (f"Of the verdicts {_percent(unreadable)} cannot be read.", *facts),
+        )
+    if noise.value > NEGLIGIBLE and found["net_sensitivity"].low <= 0:
         return Advice(
             "remove the randomness",
             "Make the system deterministic first: its answers change as much when nothing is moved.",
             (f"Two calls in the same order disagree with probability {_percent(noise)}.", *facts),
         )
-    biased = _favours(system)
-    if max(net.high, sensitivity.value) <= NEGLIGIBLE and not biased:
-        return Advice("do nothing", "Do nothing: the order of the documents does not matter here.", tuple(facts))
-    candidates = [each for each in remedies if _helps(each, system, biased) and not _costs_accuracy(each)]
+    return None
+
+
+def _untroubled(system: Measured, facts: Sequence[str]) -> Advice | None:
+    """Rule 3: there is nothing to cure."""
+    changes = max(system.measures["net_sensitivity"].high, system.measures["sensitivity"].value)
+    if changes > NEGLIGIBLE or _favours(system) or _orders_itself(system):
+        return None
+    return Advice("do nothing", "Do nothing: the order of the documents does not matter here.", tuple(facts))
+
+
+def _remedied(system: Measured, remedies: Sequence[Measured], facts: list[str]) -> Advice:
+    """Rules 4 and 5: the best remedy, or none."""
+    helpful = [each for each in remedies if _helps(each, system, _favours(system))]
+    candidates = [each for each in helpful if not _costs_accuracy(each)]
     if not candidates:
         why = "No remedy that was tried helps" if remedies else "No remedy was tried"
-        dear = [each for each in remedies if _helps(each, system, biased)]
-        if dear:
+        if helpful:
             why = "Every remedy that helps costs accuracy"
             facts.extend(
-                f"{each.name}: accuracy changes by {_signed(each.versus['expected_accuracy'])}." for each in dear
+                f"{each.name}: accuracy changes by {_signed(each.versus['expected_accuracy'])}." for each in helpful
             )
         return Advice("do nothing", f"Do nothing for now. {why}.", tuple(facts))
     best, *dearer = sorted(candidates, key=lambda one: one.measures["calls"].value)
@@ -78,6 +113,13 @@ def advise(measured: Sequence[Measured]) -> Advice:
         if _better(each, best):
             best = each
     return Advice(best.name, _headline(best, system), (*facts, *_gains(best, candidates)))
+
+
+def _orders_itself(system: Measured) -> bool:
+    """Whether salts change answers that input orders do not: beyond doubt, and more often than chance does."""
+    salted = system.measures.get("salted_sensitivity")
+    still = system.measures["sensitivity"].value <= NEGLIGIBLE
+    return still and salted is not None and salted.low > max(NEGLIGIBLE, system.measures["noise"].high)
 
 
 def _flips(system: Measured) -> str:
@@ -148,6 +190,8 @@ def _headline(best: Measured, system: Measured) -> str:
     what = {
         "sort": "Sort the documents by a hash of their contents before asking",
         "rerank": "List the documents by their scores, ties by content, before asking",
+        "top-3": "Keep the three documents with the best scores, best first",
+        "long-context-reorder": "List the documents with the best scores at both ends",
         "vote": "Ask in several rotations of the sorted documents and take the majority",
         "plain": "Use the plain model",
     }.get(best.name, f"Use the method {best.name}")

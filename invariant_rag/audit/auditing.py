@@ -121,6 +121,7 @@ def audit(
     out: str | Path | None = None,
     progress: bool = False,
     to_input: ToInput | None = None,
+    tags: bool = True,
     **generation: Any,
 ) -> Audit:
     """Ask questions again and again with their documents in other orders, and say what changes and what to do.
@@ -138,8 +139,9 @@ def audit(
         retriever: What finds the segments of a question that brings none: an object with `retrieve(question, k)`, a
             retriever of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
         k: Segments to retrieve, where the retriever takes a number.
-        remedies: Names out of `sort`, `rerank` (by the scores of the segments), `vote`, and for our models `plain` and
-            every invariant method. None: all that apply; of the methods, `rotor` and `pine`.
+        remedies: Names out of `sort`; `rerank`, `top-3` and `long-context-reorder` (by the scores of the segments);
+            `vote`; and for our models `plain` and every invariant method. None: all that apply; of the methods,
+            `rotor` and `pine`.
         metric: `best_subspan_em`, `exact_match`, `token_f1`, or a function `(answer, gold answers) -> number`.
         label: What two answers must share to count as the same.
         orders: Input orders of a question with more than 4 segments.
@@ -154,6 +156,9 @@ def audit(
             folder for each system: what counts as the same system is its name.
         progress: Show a progress bar.
         to_input: What a Runnable or an LLM of a framework is called with, as a function of question and segments.
+        tags: Whether the segments of a system that is not one of our models may begin with hashes in salted orders. A
+            system that sorts by text is found out so; one that parses its texts wants False, and is then taken to read
+            its segments as they are listed.
         generation: Keywords of `InvariantModel.generate`.
 
     Raises:
@@ -181,9 +186,14 @@ def audit(
     chosen_metric = _metric(metric)
     asked = as_system(system, to_input, generation)
     read = read_questions(questions, asked.retrieve if retriever is None else retrieving(retriever, k))
-    variants, askers = variants_of(asked, read, remedies, generation)
+    if all(len(question.segments) < 2 for question in read):
+        raise AuditFailed(
+            "expected questions with at least two segments, got none: a single one has no other order",
+            hint="Retrieve more segments for each question.",
+        )
+    variants, askers = variants_of(asked, read, remedies, generation, tags)
     design = Design(orders, common_slots(read, slots), repeats, seed)
-    plans = [[design.plan(question, variant) for variant in variants] for question in read]
+    plans = [design.plans(question, variants) for question in read]
     wanted = list({ask.key: ask for each in plans for plan in each for ask in plan.asks}.values())
 
     folder = None if out is None else Path(out)
@@ -224,8 +234,8 @@ def audit(
     if folder is not None:
         from invariant_rag.audit.report import write_report
 
-        write_report(result, folder)
         (folder / "audit.json").write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
+        write_report(result, folder)
     return result
 
 

@@ -19,6 +19,9 @@ from invariant_rag.audit.systems import read_pick
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+UNREADABLE = "unreadable"
+"""Label of a verdict that names neither response. An empty one is a tie, and the label None."""
+
 Metric = Callable[[str, Sequence[str]], float]
 Label = Callable[[str], Hashable]
 
@@ -38,7 +41,8 @@ ABOUT = {
     "salted_spread": "largest less smallest accuracy over the slots of the gold segments in salted canonical orders",
     "salted_std": "standard deviation of accuracy over these slots",
     "expected_accuracy": "accuracy to expect: over salts where a canonical order is read, else over input orders",
-    "position_consistency": "share of pairs with the same verdict in both orders (arXiv 2406.07791)",
+    "unreadable": "share of verdicts that name neither response, empty ones aside",
+    "position_consistency": "share of (readable) pairs with the same verdict in both orders (arXiv 2406.07791)",
     "preference_fairness": "1: every pair goes to whatever comes second; -1: to whatever comes first; 0: fair",
     "calls": "calls per answer",
     "tokens": "tokens read and written per answer",
@@ -121,7 +125,9 @@ class Reader:
         if not question.pairwise:
             return self._label(text)
         position = read_pick(text, [question.segments[index] for index in order])
-        return None if position is None else order[position]
+        if position is None:
+            return UNREADABLE if text.strip() else None
+        return order[position]
 
     def _correct(self, question: Question, label: Hashable, text: str) -> float:
         if not question.judged:
@@ -148,7 +154,6 @@ class Reader:
 def _numbers(plan: Plan, orders: list[Settled], salted: list[Settled], repeats: list[Settled]) -> dict[str, float]:
     labels, again = [each.label for each in orders], [each.label for each in repeats]
     correct, salts = [each.correct for each in orders], [each.correct for each in salted]
-    consistency, fairness = _judging(plan, labels)
     sensitivity, noise = _disagreement(labels), _disagreement(again)
     none = float("nan")
     return {
@@ -162,8 +167,7 @@ def _numbers(plan: Plan, orders: list[Settled], salted: list[Settled], repeats: 
         "salted_accuracy": float(np.mean(salts)) if salts else none,
         "salted_worst": min(salts) if salts else none,
         "salted_sensitivity": _disagreement([each.label for each in salted]) if salted else none,
-        "position_consistency": consistency,
-        "preference_fairness": fairness,
+        **_judging(plan, labels),
         "calls": float(np.mean([each.calls for each in orders])),
         "tokens": float(np.mean([each.tokens for each in orders])),
         "seconds": float(np.mean([each.seconds for each in orders])),
@@ -179,14 +183,20 @@ def _disagreement(labels: Sequence[Hashable]) -> float:
     return 1.0 - same / (count * (count - 1))
 
 
-def _judging(plan: Plan, labels: Sequence[Hashable]) -> tuple[float, float]:
-    """Return whether a pair's two verdicts agree, and 1 or -1 where both name whatever came second or first."""
-    question = plan.orders[0][0].question
-    if not question.pairwise:
-        return float("nan"), float("nan")
-    # The orders of a pair are (0, 1) and (1, 0): a pick of segment i is the i-th place in the first of them.
-    places: dict[tuple[Hashable, ...], float] = {(0, 1): -1.0, (1, 0): 1.0}
-    return float(labels[0] == labels[1]), places.get(tuple(labels), 0.0)
+def _judging(plan: Plan, labels: Sequence[Hashable]) -> dict[str, float]:
+    """Return what a pair's two verdicts say: whether they agree, and 1 or -1 where both name what came second or first.
+
+    A pair of which a verdict cannot be read says neither.
+    """
+    unreadable = sum(label == UNREADABLE for label in labels) / len(labels)
+    consistency = fairness = float("nan")
+    if not plan.orders[0][0].question.pairwise:
+        unreadable = float("nan")
+    elif not unreadable:
+        # The orders of a pair are (0, 1) and (1, 0): a pick of segment i is the i-th place in the first of them.
+        places: dict[tuple[Hashable, ...], float] = {(0, 1): -1.0, (1, 0): 1.0}
+        consistency, fairness = float(labels[0] == labels[1]), places.get(tuple(labels), 0.0)
+    return {"unreadable": unreadable, "position_consistency": consistency, "preference_fairness": fairness}
 
 
 def measure(variants: Sequence[Variant], seen: Sequence[Seen], seed: int) -> list[Measured]:

@@ -72,28 +72,35 @@ class Design:
     repeats: int
     seed: int
 
-    def plan(self, question: Question, variant: Variant) -> Plan:
-        """Lay down what is asked about a question in one way."""
+    def plans(self, question: Question, variants: Sequence[Variant]) -> list[Plan]:
+        """Lay down what is asked about a question in each way."""
         count = len(question.segments)
         seed = f"{self.seed}:{question.text}"
-        given = tuple(range(count))
+        starts = self.starts(question)
+        listed = input_orders(count, self.orders, seed)
+        moved = [gold_at(count, question.gold, start) for start in starts]
+        salts = [salt_for(question.segments, question.gold, start, seed) for start in starts]
+        salts = salts or [f"{seed}:{number}" for number in range(self.slots)]
+        return [self._plan(question, variant, listed, moved, salts) for variant in variants]
 
+    def _plan(
+        self,
+        question: Question,
+        variant: Variant,
+        listed: Sequence[Order],
+        moved: Sequence[Order],
+        salts: Sequence[str],
+    ) -> Plan:
         def answer(order: Order, salt: str | None = None, repeat: int = 0) -> Answer:
             return tuple(Ask(question, call, repeat) for call in variant.calls(question, order, salt))
 
+        given = listed[0]
         # What reads every order alike makes the same call for each: some are made anew, lest chance look like a law.
         again = self.repeats if variant.collapses else 1
-        starts = self.starts(question)
-        salts = [salt_for(question.segments, question.gold, start, seed) for start in starts]
         return Plan(
-            orders=tuple(
-                answer(order, repeat=index % again)
-                for index, order in enumerate(input_orders(count, self.orders, seed))
-            ),
-            slots=tuple(answer(gold_at(count, question.gold, start)) for start in starts),
-            salts=tuple(answer(given, salt) for salt in (salts or [f"{seed}:{number}" for number in range(self.slots)]))
-            if variant.has_salts
-            else (),
+            orders=tuple(answer(order, repeat=index % again) for index, order in enumerate(listed)),
+            slots=tuple(map(answer, moved)),
+            salts=tuple(answer(given, salt) for salt in salts) if variant.has_salts else (),
             repeats=tuple(answer(given, repeat=repeat) for repeat in range(self.repeats)),
         )
 

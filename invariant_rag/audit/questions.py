@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,7 +134,7 @@ def _read_jsonl(text: str, path: Path) -> list[tuple[str, Any]]:
 
 
 def _read_csv(text: str, path: Path) -> list[tuple[str, Any]]:
-    reader = csv.DictReader(text.splitlines(keepends=True))
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     columns = list(reader.fieldnames or ())
     if "question" not in columns or set(columns) - set(COLUMNS):
         raise InvalidQuestion(f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {columns}")
@@ -184,17 +185,32 @@ def _question(record: Any, place: str) -> Question:
     if not isinstance(record, Mapping) or set(record) - set(FIELDS) or not isinstance(record.get("question"), str):
         got = sorted(record) if isinstance(record, Mapping) else type(record).__name__
         raise InvalidQuestion(f"{place}: expected a mapping with keys out of {', '.join(FIELDS)}, got {got}")
-    answers, gold = record.get("answers", record.get("answer", ())), record.get("gold", ())
-    listed = list(record.get("segments") or ())
+    given = record.get("segments") or ()
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+        raise InvalidQuestion(f"{place}: expected segments in a list, got {type(given).__name__}")
+    listed = list(given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
     return Question(
         record["question"],
         tuple(as_segment(each) for each in listed),
-        (answers,) if isinstance(answers, str) else tuple(map(str, answers or ())),
-        tuple(sorted({*([gold] if isinstance(gold, int) else gold or ()), *marked})),
+        tuple(map(str, _several(record.get("answers", record.get("answer")), "answers", place, str | int | float))),
+        tuple(sorted({*_several(record.get("gold"), "gold", place, int), *marked})),
         bool(record.get("pairwise")),
         str(record.get("id", "")),
     )
+
+
+def _several(value: Any, name: str, place: str, kind: Any) -> Sequence[Any]:
+    """Return one value, or several, as several."""
+
+    def fits(each: Any) -> bool:
+        return isinstance(each, kind) and not isinstance(each, bool)
+
+    listed = () if value is None else (value,) if fits(value) else value
+    if not isinstance(listed, list | tuple) or not all(map(fits, listed)):
+        what = "an index" if kind is int else "a text"
+        raise InvalidQuestion(f"{place}: expected {name} as {what} or a list of them, got {value!r}")
+    return listed
 
 
 def _completed(question: Question, retrieve: Retrieve | None, place: str) -> Question:

@@ -6,14 +6,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from invariant_rag.audit.orders import Order, rotations, salted_hash, salted_order
 from invariant_rag.audit.questions import Question
-from invariant_rag.audit.systems import Reply, System, own_asker
+from invariant_rag.audit.systems import Reply, System, own_asker, own_name
 from invariant_rag.errors import UnknownName, UnsupportedCombination
-from invariant_rag.methods import METHODS, Method, resolve_method
+from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.segments import Segment
 
@@ -25,6 +24,9 @@ AS_IS = "as it is"
 
 VOTERS = 5
 """So many orders a vote asks, at most."""
+
+KEPT = 3
+"""So many segments are kept by score, at most."""
 
 Asker = Callable[[Question, Sequence[Segment], str], Reply]
 
@@ -81,7 +83,7 @@ class Variant(ABC):
     Attributes:
         name: What reports call it.
         asker: Name of the function that is called.
-        opaque: Whether that may order segments by itself.
+        opaque: Whether that may order segments by itself, so that they need those hashes.
         collapses: Whether it reads the segments in an order of its own, so that every input order is the same call.
         has_salts: Whether a salt can put the segments into another canonical order.
     """
@@ -149,8 +151,30 @@ class Rerank(Variant):
 
     def calls(self, question: Question, order: Order, salt: str | None) -> list[Call]:
         """Return one call."""
-        keys = [(-(each.score or 0.0), each.canonical_key) for each in question.segments]
-        return [self._call(tuple(sorted(range(len(keys)), key=keys.__getitem__)), salt)]
+        return [self._call(self.listed(ranked(question.segments)), salt)]
+
+    def listed(self, best_first: Order) -> Order:
+        """Return how the segments are listed."""
+        return best_first
+
+
+@dataclass(frozen=True)
+class Top(Rerank):
+    """List the best segments only, best first: what a reranker with a cut-off does."""
+
+    def listed(self, best_first: Order) -> Order:
+        """Return the best ones."""
+        return best_first[:KEPT]
+
+
+@dataclass(frozen=True)
+class Reorder(Rerank):
+    """List the best segments at both ends, the worst in the middle, as LongContextReorder of both frameworks does."""
+
+    def listed(self, best_first: Order) -> Order:
+        """Return them with the best one first where they are odd in number, and last where they are even."""
+        odd = len(best_first) % 2
+        return best_first[1 - odd :: 2] + best_first[odd::2][::-1]
 
 
 @dataclass(frozen=True)
@@ -169,21 +193,34 @@ class Vote(Variant):
         return [self._call(each, salt) for each in rotations(first, VOTERS)]
 
 
-_LISTING: dict[str, Callable[..., Variant]] = {"sort": Sort, "rerank": Rerank, "vote": Vote}
+_LISTING: dict[str, type[Variant]] = {
+    "sort": Sort,
+    "rerank": Rerank,
+    "top-3": Top,
+    "long-context-reorder": Reorder,
+    "vote": Vote,
+}
 """Remedies that change how the segments are listed, which every system can be given."""
+
+_BY_SCORE = {name for name, variant in _LISTING.items() if issubclass(variant, Rerank)}
 
 
 def variants_of(
-    system: System, questions: Sequence[Question], names: Sequence[str] | None, generation: dict[str, Any]
+    system: System,
+    questions: Sequence[Question],
+    names: Sequence[str] | None,
+    generation: dict[str, Any],
+    tags: bool = True,
 ) -> tuple[list[Variant], dict[str, Asker]]:
     """Return the system as it is and with every remedy, and the functions that they call, by name.
 
     Args:
         system: The system.
-        questions: What it will be asked; `rerank` wants every segment to have a score.
-        names: `sort`, `rerank`, `vote`, and for our models `plain` and the names of invariant methods. None: all that
-            apply; of the methods, `rotor` and `pine`.
+        questions: What it will be asked; remedies by score want every segment to have one.
+        names: `sort`, `rerank`, `top-3`, `long-context-reorder`, `vote`, and for our models `plain` and the names of
+            invariant methods. None: all that apply; of the methods, `rotor` and `pine`.
         generation: Keywords of `InvariantModel.generate`.
+        tags: Whether the segments of a system that is not one of our models may begin with salted hashes.
 
     Raises:
         UnknownName: No remedy has that name.
@@ -191,23 +228,23 @@ def variants_of(
     """
     scored = all(segment.score is not None for question in questions for segment in question.segments)
     methods = [name for name, method in METHODS.items() if method.invariant]
-    model = system.model
+    model, opaque = system.model, system.model is None and tags
     askers: dict[str, Asker] = {system.name: _ignoring_salt(system.ask)}
     base, variants = system.name, list[Variant]()
     if model is None:
-        variants.append(Listed(AS_IS, base, opaque=True))
-        default = ["sort", "rerank", "vote"]
+        variants.append(Listed(AS_IS, base, opaque))
     else:
         base, variants = _own_base(system, model, askers, generation)
-        default = ["plain", "sort", "rerank", "vote", "rotor", "pine"]
-    for name in _chosen(names, default, scored, methods, model):
+    for name in _chosen(names, scored, methods, model):
         if name in _LISTING:
-            variants.append(_LISTING[name](name, base, opaque=model is None))
+            variants.append(_LISTING[name](name, base, opaque))
         elif name == "plain":
             variants.append(Listed(name, base))
-        else:
-            askers[name] = _salting(system, resolve_method(name), generation)
-            variants.append(Arranged(name, name))
+        elif model is not None:
+            with_method = _unrouted(model).with_method(resolve_method(name))
+            asker = own_name(with_method, system.message, generation)
+            askers.setdefault(asker, _salting(with_method, system.message, generation))
+            variants.append(Arranged(name, asker))
     return variants, askers
 
 
@@ -215,53 +252,66 @@ def _own_base(
     system: System, model: InvariantModel, askers: dict[str, Asker], generation: dict[str, Any]
 ) -> tuple[str, list[Variant]]:
     """Return the name of the plain model, which order-changing remedies are put around, and the model as it is."""
-    if not model.ordering.invariant:
-        if model.method.name == "sequential":
-            return system.name, [Listed(AS_IS, system.name)]
-        variant: Variant = Listed(AS_IS, system.name)
+    if model.ordering.invariant:
+        askers[system.name] = _salting(model, system.message, generation)
+        variant: Variant = Arranged(AS_IS, system.name)
     else:
-        askers[system.name] = _salting(system, model.method, generation)
-        variant = Arranged(AS_IS, system.name)
-    plain = model.with_method("sequential", ordering="given")
-    askers["plain"] = _ignoring_salt(own_asker(plain, system.message, generation))
-    return "plain", [variant]
+        variant = Listed(AS_IS, system.name)
+        if model.method.name == "sequential":
+            return system.name, [variant]
+    plain = _unrouted(model).with_method("sequential", ordering="given")
+    name = own_name(plain, system.message, generation)
+    askers[name] = _ignoring_salt(own_asker(plain, system.message, generation))
+    return name, [variant]
 
 
-def _chosen(
-    names: Sequence[str] | None, default: list[str], scored: bool, methods: list[str], model: InvariantModel | None
-) -> list[str]:
-    """Return the remedies that were asked for, or the default ones that apply, each once."""
-    asked = default if names is None else list(dict.fromkeys(names))
-    for name in asked:
-        if name not in {*_LISTING, "plain", *methods}:
-            raise UnknownName("remedy", name, [*_LISTING, "plain", *methods])
-        if model is None and name in {"plain", *methods}:
+def _unrouted(model: InvariantModel) -> InvariantModel:
+    """Return the model that a method is tried on: of a routed one, the branch that reads by a method."""
+    branch: InvariantModel = getattr(model, "invariant_branch", model)
+    return branch
+
+
+def _chosen(names: Sequence[str] | None, scored: bool, methods: list[str], model: InvariantModel | None) -> list[str]:
+    """Return the remedies that were asked for, or those that apply, each once."""
+    if names is None:
+        return _applying(scored, model)
+    known = [*_LISTING, "plain", *methods]
+    for name in names:
+        if name not in known:
+            raise UnknownName("remedy", name, known)
+        if model is None and name not in _LISTING:
             raise UnsupportedCombination(f"{name!r} changes the inside of a model, and this system is not one of ours")
-    if names is not None:
-        if "rerank" in asked and not scored:
-            raise UnsupportedCombination("'rerank' needs a score for every segment")
-        return asked
-    is_plain = model is not None and model.method.name == "sequential" and not model.ordering.invariant
-    same = model.method.name if model is not None and model.ordering.name == "lexical" else ""
-    left_out = {"rerank"} - ({"rerank"} if scored else set()) | ({"plain"} if is_plain else set()) | {same}
-    return [name for name in asked if name not in left_out]
+        if name in _BY_SCORE and not scored:
+            raise UnsupportedCombination(f"{name!r} needs a score for every segment")
+    return list(dict.fromkeys(names))
+
+
+def _applying(scored: bool, model: InvariantModel | None) -> list[str]:
+    listing = [name for name in _LISTING if scored or name not in _BY_SCORE]
+    if model is None:
+        return listing
+    is_plain = model.method.name == "sequential" and not model.ordering.invariant
+    same = model.method.name if model.ordering.name == "lexical" else ""
+    inside = [name for name in ("rotor", "pine") if name != same]
+    return [*listing, *inside] if is_plain else ["plain", *listing, *inside]
+
+
+def ranked(segments: Sequence[Segment]) -> Order:
+    """Return the segments by score, best first, equal scores by content."""
+    keys = [(-(each.score or 0.0), each.canonical_key) for each in segments]
+    return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
 def _ignoring_salt(ask: Callable[[Question, Sequence[Segment]], Reply]) -> Asker:
     return lambda question, segments, _: ask(question, segments)
 
 
-def _salting(system: System, method: Method, generation: dict[str, Any]) -> Asker:
-    """Return the function that asks a model of ours with a method, its own ordering, or a salted one."""
-    model = system.model
-    if model is None:
-        raise UnsupportedCombination(f"{method.name!r} needs one of our models")
-    own = model if method is model.method else model.with_method(method)
-    asker = partial(own_asker, message=system.message, generation=generation)
+def _salting(model: InvariantModel, message: str | None, generation: dict[str, Any]) -> Asker:
+    """Return the function that asks a model of ours with its own ordering, or a salted one."""
 
     def ask(question: Question, segments: Sequence[Segment], salt: str) -> Reply:
-        chosen = own.with_method(method, ordering=Salted(salt)) if salt else own
-        return asker(chosen)(question, segments)
+        chosen = model.with_method(model.method, ordering=Salted(salt)) if salt else model
+        return own_asker(chosen, message, generation)(question, segments)
 
     return ask
 

@@ -69,8 +69,9 @@ def write_report(audit: Audit, folder: str | Path) -> None:
     for name, image in images.items():
         (target / "plots" / f"{name}.png").write_bytes(image)
     shown = [name for name in _CAPTIONS if name in images]
-    (target / "report.html").write_text(_html(audit, {name: images[name] for name in shown}), encoding="utf-8")
-    (target / "report.md").write_text(_markdown(audit, shown), encoding="utf-8")
+    pages = {"html": _html(audit, {name: images[name] for name in shown}), "md": _markdown(audit, shown)}
+    for kind, page in pages.items():  # an answer may hold half of a surrogate pair
+        (target / f"report.{kind}").write_text(page, encoding="utf-8", errors="replace")
 
 
 def table(audit: Audit) -> tuple[list[str], list[list[str]]]:

@@ -106,7 +106,10 @@ def answer(ask: Ask, askers: Mapping[str, Asker]) -> Record:
         raise
     except Exception as error:
         raise AuditFailed(
-            f"{ask.call.asker} failed on question {ask.question.id!r}: {type(error).__name__}: {error}"
+            f"{ask.call.asker} failed on question {ask.question.id!r}: {type(error).__name__}: {error}",
+            hint="Its segments began with hashes. If it parses their texts, audit it with tags=False (--no-tags)."
+            if ask.call.tags
+            else None,
         ) from error
     seconds = perf_counter() - start
     return Record(ask.key, ask.call.asker, ask.question.id, ask.call.order, reply.text, reply.tokens, seconds)

@@ -23,12 +23,20 @@ if TYPE_CHECKING:
 
 ToInput = Callable[[str, Sequence[Segment]], Any]
 
-_LABEL = re.compile(
-    r"\W*(?:the\s+)?(?:best\s+|better\s+)?(?:response|answer|option|assistant|output|candidate)?\W*"
-    r"(?P<label>[ab12]|first|second)(?:\s+(?:response|answer|option|one))?\W*",
-    re.IGNORECASE,
+_KIND = r"(?i:response|answer|option|assistant|output|candidate|one)"
+_BETTER = r"(?i:better|best|stronger|superior|preferable|preferred|winner)"
+_CHOICE = rf"(?:{_BETTER}|(?i:prefer|choose|pick|favou?r|verdict|choice))"
+_LABEL = r"(?P<label>[AB12]|(?i:first|second))"
+_VERDICTS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\[\[\s*(?P<label>[AaBb12])\s*\]\]",
+        rf"\A\W*(?i:the\s+)?(?:{_BETTER}\s+)?{_KIND}?\W*(?P<label>(?i:[ab12]|first|second))(?:\s+{_KIND})?\W*\Z",
+        rf"\b{_LABEL}\b(?:'s)?(?:\s+{_KIND})?\s+(?:is|was)\s+(?!not\b)(?:\w+\s+){{0,2}}?{_BETTER}\b",
+        rf"\b{_CHOICE}\b(?:\s+{_KIND})?\W*(?:(?:is|would be)\W+)?(?i:the\s+)?(?:{_KIND}\W+)?{_LABEL}\b",
+    )
 )
-_VERDICT = re.compile(r"\[\[\s*(?P<label>[AB12])\s*\]\]")
+"""Ways to name a response, the clearest first."""
 _FIRST = {"a", "1", "first"}
 
 
@@ -104,7 +112,9 @@ def own_name(model: InvariantModel, message: str | None, generation: Mapping[str
     options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
     options += "" if message is None else f", system={message!r}"
     hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(model.method).items()))
-    return f"{model.name} ({model.method.name}{hyper}, {model.ordering!r}, {model.backend.name}{options})"
+    loaded = f"{model.backend.name}, {str(model.model.dtype).removeprefix('torch.')}"
+    loaded += "" if model.overflow == "error" else f", {model.overflow}"
+    return f"{model.name} ({model.method.name}{hyper}, {model.ordering!r}, {loaded}{options})"
 
 
 def prompt_text(question: str, segments: Sequence[Segment]) -> str:
@@ -122,17 +132,21 @@ def judged_text(question: str, segments: Sequence[Segment]) -> str:
 def read_pick(answer: str, segments: Sequence[Segment]) -> int | None:
     """Return which of two responses an answer names: by its text, or by a label (A, B, 1, 2, first, second).
 
-    A label may stand in double brackets anywhere, or alone with a word such as "Response". None: it names neither.
+    A label may stand in double brackets, alone, or in a sentence that says which is better. Where sentences of the
+    clearest form name both, no pick is read. None: it names neither, or both.
 
-    >>> read_pick("Response B.", [Segment("yes"), Segment("no")])
+    >>> read_pick("I think response B is better.", [Segment("yes"), Segment("no")])
     1
     """
     said = normalise_answer(answer)
     texts = [normalise_answer(segment.text) for segment in segments]
     if texts.count(said) == 1:
         return texts.index(said)
-    found = _VERDICT.search(answer) or _LABEL.fullmatch(answer)
-    return None if found is None else int(found["label"].lower() not in _FIRST)
+    for verdict in _VERDICTS:
+        named = {int(found["label"].lower() not in _FIRST) for found in verdict.finditer(answer)}
+        if named:
+            return named.pop() if len(named) == 1 else None
+    return None
 
 
 def _refuse(value: Any, what: str, where: str) -> None:

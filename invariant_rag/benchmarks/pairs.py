@@ -73,20 +73,26 @@ def judge_figures(records: Iterable[Record]) -> dict[str, float]:
     """Position consistency and preference fairness (Shi et al., arXiv 2406.07791), over pairs judged in both orders.
 
     `position_consistency` is the share of pairs with the same verdict in both orders. `first_preferred` and
-    `second_preferred` are the shares of pairs whose verdict follows the place; `preference_fairness` is their
-    difference: positive where the first place is preferred, and 0 for a judge that favours neither.
+    `second_preferred` are the shares of pairs whose verdict follows the place; `preference_fairness` is the second less
+    the first: -1 for a judge that always prefers the first place, 1 for one that prefers the second, and 0 for one that
+    favours neither. Pairs without a verdict in some order take no part; `unreadable` is their share.
     """
     verdicts: dict[str, dict[str, str]] = defaultdict(dict)
     for record in records:
         verdicts[record["question"]][record["variant"]] = record["answer"]
-    both = [(each[FIRST], each[SECOND]) for each in verdicts.values() if {FIRST, SECOND} <= set(each)]
-    if not both:
+    pairs = [(each[FIRST], each[SECOND]) for each in verdicts.values() if {FIRST, SECOND} <= set(each)]
+    if not pairs:
         return {}
+    both = [pair for pair in pairs if "none" not in pair]
+    unreadable = 1 - len(both) / len(pairs)
+    if not both:
+        return {"unreadable": unreadable}
     first = sum(pair == ("better", "worse") for pair in both) / len(both)
     second = sum(pair == ("worse", "better") for pair in both) / len(both)
     return {
-        "position_consistency": sum(one == other != "none" for one, other in both) / len(both),
+        "position_consistency": sum(one == other for one, other in both) / len(both),
         "first_preferred": first,
         "second_preferred": second,
-        "preference_fairness": first - second,
+        "preference_fairness": second - first,
+        "unreadable": unreadable,
     }

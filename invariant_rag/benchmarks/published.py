@@ -181,13 +181,13 @@ def compared(table: Table, row: Row, column: Column, published: float | None, re
     else:
         chosen = column.chosen(records)
         if chosen:
-            estimate = of_shares(_by_question(chosen, column.metric))
+            estimate = of_shares(by_question(chosen, column.metric))
             ours, low, high = 100 * estimate.value, 100 * estimate.low, 100 * estimate.high
     return Comparison(f"{table.paper}, {table.number}", row.name, column.label, published, ours, low, high)
 
 
-def _by_question(records: Iterable[Record], metric: str) -> list[float]:
-    """Each question's mean: its variants are no independent observations."""
+def by_question(records: Iterable[Record], metric: str) -> list[float]:
+    """Return each question's mean over its variants, which are no independent observations."""
     scores: dict[str, list[float]] = {}
     for record in records:
         scores.setdefault(record["question"], []).append(record["scores"][metric])

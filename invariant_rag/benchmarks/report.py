@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.benchmarks.base import Benchmark, Record
 from invariant_rag.benchmarks.intervals import Estimate, bootstrap, of_shares
-from invariant_rag.benchmarks.published import Comparison, comparisons
+from invariant_rag.benchmarks.published import Comparison, by_question, comparisons
 from invariant_rag.errors import InvalidRun
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def _routed(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _scores(records: Sequence[Record], seed: int) -> dict[str, Any]:
-    names = sorted(records[0]["scores"])
-    columns = {name: [record["scores"][name] for record in records] for name in names}
+    columns = {name: by_question(records, name) for name in sorted(records[0]["scores"])}
     return {"records": len(records), **{name: of_shares(each, seed).as_dict() for name, each in columns.items()}}
 
 

@@ -43,10 +43,10 @@ class Source:
             DatasetUnavailable: It is neither here nor to be had.
         """
         if self.path is not None and self.path.is_file():
-            return self._noted(self.path)
+            return self._noted(self.path, self.path.name)
         folder = self.path or (Path(os.environ["INVARIANT_RAG_DATA"]) if os.environ.get("INVARIANT_RAG_DATA") else None)
         if folder is not None and (folder / name).is_file():
-            return self._noted(folder / name)
+            return self._noted(folder / name, name)
         if self.path is not None:
             raise DatasetUnavailable(
                 f"expected a file, or a folder with {name!r}, at {str(self.path)!r}",
@@ -57,15 +57,15 @@ class Source:
                 f"expected --data: {name!r} has no public address that is known to us",
                 hint="The benchmark's README shows the format.",
             )
-        return self._noted(fetched(public))
+        return self._noted(fetched(public), name)
 
     def file_beside(self, path: Path) -> Path:
         """Note that a further file was read, and return it."""
-        return self._noted(path)
+        return self._noted(path, f"{path.parent.name}/{path.name}")
 
-    def _noted(self, path: Path) -> Path:
+    def _noted(self, path: Path, name: str) -> Path:
         with path.open("rb") as file:
-            self.digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         return path
 
 

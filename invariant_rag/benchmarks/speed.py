@@ -21,7 +21,8 @@ import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
-from invariant_rag.errors import UnknownName
+from invariant_rag.errors import InvalidChoice, UnknownName
+from invariant_rag.loading import as_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,6 +65,7 @@ SHAPES: dict[str, dict[str, int]] = {
 PLAIN = "plain"
 _AROUND = 32  # tokens of the prefix, and of the suffix
 _VOCABULARY = 4096
+_ROOM = 1 << 40  # bytes of the caches, more than any prompt takes
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def build(setting: Setting) -> PreTrainedModel:
 
     Raises:
         UnknownName: There is no such shape.
+        InvalidChoice: There is no such dtype, or no such device here.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -179,6 +182,11 @@ def build(setting: Setting) -> PreTrainedModel:
         raise UnknownName("shape", setting.shape, SHAPES)
     sizes: dict[str, Any] = dict(SHAPES[setting.shape])
     layers = sizes.pop("layers")
+    dtype: Any = as_dtype(setting.dtype)
+    try:
+        torch.empty(0, device=setting.device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
+        raise InvalidChoice(f"device: {setting.device!r} cannot be used here: {error}") from error
     config = LlamaConfig(
         num_hidden_layers=setting.layers or layers,
         vocab_size=_VOCABULARY,
@@ -188,7 +196,7 @@ def build(setting: Setting) -> PreTrainedModel:
     )
     with torch.device(setting.device):
         model: Any = LlamaForCausalLM(config)
-    wanted: PreTrainedModel = model.to(getattr(torch, setting.dtype)).eval()
+    wanted: PreTrainedModel = model.to(dtype).eval()
     return wanted
 
 
@@ -227,7 +235,7 @@ def measure(
     for name in methods:
         ways[name] = _with_method(lm.with_method(name), prompt)
     if "rotor" in methods:
-        warm = lm.with_method("rotor").with_cache(KeyValueCache())
+        warm = lm.with_method("rotor").with_cache(KeyValueCache(_ROOM))
         warm.generate(prompt, max_new_tokens=1)
         ways["rotor, warm set"] = _with_method(warm, prompt.shuffled(random.Random(1)))
     if "ape" in methods:
@@ -303,7 +311,7 @@ def _all_but_one(lm: InvariantModel, prompt: Prompt) -> Way:
     from invariant_rag.cache import KeyValueCache
     from invariant_rag.segments import Prompt
 
-    warm, draw = lm.with_cache(KeyValueCache()), random.Random(2)
+    warm, draw = lm.with_cache(KeyValueCache(_ROOM)), random.Random(2)
     segments = list(prompt.segments)
     warm.generate(prompt, max_new_tokens=1)
 

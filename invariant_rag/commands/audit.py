@@ -5,12 +5,16 @@ from __future__ import annotations
 import pkgutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from invariant_rag.commands.bench import DeviceMap, DType, TooLong
 from invariant_rag.console import errors_in_red, print_json, print_table, say
 from invariant_rag.errors import UnsupportedCombination
+
+if TYPE_CHECKING:
+    from invariant_rag.engine import InvariantModel
 
 
 def audit(
@@ -36,7 +40,10 @@ def audit(
     k: Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")] = 10,
     remedy: Annotated[
         list[str] | None,
-        typer.Option(help="sort, rerank, vote, plain, or a method. Repeatable.", show_default="all that apply"),
+        typer.Option(
+            help="sort, rerank, top-3, long-context-reorder, vote, plain, or a method. Repeatable.",
+            show_default="all that apply",
+        ),
     ] = None,
     metric: Annotated[str, typer.Option(help="best_subspan_em, exact_match or token_f1.")] = "best_subspan_em",
     orders: Annotated[int, typer.Option(min=2, help="Input orders of a question with more than 4 segments.")] = 10,
@@ -48,7 +55,13 @@ def audit(
     ray: Annotated[
         int, typer.Option("--ray", min=0, metavar="ACTORS", help="Share the calls out among Ray actors.")
     ] = 0,
+    tags: Annotated[
+        bool, typer.Option(help="Put hashes before the texts in salted orders; not for a --system that parses them.")
+    ] = True,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer of a model of ours, in tokens.")] = 64,
+    dtype: DType = "auto",
+    device_map: DeviceMap = "auto",
+    overflow: TooLong = "error",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Ask QUESTIONS again with their documents in other orders; report what changes, and what to do about it.
@@ -63,7 +76,14 @@ def audit(
     from invariant_rag.audit.report import summary, table
 
     with errors_in_red():
-        found, generation = _system(system, model, method, ordering, max_new_tokens)
+        if system is None:
+            loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
+            found: Any = _own(model, device_map=device_map, **loading)
+            generation: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+        elif model is None:
+            found, generation = _named(system), {}
+        else:
+            raise UnsupportedCombination("--system and --model are two systems")
         index = None
         if docs:
             from invariant_rag.pipeline import index_documents
@@ -85,6 +105,7 @@ def audit(
             budget=budget,
             out=out,
             progress=True,
+            tags=tags,
             **generation,
         )
     if as_json:
@@ -98,23 +119,20 @@ def audit(
     say(f"\n{summary(result)}\nReport: {out / 'report.html'}", style="dim")
 
 
-def _system(
-    name: str | None, model: str | None, method: str, ordering: str | None, max_new_tokens: int
-) -> tuple[Any, dict[str, Any]]:
-    """Return what to audit, and keywords of generation where it is a model of ours."""
-    if name is None:
-        from transformers.utils.logging import disable_progress_bar
+def _own(model: str | None, **loading: Any) -> InvariantModel:
+    from transformers.utils.logging import disable_progress_bar
 
-        from invariant_rag.engine import InvariantModel
+    from invariant_rag.engine import InvariantModel
 
-        disable_progress_bar()  # ours is the one to watch
-        loaded = InvariantModel.from_pretrained(model, method=method, ordering=ordering)
-        return loaded, {"max_new_tokens": max_new_tokens}
-    if model is not None:
-        raise UnsupportedCombination("--system and --model are two systems")
+    disable_progress_bar()  # ours is the one to watch
+    return InvariantModel.from_pretrained(model, **loading)
+
+
+def _named(name: str) -> Any:
+    """Return the object of the user that `MODULE:NAME` means."""
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: the object is the user's own code
     try:
-        return pkgutil.resolve_name(name), {}
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UnsupportedCombination(
             f"--system {name}: {error}", hint="Give MODULE:NAME of an object that Python can import from here."

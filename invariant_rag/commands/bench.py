@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from invariant_rag.benchmarks import BENCHMARKS, Benchmark
 from invariant_rag.commands.speed import speed
 from invariant_rag.console import errors_in_red, print_json, print_table, say
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a benchmark on real data, over orders.")
 

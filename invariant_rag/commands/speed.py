@@ -14,7 +14,7 @@ from invariant_rag.console import errors_in_red, print_json, print_table, progre
 def speed(
     methods: Annotated[
         list[str] | None,
-        typer.Option("--method", help="A method. Repeatable.", show_default="rotor, pine, ape"),
+        typer.Option("--method", help="A method. Repeatable.", show_default="all"),
     ] = None,
     shape: Annotated[str, typer.Option(help="0.5b, 1b, 8b-layer or tiny.")] = "1b",
     layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="the shape's")] = None,
@@ -31,14 +31,15 @@ def speed(
 ) -> None:
     """Measure prefill, decoding and memory of methods against the plain model, side by side.
 
-    Ratios are medians over rounds in which everything runs in turn; they are comparable, the seconds are not.
+    Ratios are medians over rounds in which everything runs in turn; they are comparable, the seconds are not. The floor
+    is what attention in both directions between segments must cost.
     """
-    chosen = methods or ["rotor", "pine", "ape"]
     measured = []
     with errors_in_red():
         from invariant_rag.benchmarks.speed import Setting, as_data, measure, runs
-        from invariant_rag.methods import resolve_method
+        from invariant_rag.methods import METHODS, resolve_method
 
+        chosen = methods or [name for name in METHODS if name != "sequential"]
         for name in chosen:
             resolve_method(name)
         settings = [
@@ -60,21 +61,21 @@ def speed(
         setting, machine = each["setting"], each["environment"]
         say(
             f"\n{setting['tokens']} tokens in {setting['segments']} segments, shape {setting['shape']}, "
-            f"{setting['dtype']}, {machine['device']}, {machine['threads']} threads; "
-            f"floor of bidirectional attention {each['floor']:.3f}",
+            f"{setting['dtype']}, {machine['device']}, {machine['threads']} threads",
             style="bold",
         )
-        print_table([_shown(row) for row in each["rows"]], as_json=False)
+        print_table([_shown(row, each["floor"]) for row in each["rows"]], as_json=False)
         gains = ", ".join(f"{name} {gain:.1f}x" for name, gain in each["batched"].items())
         say(f"{setting['batch']} prompts decoded as one batch, against one after the other: {gains}")
 
 
-def _shown(row: dict[str, Any]) -> dict[str, str]:
+def _shown(row: dict[str, Any], floor: float) -> dict[str, str]:
     seconds = row["prefill"]["seconds"]
     ratios = row["ratios"]
     return {
         "": row["name"],
         "first token": f"{ratios['prefill']:.2f}x",
+        "floor": f"{floor:.2f}x",
         "seconds": f"{sorted(seconds)[len(seconds) // 2]:.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
         "each further token": f"{ratios['decode']:.2f}x",
         "all tokens": f"{ratios['whole']:.2f}x",
@@ -88,12 +89,15 @@ def draw(measured: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(9, 0.6 + 0.28 * sum(len(each["rows"]) for each in measured)), layout="constrained")
     axes = figure.subplots()
-    labels, widths = [], []
+    labels, widths, floors = [], [], []
     for each in measured:
         for row in each["rows"]:
             labels.append(f"{row['name']} ({each['setting']['tokens']}/{each['setting']['segments']})")
             widths.append(row["ratios"]["prefill"])
+            floors.append(each["floor"])
     axes.barh(range(len(labels)), widths, color="#4477aa")
+    axes.scatter(floors, range(len(labels)), marker="|", s=120, color="#ee6677", label="floor of both directions")
+    axes.legend(loc="lower right")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.axvline(1.0, color="black", linewidth=0.8)

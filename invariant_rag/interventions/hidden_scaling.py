@@ -79,7 +79,12 @@ class HiddenScaling(Intervention):
         """
         known = {_short(name): values for name, values in PUBLISHED.items()}
         if _short(model) not in known:
-            raise UnknownName("model in the published table", model, PUBLISHED)
+            raise UnknownName(
+                "model in the published table",
+                model,
+                PUBLISHED,
+                hint="`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load reads them.",
+            )
         return cls(*known[_short(model)])
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from hashlib import sha256
 
 import pytest
 
@@ -59,6 +60,44 @@ def test_a_symmetric_system_neither_flips_nor_favours_a_slot() -> None:
     assert result.advice.choice == "do nothing"
 
 
+def test_a_system_that_orders_by_a_rule_of_its_own_is_not_told_that_order_does_not_matter() -> None:
+    def by_hash(question: str, segments: Sequence[Segment]) -> str:
+        return min((segment.text for segment in segments), key=lambda text: sha256(text.encode()).digest())
+
+    result = audit(by_hash, records(40), remedies=[])
+    assert value(result, "flip_rate") == 0.0
+    assert any("rule of its own" in reason for reason in result.advice.reasons)
+    assert "does not matter" not in result.advice.headline
+
+
+def test_a_system_that_parses_its_texts_is_audited_without_hashes() -> None:
+    def parsing(question: str, segments: Sequence[Segment]) -> str:
+        assert all(segment.text.startswith(("Number", "Nothing")) for segment in segments)
+        return segments[0].text
+
+    with pytest.raises(AuditFailed) as failed:
+        audit(parsing, records())
+    assert "tags=False" in failed.value.hint
+    result = audit(parsing, records(), tags=False)
+    assert value(result, "slot_spread") == value(result, "salted_spread") == 1.0
+    assert result.advice.choice == "sort"
+
+
+def test_verdicts_that_cannot_be_read_are_no_consistency() -> None:
+    pairs = [
+        {"question": f"q{number}", "segments": [f"one {number}", f"two {number}"], "gold": 0, "pairwise": True}
+        for number in range(20)
+    ]
+    mumbling = audit(lambda question, segments: "Both have their merits.", pairs)
+    assert value(mumbling, "unreadable") == 1.0
+    assert "position_consistency" not in mumbling[AS_IS].measures
+    assert mumbling.advice.choice == "make verdicts readable"
+    tied = audit(lambda question, segments: "", pairs)
+    assert (value(tied, "unreadable"), value(tied, "position_consistency")) == (0.0, 1.0)
+    biased = audit(lambda question, segments: "Response A is better.", pairs)
+    assert (value(biased, "position_consistency"), value(biased, "preference_fairness")) == (0.0, -1.0)
+
+
 def test_chance_is_told_from_order() -> None:
     random.seed(5)
     result = audit(at_random, records(60), repeats=3)
@@ -96,6 +135,30 @@ def test_reranking_brings_the_right_segment_first() -> None:
     result = audit(first, scored)
     assert value(result, "accuracy", "rerank") == 1.0
     assert result.advice.choice == "rerank"
+
+
+def test_the_best_are_kept_or_listed_at_both_ends() -> None:
+    def listing(question: str, segments: Sequence[Segment]) -> str:
+        return " ".join(segment.text for segment in segments)
+
+    for count, ends in ((5, "0 2 4 3 1"), (4, "1 3 2 0")):
+        scored = Question("q", tuple(Segment(str(rank), score=-rank) for rank in range(count)))
+        asked = {"rerank": " ".join(map(str, range(count))), "top-3": "0 1 2", "long-context-reorder": ends}
+        for name, listed in asked.items():
+            answered: list[str] = []
+
+            def noting(question: str, segments: Sequence[Segment], answered: list[str] = answered) -> str:
+                answered.append(listing(question, segments))
+                return answered[-1]
+
+            result = audit(noting, [scored], remedies=[name])
+            assert value(result, "flip_rate", name) == 0.0
+            assert listed in answered
+
+
+def test_a_single_segment_has_no_order_to_audit() -> None:
+    with pytest.raises(AuditFailed, match="two segments"):
+        audit(first, [{"question": "q", "segments": ["alone"]}])
 
 
 def test_without_gold_answers_stability_is_still_measured() -> None:

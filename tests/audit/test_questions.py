@@ -56,9 +56,31 @@ def test_segments_come_live_from_a_retriever() -> None:
         retrieving(3, 2)
 
 
+def test_cells_may_hold_any_character_but_a_line_break(tmp_path: Path) -> None:
+    rows = tmp_path / "questions.csv"
+    rows.write_text("question,segment\nWho?,page one\x0cpage\u2028two\x85\n", encoding="utf-8")
+    (question,) = read_questions(rows, None)
+    assert question.segments[0].text == "page one\x0cpage\u2028two\x85"
+
+
+def test_numbers_are_answers_too() -> None:
+    (one, several) = read_questions(
+        [
+            {"question": "q", "answer": 42, "segments": ["42", "x"]},
+            {"question": "q", "answers": [4.5, "x"], "segments": ["a"]},
+        ],
+        None,
+    )
+    assert (one.answers, one.gold, several.answers) == (("42",), (0,), ("4.5", "x"))
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
+        ({"question": "q", "segments": "abc"}, "segments in a list"),
+        ({"question": "q", "segments": ["a"], "gold": "1"}, "gold as an index"),
+        ({"question": "q", "segments": ["a"], "gold": [True]}, "gold as an index"),
+        ({"question": "q", "segments": ["a"], "answers": {"a": 1}}, "answers as a text"),
         ({"question": "q"}, "no retriever"),
         ({"query": "q"}, "expected a mapping"),
         ("q", "got str"),

@@ -74,6 +74,28 @@ def test_a_rag_is_audited_with_what_its_retriever_finds(plain: InvariantModel) -
     assert flips(result, "rerank") == 0.0
 
 
+def test_a_folder_keeps_answers_of_other_options_and_methods_apart(plain: InvariantModel, tmp_path: Path) -> None:
+    asked = records(2, size=2)
+    for tokens in (1, 3):
+        found = audit(plain, asked, remedies=["rotor"], repeats=1, out=tmp_path, max_new_tokens=tokens)
+        alone = audit(plain, asked, remedies=["rotor"], repeats=1, max_new_tokens=tokens)
+        assert found["rotor"].measures["tokens"] == alone["rotor"].measures["tokens"]
+
+
+def test_methods_are_tried_on_the_branch_of_a_routed_model_that_reads_by_a_method(plain: InvariantModel) -> None:
+    routed = plain.with_method("rotor").with_routing(-2.0)
+    found = audit(routed, records(2, size=3), remedies=["plain", "pine"], repeats=1, max_new_tokens=2)
+    alone = audit(plain, records(2, size=3), remedies=["pine"], repeats=1, max_new_tokens=2)
+    assert found["pine"].measures["tokens"] == alone["pine"].measures["tokens"]
+    assert found["plain"].measures["flip_rate"] == alone[AS_IS].measures["flip_rate"]
+
+
+def test_an_answer_that_is_no_unicode_spoils_no_report(tmp_path: Path) -> None:
+    audit(lambda question, segments: segments[0].text + "\ud83d", records(2), out=tmp_path)
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "audit.json").exists()
+
+
 def test_pairs_are_judged_by_letters_and_a_judge_is_a_system(plain: InvariantModel) -> None:
     result = audit(plain, PAIRS, remedies=["rotor"], repeats=1)
     assert result["rotor"].measures["position_consistency"].value == 1.0
@@ -141,7 +163,14 @@ def test_llamaindex_llms_and_query_engines_are_recognised() -> None:
     engine = RetrieverQueryEngine(Found(), First(llm=MockLLM()))
     result = audit(engine, [{"question": "q", "answer": "q 1"}])
     assert result[AS_IS].measures["slot_spread"].value == 1.0
-    assert {each.name for each in result.measured} == {AS_IS, "sort", "rerank", "vote"}
+    assert {each.name for each in result.measured} == {
+        AS_IS,
+        "sort",
+        "rerank",
+        "top-3",
+        "long-context-reorder",
+        "vote",
+    }
     with pytest.raises(UnsupportedCombination, match="to_input"):
         audit(engine, records(1), to_input=lambda question, segments: question)
 

@@ -124,9 +124,15 @@ def test_a_judge_who_follows_the_first_place_is_found_out():
         "position_consistency": 0.25,
         "first_preferred": 0.5,
         "second_preferred": 0.25,
-        "preference_fairness": 0.25,
+        "preference_fairness": -0.25,
+        "unreadable": 0,
     }
-    assert judge_figures(judged(("none", "none")))["position_consistency"] == 0
+
+
+def test_pairs_without_a_verdict_take_no_part_in_consistency():
+    found = judge_figures(judged(("none", "none"), ("better", "none"), ("better", "better"), ("worse", "better")))
+    assert (found["position_consistency"], found["preference_fairness"], found["unreadable"]) == (0.5, 0.5, 0.5)
+    assert judge_figures(judged(("none", "none"))) == {"unreadable": 1}
 
 
 def test_sections_weigh_their_subsets_as_the_benchmark_does():

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from invariant_rag.benchmarks.speed import Setting, floor, prompt_of
 from invariant_rag.cli import app
+from invariant_rag.methods import METHODS
 
 
 def test_the_floor_is_what_the_arithmetic_says() -> None:
@@ -29,7 +30,8 @@ def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens: int, s
 
 def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
     words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2 --batch 2"
-    result = CliRunner().invoke(app, [*words.split(), "--out", str(tmp_path)])
+    methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
+    result = CliRunner().invoke(app, [*words.split(), *methods, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "rotor, warm set" in result.output
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
@@ -44,7 +46,22 @@ def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
 
 
 def test_unknown_shapes_and_methods_are_refused() -> None:
-    for words in ("--shape huge", "--method nonsense"):
+    for words, said in (
+        ("--shape huge", "choose from"),
+        ("--method nonsense", "choose from"),
+        ("--shape tiny --dtype floot", "bfloat16"),
+        ("--shape tiny --device abacus", "abacus"),
+    ):
         result = CliRunner().invoke(app, ["bench", "speed", *words.split()])
         assert result.exit_code == 2
-        assert "choose from" in result.output
+        assert said in result.output
+
+
+def test_every_method_is_measured_unless_some_are_named() -> None:
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --new-tokens 1 --repeats 1 --batch 1 --json"
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 0, result.output
+    (measured,) = json.loads(result.stdout)
+    named = [row["name"] for row in measured["rows"]]
+    assert named[0] == "plain"
+    assert set(METHODS) - {"sequential"} <= set(named)

@@ -11,7 +11,7 @@ import pytest
 
 from invariant_rag import RAG, Answer, InvariantModel, Segment
 from invariant_rag.errors import RetrievalError, UnknownName, UnsupportedCombination
-from invariant_rag.pipeline import RETRIEVERS
+from invariant_rag.pipeline import RETRIEVERS, index_documents
 from invariant_rag.retrieval import BM25Retriever, Retriever
 
 QUESTION = "Who built the mill of Brenn?"
@@ -140,6 +140,12 @@ def test_options_for_a_model_that_is_loaded_already_are_refused(docs: Path, mode
 def test_a_missing_folder_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="nowhere"):
         RAG.from_documents(tmp_path / "nowhere", "no-such-model")
+
+
+def test_documents_without_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(RetrievalError, match=r"documents with text, got none in .*empty\.txt"):
+        index_documents(tmp_path / "empty.txt", "bm25")
 
 
 def test_fewer_than_one_chunk_is_refused(model: InvariantModel) -> None:
