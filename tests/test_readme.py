@@ -42,6 +42,8 @@ def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for block in blocks:
         embedded = re.sub(r'from_pretrained\(".*?"\)', "from_pretrained()", block)
         exec(compile(embedded, "README.md", "exec"), namespace)
+    assert namespace["answer"].text == namespace["cold"].text == "red and white"  # type: ignore[attr-defined]
+    assert namespace["warm"].text == "80 miles"  # type: ignore[attr-defined]
     assert namespace["verdict"].winner in {0, 1}  # type: ignore[attr-defined]
     assert namespace["warm"].usage.cached_tokens > namespace["cold"].usage.cached_tokens == 0  # type: ignore[attr-defined]
 
