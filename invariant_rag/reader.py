@@ -38,32 +38,56 @@ class Host:
 
     rotations: list[Rotation]
     lock: RLock = field(default_factory=RLock)
+    probes: Probes | None = None
     digest: tuple[object, str] | None = None
 
     def fingerprint(self, model: PreTrainedModel) -> str:
         """Return a digest of the model, taken again after its weights, or the adapters at work, were changed."""
-        state = _state_of(model)
+        stored = [parameter.data_ptr() for parameter in model.parameters()]
+        if self.probes is None or self.probes.stored != stored:
+            self.probes = Probes.of(model, stored)
+        adapters = self.probes.adapters()
+        state = (stored, self.probes.sampled(), adapters, [parameter._version for parameter in model.parameters()])
         if self.digest is None or self.digest[0] != state:
-            self.digest = (state, fingerprint(model, state[-1]))
+            self.digest = (state, fingerprint(model, adapters))
         return self.digest[1]
 
 
-def _state_of(model: PreTrainedModel) -> tuple[list[int], list[float], list[Any]]:
-    """Return what tells, without reading all of them, that weights were changed; and the adapters (PEFT) at work.
+@dataclass(frozen=True)
+class Probes:
+    """What tells, without reading all of them, that the weights of a model are others.
 
     In-place changes count up a tensor's version, but those made through `.data` (merged adapters) do not: there a
     weight out of the middle of each tensor tells.
+
+    Attributes:
+        stored: Addresses of the parameters.
+        middles: A view of one weight of each, in groups that can be stacked.
+        adapted: Layers with adapters, as PEFT has them.
     """
-    parameters = [parameter.detach() for parameter in model.parameters()]
-    stored = [value for each in parameters for value in (each.data_ptr(), each._version)]
-    middle: dict[torch.device, list[torch.Tensor]] = {}
-    for each in parameters:
-        if each.numel():
-            middle.setdefault(each.device, []).append(each.flatten()[each.numel() // 2])
-    sample = [value for each in middle.values() for value in torch.stack(each).tolist()]
-    adapted = [module for module in model.modules() if hasattr(module, "active_adapters")]
-    adapters = [(each.active_adapters, getattr(each, "disable_adapters", False)) for each in adapted]
-    return stored, sample, [state for state in adapters if not callable(state[0])]
+
+    stored: list[int]
+    middles: list[list[torch.Tensor]]
+    adapted: list[Any]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, stored: list[int]) -> Probes:
+        """Return the probes of a model."""
+        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for each in model.parameters():
+            if each.numel():
+                middle = each.detach()[tuple(size // 2 for size in each.shape)]
+                groups.setdefault((each.device, each.dtype), []).append(middle)
+        layers = [module for module in model.modules() if module is not model and hasattr(module, "active_adapters")]
+        return cls(stored, list(groups.values()), layers)
+
+    def sampled(self) -> list[float]:
+        """Return the weights in the middle."""
+        return [value for group in self.middles for value in torch.stack(group).tolist()]
+
+    def adapters(self) -> list[tuple[Any, bool]]:
+        """Return which adapters each layer applies, and whether they are switched off."""
+        return [(each.active_adapters, getattr(each, "disable_adapters", False)) for each in self.adapted]
 
 
 _hosts: WeakKeyDictionary[PreTrainedModel, Host] = WeakKeyDictionary()

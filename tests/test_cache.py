@@ -151,7 +151,7 @@ def test_entries_belong_to_the_adapters_at_work() -> None:
     lm = InvariantModel(tiny_model("llama"), ordering="lexical", cache=KeyValueCache())
     adapted = lm.model.model.layers[0].self_attn.v_proj
     for adapters, misses in (["one"], 1), (["two"], 2), (["one"], 2):
-        adapted.active_adapters = adapters  # as the layers of PEFT say it
+        adapted.active_adapters = adapters  # as the layers of PEFT, which bring parameters of their own, say it
         lm.logits(PROMPT)
         assert lm.cache.stats().misses == misses
 
