@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from invariant_rag.audit.measures import Measured
 
 NEGLIGIBLE = 0.02
 """An order that changes at most this share of answers is nobody's problem."""
+
+UNSURE = 0.1
+"""So large a share that may flip unseen is too large for saying that order does not matter: fewer than 29 questions."""
 
 FEW = 100
 """Below so many questions intervals are wide: with few topics order effects are masked or exaggerated (2605.27105)."""
@@ -93,7 +97,13 @@ def _untroubled(system: Measured, facts: Sequence[str]) -> Advice | None:
     changes = max(system.measures["net_sensitivity"].high, system.measures["sensitivity"].value)
     if changes > NEGLIGIBLE or _favours(system) or _orders_itself(system):
         return None
-    return Advice("do nothing", "Do nothing: the order of the documents does not matter here.", tuple(facts))
+    headline = "Do nothing: the order of the documents does not matter here."
+    if _unseen(system) > UNSURE:
+        headline = (
+            f"Do nothing yet: the order changed (almost) no answer to {len(system.per_question)} questions, which are "
+            f"too few to tell; up to {_unseen(system):.0%} might flip."
+        )
+    return Advice("do nothing", headline, tuple(facts))
 
 
 def _remedied(system: Measured, remedies: Sequence[Measured], facts: list[str]) -> Advice:
@@ -131,10 +141,13 @@ def _flips(system: Measured) -> str:
     noise = found["noise"].value
     said += f", two calls in the same order with {noise:.1%}." if noise else "."
     if found["flip_rate"].value == 0:
-        # The exact one-sided 95% bound of a share of which none was seen; a bootstrap cannot know it.
-        unseen = 1 - 0.05 ** (1 / len(system.per_question))
-        said += f" That none of {len(system.per_question)} flips still leaves room for up to {unseen:.1%}."
+        said += f" That none of {len(system.per_question)} flips still leaves room for up to {_unseen(system):.1%}."
     return said
+
+
+def _unseen(system: Measured) -> float:
+    """Return the exact one-sided 95% bound of a share of which none was seen; a bootstrap cannot know it."""
+    return 1.0 - math.pow(0.05, 1 / len(system.per_question))
 
 
 def _slots(system: Measured) -> list[str]:

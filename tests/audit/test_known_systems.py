@@ -58,6 +58,8 @@ def test_a_symmetric_system_neither_flips_nor_favours_a_slot() -> None:
     assert value(result, "flip_rate") == value(result, "salted_spread") == value(result, "slot_spread") == 0.0
     assert value(result, "salted_sensitivity") == 0.0
     assert result.advice.choice == "do nothing"
+    assert "too few" in result.advice.headline
+    assert "does not matter" in audit(symmetric, records(29), remedies=[]).advice.headline
 
 
 def test_a_system_that_orders_by_a_rule_of_its_own_is_not_told_that_order_does_not_matter() -> None:
