@@ -1,4 +1,4 @@
-"""What the embedded model shows: `python measure.py [--limit 200] [--out runs] [--page results.md]`.
+"""What the embedded model shows: `python measure.py [--limit 80] [--out runs] [--page results.md]`.
 
 Every method, on the benchmark formats that the embedded model can speak: its own made-up world in the format of Lost in
 the Middle (10, 20 and 30 documents), key-value retrieval, and pairwise judging in the format of LLMBar. One page
@@ -108,7 +108,9 @@ def formats(folder: Path, count: int, seed: int) -> list[Format]:
         settings = {"documents": documents, "template": "plain"}
         found.append(Format(f"{documents} documents", about, "lost-in-the-middle", settings, path, 20))
     for keys in KEYS:
-        about = "Random UUIDs, which the model was never trained on: retrieval by copying alone."
+        about = (
+            "Random UUIDs, which the model was never trained on: retrieval by copying alone, in the smallest of tables."
+        )
         found.append(Format(f"{keys} keys", about, "key-value", {"keys": keys, "make": count}, None, 40))
     judging = folder / f"judging-{count}-{seed}" / "Natural.json"
     judging.parent.mkdir(exist_ok=True)
@@ -148,7 +150,7 @@ def table(shown: Format, runs: dict[tuple[str, str], Run]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=int, default=200, help="questions of each format")
+    parser.add_argument("--limit", type=int, default=80, help="questions of each format")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs and of the data")
     parser.add_argument("--page", type=Path, default=HERE / "README.md", help="the page to write")
