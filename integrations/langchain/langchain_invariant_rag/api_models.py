@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from invariant_rag.api_models import content_ordering
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, UnsupportedModel
 from invariant_rag.orderings import Ordering
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -272,8 +272,10 @@ def canonical(model: Runnable[Any, Any], *, ordering: str | Ordering = "lexical"
 
     Raises:
         UnsupportedCombination: The ordering keeps the order given.
+        UnsupportedModel: The model is no runnable.
     """
     content_ordering(ordering)
+    _check_model(model)
     if isinstance(model, BaseChatModel):
         return CanonicalChatModel(model=model, ordering=ordering)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
@@ -312,8 +314,10 @@ def vote(
     Raises:
         InvalidChoice: Fewer than one vote.
         UnsupportedCombination: The ordering keeps the order given.
+        UnsupportedModel: The model is no runnable.
     """
     content_ordering(ordering)
+    _check_model(model)
     if votes < 1:
         raise InvalidChoice(f"votes: expected at least 1, got {votes}")
     if isinstance(model, BaseChatModel):
@@ -322,3 +326,11 @@ def vote(
         inner = vote(model.bound, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of)
         return model.model_copy(update={"bound": inner})
     return VotingRunnable(model, Requests(ordering, votes, seed), answer_of)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, Runnable):
+        raise UnsupportedModel(
+            f"expected a chat model or another runnable, got {type(model).__name__}",
+            hint='Give the model itself, for a name that of init_chat_model("...").',
+        )

@@ -8,13 +8,13 @@ from threading import Event
 from typing import Any, TypeVar
 
 from invariant_rag.engine import Generation, InvariantModel
-from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
 from invariant_rag.streaming import Abandoned, before_stop, stream_before_stop
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 
+from langchain_invariant_rag.errors import ToolsNotCalled
 from langchain_invariant_rag.grammar import constrained
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Call:
         if self.stop:
             options["stop_strings"] = list(self.stop)
         if self.schema is not None:
-            grammar = constrained(engine, self.schema, self.max_tokens, sampled=self.sampled)
+            grammar = constrained(engine, self.schema, options["max_new_tokens"], sampled=self.sampled)
             options["logits_processor"] = [*options.get("logits_processor", ()), grammar.processor]
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), grammar.stopping]
         if self.abandoned is not None:
@@ -90,14 +90,11 @@ def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords:
             `generate`.
 
     Raises:
-        UnsupportedCombination: Tools were passed.
+        ToolsNotCalled: Tools were passed.
     """
     more = {**parameters["generation_kwargs"], **keywords}
     if more.pop("tools", None):
-        raise UnsupportedCombination(
-            "expected a call without tools: this model does not call them",
-            hint="Give the model what the tool would find: see InvariantRAGMiddleware and SegmentsPlaceholder.",
-        )
+        raise ToolsNotCalled
     for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
         more.pop(name, None)
     given = stop if stop is not None else parameters["stop"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -20,11 +20,13 @@ from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
+from langchain_invariant_rag.errors import ToolsNotCalled
 from langchain_invariant_rag.known import mark_known_in
 from langchain_invariant_rag.messages import core_messages, question
 from langchain_invariant_rag.parameters import InvariantParameters
@@ -161,6 +163,31 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
 
     def _report(self, prompt: Prompt, generation: EngineGeneration, call: Call) -> dict[str, Any]:
         return report_of(generation, prompt, call.text(generation), self.display_name)
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Return this model without tools, as `create_agent` asks for one that answers with what a schema describes.
+
+        Args:
+            tools: No tools: they are not called.
+            tool_choice: Without effect.
+            response_format: The schema, as LangChain's `ProviderStrategy` writes it. None: any text.
+            **kwargs: As for `bind`.
+
+        Raises:
+            ToolsNotCalled: There are tools.
+        """
+        if tools:
+            raise ToolsNotCalled
+        if response_format is not None:
+            kwargs["json_schema"] = json.dumps(response_format["json_schema"]["schema"])
+        return self.bind(**kwargs)
 
     def with_structured_output(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from invariant_rag.errors import InvariantRAGError
+from invariant_rag.errors import InvariantRAGError, UnsupportedCombination
 
 
 class MissingPackage(InvariantRAGError, ImportError):
@@ -19,3 +19,12 @@ class InvalidSchema(InvariantRAGError, ValueError):
     """A schema that cannot be followed token by token."""
 
     hint = "Give a Pydantic class, a TypedDict, or a JSON schema of an object."
+
+
+class ToolsNotCalled(UnsupportedCombination, NotImplementedError):
+    """Tools were given to a model that does not call them."""
+
+    hint = "Give the model what the tool would find: see InvariantRAGMiddleware and SegmentsPlaceholder."
+
+    def __init__(self) -> None:
+        super().__init__("expected a call without tools: this model does not call them")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import invariant_rag
+from invariant_rag.attention import resolve_backend
 from invariant_rag.batching import MicroBatcher
 from invariant_rag.cache import KeyValueCache
 from invariant_rag.engine import Generation, InvariantModel
@@ -114,12 +115,19 @@ class InvariantParameters(BaseLanguageModel[Any]):
         self.method = method.name if self.method is None else self.method
         self.ordering = resolve_ordering(method.default_ordering).name if self.ordering is None else self.ordering
         resolve_ordering(self.ordering)
+        resolve_backend(self.backend or "auto")
+        self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
         return self
 
     @model_validator(mode="after")
     def _set_invariant_rag_version(self) -> Self:
         self._add_version("langchain-invariant-rag", __version__)
         return self
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave out weights that have a name: they are loaded where they are needed."""
+        state = super().__getstate__()
+        return {**state, "__pydantic_private__": {**state["__pydantic_private__"], "_weights": None}}
 
     @property
     def engine(self) -> InvariantModel:

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
-from invariant_rag.errors import ContextOverflow, InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import mark
 from langchain.agents import create_agent
 from langchain_classic.chains import create_retrieval_chain
@@ -451,6 +451,9 @@ def test_choices_are_checked() -> None:
                 wrap(model, ordering="given")
             with pytest.raises(UnknownName, match="lexical"):
                 wrap(model, ordering="alphabetical")
+        for name in ("gpt-4", None):
+            with pytest.raises(UnsupportedModel, match=f"runnable, got {type(name).__name__}"):
+                wrap(name)
     with pytest.raises(InvalidChoice, match="votes"):
         vote(Reader(), votes=0)
 

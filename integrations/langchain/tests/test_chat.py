@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,10 @@ def test_bad_choices_are_refused_when_the_model_is_built(engine: InvariantModel)
         ChatInvariant(method="rotr")
     with pytest.raises(ValidationError, match="unknown ordering 'x'; choose from"):
         ChatInvariant(ordering="x")
+    with pytest.raises(ValidationError, match="unknown backend 'x'; choose from"):
+        ChatInvariant(backend="x")
+    with pytest.raises(ValidationError, match="overflow"):
+        ChatInvariant(overflow="x")
     with pytest.raises(UnsupportedCombination, match="dtype"):
         ChatInvariant(model=engine, dtype="bfloat16")
     with pytest.raises(ValidationError, match="max_tokens"):
@@ -170,8 +175,18 @@ def test_tools_are_refused(chat: ChatInvariant) -> None:
 
     with pytest.raises(UnsupportedCombination, match="tools"):
         chat.invoke("hello", tools=[add])
-    with pytest.raises(NotImplementedError):
-        chat.bind_tools([add])
+    for kind in (UnsupportedCombination, NotImplementedError):  # ours, and what LangChain expects
+        with pytest.raises(kind, match="tools"):
+            chat.bind_tools([add])
+
+
+def test_the_limit_may_be_called_as_transformers_calls_it(engine: InvariantModel) -> None:
+    chat = ChatInvariant(model=engine, generation_kwargs={"max_new_tokens": 2})
+
+    def written(**keywords: Any) -> int:
+        return chat.invoke(QUESTION, **keywords).usage_metadata["output_tokens"]
+
+    assert (written(), written(max_new_tokens=3), written(max_tokens=4)) == (2, 3, 4)
 
 
 def test_what_tools_said_is_read_as_the_users(chat: ChatInvariant) -> None:
@@ -245,6 +260,15 @@ def test_fields_can_be_configured_without_loading_anew(engine: InvariantModel) -
     chat = ChatInvariant(model=engine, max_tokens=3).configurable_fields(max_tokens=ConfigurableField(id="most"))
     answer = chat.invoke(QUESTION, config={"configurable": {"most": 6}})
     assert answer.usage_metadata["output_tokens"] == 6
+
+
+def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name() -> None:
+    for model, size in ((None, 5000), (InvariantModel.from_pretrained(), 10**9)):
+        chat = ChatInvariant(model=model, max_tokens=4)
+        answer = chat.invoke(QUESTION, documents=DOCUMENTS)
+        pickled = pickle.dumps(chat)
+        assert pickle.loads(pickled).invoke(QUESTION, documents=DOCUMENTS).content == answer.content
+        assert len(pickled) < size
 
 
 # --- threads and coroutines -----------------------------------------------------------------------------------------

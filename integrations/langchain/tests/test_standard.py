@@ -36,6 +36,10 @@ class _OurChatModel:
     def supports_model_override(self) -> bool:
         return False
 
+    @property
+    def has_tool_calling(self) -> bool:
+        return False
+
 
 class TestChatInvariantUnit(_OurChatModel, ChatModelUnitTests):
     pass

@@ -9,13 +9,15 @@ from typing import Any, Literal
 import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import UnsupportedCombination
+from langchain.agents import create_agent
+from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from langchain_invariant_rag import ChatInvariant
-from langchain_invariant_rag.errors import InvalidSchema
+from langchain_invariant_rag import ChatInvariant, InvariantRAGMiddleware
+from langchain_invariant_rag.errors import InvalidSchema, ToolsNotCalled
 
-from .shared import DOCUMENTS, QUESTION
+from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
 
 
 class Mood(Enum):
@@ -74,6 +76,33 @@ def test_a_text_follows_its_schema_and_ends_in_time(
     assert schema.model_validate_json(result["raw"].content) == result["parsed"]
     assert result["raw"].response_metadata["finish_reason"] == "stop"
     assert result["raw"].usage_metadata["output_tokens"] <= max_tokens
+
+
+def test_the_limit_of_a_call_may_be_called_as_transformers_calls_it(chat: ChatInvariant) -> None:
+    model = chat.with_structured_output(Many, include_raw=True, max_new_tokens=90)
+    assert model.invoke(QUESTION)["parsed"] == chat.with_structured_output(Many, max_tokens=90).invoke(QUESTION)
+
+
+def test_an_agent_without_tools_answers_with_an_object(chat: ChatInvariant) -> None:
+    def answer(documents: list[Any]) -> Any:
+        middleware = [InvariantRAGMiddleware(Listed(documents=documents))]
+        agent: Any = create_agent(chat, tools=[], middleware=middleware, response_format=Many)
+        return agent.invoke({"messages": [("human", QUESTION)]})["structured_response"]
+
+    answers = [answer(order) for order in ORDERS]
+    assert isinstance(answers[0], Many)
+    assert all(each == answers[0] for each in answers)
+
+
+def test_an_agent_with_tools_and_a_schema_says_that_tools_are_not_called(chat: ChatInvariant) -> None:
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    agent: Any = create_agent(chat, tools=[add], response_format=Many)
+    with pytest.raises(ToolsNotCalled, match="does not call them"):
+        agent.invoke({"messages": [("human", QUESTION)]})
 
 
 def test_beams_are_refused(chat: ChatInvariant) -> None:

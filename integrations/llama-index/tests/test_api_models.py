@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
-from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import mark
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
@@ -247,6 +247,9 @@ def test_choices_are_checked() -> None:
             wrap(Reader(), ordering="given")
         with pytest.raises(UnknownName, match="lexical"):
             wrap(Reader(), ordering="alphabetical")
+        for name in ("gpt-4", None):
+            with pytest.raises(UnsupportedModel, match=f"LLM of LlamaIndex, got {type(name).__name__}"):
+                wrap(name)
     with pytest.raises(InvalidChoice, match="votes"):
         vote(Reader(), votes=0)
 

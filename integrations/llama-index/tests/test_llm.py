@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 from cases import QUERY, TEXTS
 from invariant_rag import InvariantModel, Prompt, SegmentSet
-from invariant_rag.errors import ContextOverflow, ModelNotFound, UnknownName, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, ModelNotFound, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.llms import LLM, ChatMessage, CustomLLM, MessageRole, TextBlock
 from llama_index.core.prompts import PromptTemplate
+from pydantic import ValidationError
+from transformers import PreTrainedModel
 
-from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
+from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
 
 EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 TEXT = f"Read:\n{''.join(map(mark, TEXTS))}\n{QUERY}\n"
@@ -103,6 +105,15 @@ async def test_each_method_passes_other_keywords_to_generate(
     assert (await call(llm, name, repetition_penalty=3.0))[-1] == expected(model, name, repetition_penalty=3.0)
     with pytest.raises(ValueError, match="no_such_keyword"):
         await call(llm, name, no_such_keyword=1)
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_the_limit_may_be_called_as_transformers_calls_it(model: InvariantModel, name: str) -> None:
+    llm = InvariantLLM(model, generation_kwargs={"max_new_tokens": 8})
+    assert llm.metadata.num_output == 8
+    assert (await call(llm, name))[-1] == expected(model, name)
+    assert (await call(InvariantLLM(model), name, max_new_tokens=8))[-1] == expected(model, name)
+    assert (await call(llm, name, max_tokens=3))[-1] == (await call(llm, name, max_new_tokens=3))[-1]
 
 
 @pytest.mark.parametrize("name", [name for name in EIGHT if name.startswith("a")])
@@ -218,8 +229,29 @@ def test_nothing_is_loaded_before_the_first_call(folder: Path, tmp_path: Path) -
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="nowhere"):
         assert InvariantLLM(tmp_path / "nowhere").metadata
-    with pytest.raises(UnknownName, match="rotor"):
-        InvariantLLM(method="no such method").load()
+
+
+@pytest.mark.parametrize("kind", ["method", "ordering", "backend"])
+def test_unknown_names_are_refused_when_the_llm_is_built(kind: str) -> None:
+    with pytest.raises(UnknownName, match=f"unknown {kind} 'foo'; choose from"):
+        InvariantLLM(**{kind: "foo"})
+    with pytest.raises(ValidationError, match=r"overflow\n.*'drop_last'"):
+        InvariantLLM(overflow="foo")
+
+
+def test_unknown_parameters_are_refused() -> None:
+    with pytest.raises(UnknownParameter, match=r"metod, temprature; choose from .*method.* temperature") as error:
+        InvariantLLM(metod="pine", temprature=0.9)
+    assert "`max_new_tokens` is `max_tokens`" in error.value.hint
+    with pytest.raises(UnknownParameter, match="max_new_tokens"):
+        InvariantLLM(max_new_tokens=3)
+
+
+def test_a_model_that_is_not_wrapped_is_refused(weights: PreTrainedModel) -> None:
+    for given in (weights, 5):
+        with pytest.raises(UnsupportedModel, match=f"InvariantModel, got {type(given).__name__}") as error:
+            InvariantLLM(given)
+        assert "InvariantModel(model, tokenizer)" in error.value.hint
 
 
 def test_a_prompt_that_is_too_long_is_refused_by_name(llm: InvariantLLM) -> None:

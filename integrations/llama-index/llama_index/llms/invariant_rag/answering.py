@@ -56,7 +56,7 @@ def generation_options(
     **more: Any,
 ) -> dict[str, Any]:
     """Return LlamaIndex's parameters as keywords of `InvariantModel.generate`."""
-    options = {**more, "max_new_tokens": max_tokens}
+    options = {"max_new_tokens": max_tokens, **more}
     if temperature > 0:
         sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         options |= {"do_sample": True} | {name: value for name, value in sampling.items() if value is not None}

@@ -28,7 +28,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
 
 from invariant_rag.api_models import comparable, content_ordering, most_voted
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, UnsupportedModel
 from llama_index.llms.invariant_rag.plain import Requests
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
@@ -240,8 +240,10 @@ def canonical(llm: LLM, *, ordering: str = "lexical") -> CanonicalLLM:
     Raises:
         UnknownName: There is no such ordering.
         UnsupportedCombination: The ordering keeps the order given.
+        UnsupportedModel: It is no LLM.
     """
     content_ordering(ordering)
+    _check_llm(llm)
     kind = CanonicalToolLLM if isinstance(llm, FunctionCallingLLM) else CanonicalLLM
     return kind(llm=llm, ordering=ordering, **_taken_over(llm))
 
@@ -277,12 +279,22 @@ def vote(
         InvalidChoice: Fewer than one vote.
         UnknownName: There is no such ordering.
         UnsupportedCombination: The ordering keeps the order given.
+        UnsupportedModel: It is no LLM.
     """
     content_ordering(ordering)
+    _check_llm(llm)
     if votes < 1:
         raise InvalidChoice(f"votes: expected at least 1, got {votes}")
     kind = VotingToolLLM if isinstance(llm, FunctionCallingLLM) else VotingLLM
     return kind(llm=llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **_taken_over(llm))
+
+
+def _check_llm(llm: object) -> None:
+    if not isinstance(llm, LLM):
+        raise UnsupportedModel(
+            f"expected an LLM of LlamaIndex, got {type(llm).__name__}",
+            hint='Give the LLM itself, such as OpenAI("...") of llama-index-llms-openai for a name.',
+        )
 
 
 def _taken_over(llm: LLM) -> dict[str, Any]:

@@ -32,10 +32,12 @@ from llama_index_instrumentation import get_dispatcher
 from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.cache import KeyValueCache
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.fitting import Overflow
 from invariant_rag.prompts import render_chat
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import document_rendering
 from llama_index.llms.invariant_rag.answering import Request, answer, answer_in_thread, generation_options, stream
+from llama_index.llms.invariant_rag.choices import check_model, check_names, check_parameters
 from llama_index.llms.invariant_rag.lazy import LazyModel
 from llama_index.llms.invariant_rag.marks import read_marked
 from llama_index.llms.invariant_rag.messages import read_messages
@@ -65,7 +67,10 @@ class InvariantLLM(CustomLLM):
         **kwargs: The fields of this class.
 
     Raises:
+        UnknownName: No such method, ordering or backend.
+        UnknownParameter: There is no such field.
         UnsupportedCombination: There are loading options for a model that is loaded already.
+        UnsupportedModel: The model is none of what is said above.
     """
 
     model: str | None = Field(frozen=True, default=None, description="Hub id or folder; None for the embedded model.")
@@ -83,7 +88,7 @@ class InvariantLLM(CustomLLM):
     )
     device_map: str | dict[str, Any] | None = Field(frozen=True, default="auto", description="As in transformers.")
     max_segment_tokens: int | None = Field(frozen=True, default=None, description="Tokens that one segment may have.")
-    overflow: str = Field(
+    overflow: Overflow = Field(
         frozen=True, default="error", description="Prompt too long: error, drop_last or trim_segments."
     )
     model_kwargs: dict[str, Any] = Field(
@@ -105,6 +110,8 @@ class InvariantLLM(CustomLLM):
         key_value_cache: KeyValueCache | None = None,
         **kwargs: Any,
     ) -> None:
+        check_model(model)
+        check_parameters(kwargs, (*type(self).model_fields, "key_value_cache"))
         loaded = model if isinstance(model, InvariantModel) else None
         if loaded is not None:
             given = [name for name in _LOADING if name in kwargs]
@@ -121,6 +128,9 @@ class InvariantLLM(CustomLLM):
             }
         name = str(model) if isinstance(model, str | Path) else None
         super().__init__(model=loaded.name if loaded else name, **kwargs)
+        self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
+        if loaded is None:
+            check_names(self.method, self.ordering, self.backend)
         options = {field: getattr(self, field) for field in _LOADING[:-1]}
         self._lazy = LazyModel(name, {**options, **self.model_kwargs}, loaded, key_value_cache)
 

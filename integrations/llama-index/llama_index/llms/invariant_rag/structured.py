@@ -26,7 +26,7 @@ T = TypeVar("T", bound=BaseModel)
 class IncompleteObject(InvariantRAGError, ValueError):
     """The answer ended before the object was complete."""
 
-    hint = "Give more max_tokens, or bound the schema: max_length, Literal, fewer fields."
+    hint = "Give more max_tokens, or bound the schema: max_length, le, Literal, fewer fields."
 
 
 def asked_for_object(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> list[ChatMessage]:

@@ -1,0 +1,45 @@
+"""What an InvariantLLM may be given: refused when it is made, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from invariant_rag import InvariantModel
+from invariant_rag.attention import resolve_backend
+from invariant_rag.errors import InvariantRAGError, UnsupportedModel
+from invariant_rag.methods import resolve_method
+from invariant_rag.orderings import resolve_ordering
+
+
+class UnknownParameter(InvariantRAGError, TypeError):
+    """A keyword that is no parameter of an InvariantLLM."""
+
+    hint = (
+        "`max_new_tokens` is `max_tokens` here. Other keywords of transformers' `generate` go into "
+        "`generation_kwargs`, those of `from_pretrained` into `model_kwargs`."
+    )
+
+
+def check_model(model: object) -> None:
+    """Raise UnsupportedModel for what is neither a name nor a wrapped model."""
+    if not isinstance(model, str | Path | InvariantModel | None):
+        raise UnsupportedModel(
+            f"expected a hub id, a folder or an InvariantModel, got {type(model).__name__}",
+            hint="Wrap a model of transformers: InvariantModel(model, tokenizer).",
+        )
+
+
+def check_parameters(given: Iterable[str], parameters: Iterable[str]) -> None:
+    """Raise UnknownParameter where something is given that is no parameter."""
+    known = sorted(parameters)
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise UnknownParameter(f"unknown parameters {', '.join(unknown)}; choose from {', '.join(known)}")
+
+
+def check_names(method: str, ordering: str | None, backend: str) -> None:
+    """Raise UnknownName where there is no such method, ordering or backend."""
+    default = resolve_method(method).default_ordering
+    resolve_ordering(default if ordering is None else ordering)
+    resolve_backend(backend)
