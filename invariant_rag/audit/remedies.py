@@ -310,7 +310,7 @@ def _salting(model: InvariantModel, message: str | None, generation: dict[str, A
     """Return the function that asks a model of ours with its own ordering, or a salted one."""
 
     def ask(question: Question, segments: Sequence[Segment], salt: str) -> Reply:
-        chosen = model.with_method(model.method, ordering=Salted(salt)) if salt else model
+        chosen = model.with_method(ordering=Salted(salt)) if salt else model
         return own_asker(chosen, message, generation)(question, segments)
 
     return ask

@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 
 from invariant_rag import RAG, InvariantModel, Judge
 from invariant_rag.audit import audit
+from invariant_rag.audit.questions import Question
+from invariant_rag.audit.remedies import Salted, variants_of
+from invariant_rag.audit.systems import as_system, own_name
 from invariant_rag.cli import app
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.retrieval import BM25Retriever
@@ -80,6 +83,19 @@ def test_a_folder_keeps_answers_of_other_options_and_methods_apart(plain: Invari
         found = audit(plain, asked, remedies=["rotor"], repeats=1, out=tmp_path, max_new_tokens=tokens)
         alone = audit(plain, asked, remedies=["rotor"], repeats=1, max_new_tokens=tokens)
         assert found["rotor"].measures["tokens"] == alone["rotor"].measures["tokens"]
+
+
+def test_salts_leave_an_intervention_at_work() -> None:
+    plain = InvariantModel.from_pretrained(method="sequential", ordering="lexical")
+    steadied = plain.with_method(intervention="ms-poe")
+    _, askers = variants_of(as_system(steadied), [], [], {"max_new_tokens": 4})
+    question = Question("Which?", tuple(map(Segment, ("one", "two", "three"))))
+    for salt in ("", "salt"):
+        chosen = steadied.with_method(ordering=Salted(salt)) if salt else steadied
+        said = askers[as_system(steadied).name](question, question.segments, salt).text
+        assert said == chosen.generate(chosen.chat_prompt("Which?", question.segments), max_new_tokens=4).text
+        assert chosen.intervention is not None
+    assert own_name(steadied, None, {}) != own_name(plain, None, {})
 
 
 def test_methods_are_tried_on_the_branch_of_a_routed_model_that_reads_by_a_method(plain: InvariantModel) -> None:
