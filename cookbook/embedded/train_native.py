@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ DOCUMENTS = (4, 6, 8, 10, 10, 10, 12, 12, 16, 20, 20, 24, 30)
 QUESTIONS = 20
 TOKENS = 8_192
 """Tokens of a batch, padding included."""
+DESCENTS = ((1_600, 4e-4), (2_000, 8e-4))
+"""Steps and highest learning rate, from which it falls to (almost) nothing; then it starts anew."""
 
 
 class Batches:
@@ -127,6 +130,13 @@ def attend_ring(
 AttentionInterface.register("ring", attend_ring)
 
 
+def rates() -> Iterator[float]:
+    """Yield the learning rate of each step."""
+    for steps, highest in DESCENTS:
+        for step in range(steps):
+            yield highest * min((step + 1) / 50, max(0.02, 1 - step / steps))
+
+
 def main() -> None:
     """Fine-tune and save."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -134,8 +144,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--log", type=Path, help="file of the loss table (tab-separated)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--peak", type=float, default=3e-4, help="highest learning rate")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the computation")
     options = parser.parse_args()
@@ -143,16 +151,16 @@ def main() -> None:
     lm = InvariantModel.from_pretrained(options.model, dtype="float32", device_map=None)
     model, batches = lm.model, Batches(lm, options.seed)
     model.set_attn_implementation("ring")
-    optimiser = optimiser_for(model, options.peak)
+    optimiser = optimiser_for(model, DESCENTS[0][1])
     ahead = ThreadPoolExecutor(1)
     coming = ahead.submit(batches.draw, 0)
     began, seen, sums = time.time(), 0, torch.zeros(3)
     log = options.log.open("w") if options.log else None
-    for step in range(options.steps):
+    for step, rate in enumerate(rates()):
         batch = coming.result()
         coming = ahead.submit(batches.draw, step + 1)
         for group in optimiser.param_groups:
-            group["lr"] = options.peak * min((step + 1) / 50, max(0.02, 1 - step / options.steps))
+            group["lr"] = rate
         ring = Ring(model, batch, len(batches.prefix))
         answer, text, right = losses(model, batch, getattr(torch, options.dtype), ring=ring)
         answer.backward()

@@ -284,7 +284,7 @@ def as_data(setting: Setting, rows: Sequence[Row], batched: dict[str, float]) ->
         ratios: dict[str, float | None] = {
             name: getattr(row, name).relative_to(getattr(plain, name)) for name in ("prefill", "decode", "whole")
         }
-        ratios["peak"] = row.peak / plain.peak if row.peak and plain.peak else None
+        ratios["peak"] = row.peak / plain.peak if row.peak is not None and plain.peak else None
         listed.append({**asdict(row), "ratios": ratios})
     return {
         "setting": asdict(setting),
@@ -352,7 +352,8 @@ def _peak(run: Way, device: str) -> int | None:
     marks.write_text("5", encoding="ascii")  # the high-water mark starts anew
     before = _kilobytes(status.read_text(encoding="ascii"), "VmRSS")
     run(1, Clock())
-    return 1024 * (_kilobytes(status.read_text(encoding="ascii"), "VmHWM") - before)
+    peak = _kilobytes(status.read_text(encoding="ascii"), "VmHWM")
+    return 1024 * max(0, peak - before)  # memory that was handed back meanwhile counts for nothing
 
 
 def _kilobytes(status: str, name: str) -> int:
