@@ -110,11 +110,14 @@ class KeyValueCache:
                 self._entries.move_to_end(key)
                 self._count(hits=1)
                 return entry
-        entry, damaged, refused = (None, False, False) if self._disk is None else self._disk.read(key)
+        entry, wrong = (None, None) if self._disk is None else self._disk.read(key)
         with self._lock:
-            self._count(damaged=int(damaged), disk_errors=int(refused), disk_hits=int(entry is not None))
-            self._count(**({"misses": 1} if entry is None else {"hits": 1}))
-            if entry is not None:
+            if wrong is not None:
+                self._count(**{wrong: 1})
+            if entry is None:
+                self._count(misses=1)
+            else:
+                self._count(hits=1, disk_hits=1)
                 self._keep(key, entry)
         return entry
 
@@ -178,17 +181,17 @@ class _Disk:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.max_bytes = folder, max_bytes
 
-    def read(self, key: str) -> tuple[Entry | None, bool, bool]:
-        """Return the entry, if it is there and intact, and whether a damaged one was found, or the disk refused."""
+    def read(self, key: str) -> tuple[Entry | None, str | None]:
+        """Return the entry, if it is there and intact, and what was wrong, if anything, as `CacheStats` calls it."""
         path = self.folder / (key + _SUFFIX)
         try:
             content = path.read_bytes()
             os.utime(path)
         except FileNotFoundError:
-            return None, False, False
+            return None, None
         except OSError as error:
             _logger.warning("%s cannot be read: %s", path, error)
-            return None, False, True
+            return None, "disk_errors"
         checksum, body = content[:32], content[32:]
         try:
             if hashlib.sha256(body).digest() != checksum:
@@ -196,9 +199,8 @@ class _Disk:
             tensors = load(body)
         except SafetensorError:
             path.unlink(missing_ok=True)
-            return None, True, False
-        pairs = [(tensors[f"{layer}.keys"], tensors[f"{layer}.values"]) for layer in range(len(tensors) // 2)]
-        return pairs, False, False
+            return None, "damaged"
+        return [(tensors[f"{layer}.keys"], tensors[f"{layer}.values"]) for layer in range(len(tensors) // 2)], None
 
     def write(self, key: str, entry: Entry) -> bool:
         """Write an entry; return whether the disk took it."""

@@ -108,7 +108,8 @@ def _untroubled(system: Measured, facts: Sequence[str]) -> Advice | None:
 
 def _remedied(system: Measured, remedies: Sequence[Measured], facts: list[str]) -> Advice:
     """Rules 4 and 5: the best remedy, or none."""
-    helpful = [each for each in remedies if _helps(each, system, _favours(system))]
+    biased = _favours(system)
+    helpful = [each for each in remedies if _helps(each, system, biased)]
     candidates = [each for each in helpful if not _costs_accuracy(each)]
     if not candidates:
         why = "No remedy that was tried helps" if remedies else "No remedy was tried"
