@@ -52,6 +52,11 @@ class AttentionCall:
         """Index of the first query among the S tokens."""
         return self.keys.shape[1] - self.queries.shape[1]
 
+    def empty(self) -> torch.Tensor:
+        """Return room for what the layer's attention gives `[H, Q, D_v]`, laid out so that no copy has to follow."""
+        heads, count, _ = self.queries.shape
+        return self.values.new_empty(count, heads, self.values.shape[-1]).transpose(0, 1)
+
 
 class Backend(Protocol):
     """A way to compute arrangements. All of them compute the same thing."""

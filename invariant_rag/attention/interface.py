@@ -196,14 +196,15 @@ class Arranged:
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Compute one layer's attention: `[B, Q, H, D_v]`."""
         repeats = inputs.queries.shape[0] // len(self.arrangements)
-        rows = range(inputs.queries.shape[0])
-        return torch.stack([self._one(inputs, row, row // repeats).transpose(0, 1) for row in rows])
+        outs = [self._one(inputs, row, row // repeats) for row in range(inputs.queries.shape[0])]
+        return outs[0][None] if len(outs) == 1 else torch.stack(outs)
 
     def _one(self, inputs: LayerInputs, row: int, prompt: int) -> torch.Tensor:
+        """One row of the batch: `[Q, H, D_v]`."""
         memory = self.memories[prompt].setdefault(inputs.layer, {})
         call, skipped = row_call(inputs, row, self.padding[prompt], self.rotations[inputs.layer], memory)
-        out = self.arrangements[prompt].attend(self.backend, call)
-        return torch.nn.functional.pad(out, (0, 0, skipped, 0))
+        out = self.arrangements[prompt].attend(self.backend, call).transpose(0, 1)
+        return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
 
 
 def row_call(

@@ -48,7 +48,7 @@ def attend_by_importance(arrangement: ImportanceArrangement, call: AttentionCall
     Importance is computed without rotary position, in float32, over the tokens of the other segments.
     """
     layout = arrangement.layout
-    out = call.values.new_empty(*call.queries.shape[:2], call.values.shape[-1])
+    out = call.empty()
 
     def fill(view: _View) -> None:
         block = view.block

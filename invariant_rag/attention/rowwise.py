@@ -31,13 +31,13 @@ class RowWise(ABC):
 
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
-        out = call.values.new_empty(*call.queries.shape[:2], call.values.shape[-1])
+        out = call.empty()
         self._fill(out, arrangement.rows, call)
         return out
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for rows that weigh the sets before them: Structured Prompting, APE."""
-        out = call.values.new_empty(*call.queries.shape[:2], call.values.shape[-1])
+        out = call.empty()
         self._fill(out, weigh_sets(arrangement, call, out), call)
         return out
 
