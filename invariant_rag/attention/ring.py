@@ -16,7 +16,7 @@ from invariant_rag.arrangement import Row, Run
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.parts import Part, merged, part
 
-_TOGETHER = 1024
+_TOGETHER = 512
 """Queries, over the heads that share keys, from which on fused attention on a CPU is at its best."""
 
 
@@ -73,13 +73,16 @@ def attend_ring(ring: Ring, call: AttentionCall, out: torch.Tensor) -> None:
             parts.append(part(call, queries, keys[:, around], values[:, around]))
         if start:
             parts.append(part(call, turned_queries(rows, call), call.keys[:, :start], call.values[:, :start]))
-        out[:, a:b] = merged(parts)
+        last = rows[-1].queries.start
+        out[:, last:b] = merged([_some(each, slice(last - a, None)) for each in parts])
         if len(rows) > 1:
-            count = rows[-1].queries.start - a
             inner = slice(rows[0].queries.stop - behind, b - behind)
-            extra = part(call, queries[:, :count], keys[:, inner], values[:, inner], mask=_behind(rows))
-            joined = [Part(each.out[:, :count], each.total[:, :count]) for each in parts]
-            out[:, a : a + count] = merged([*joined, extra])
+            extra = part(call, queries[:, : last - a], keys[:, inner], values[:, inner], mask=_behind(rows))
+            out[:, a:last] = merged([*(_some(each, slice(last - a)) for each in parts), extra])
+
+
+def _some(whole: Part, queries: slice) -> Part:
+    return Part(whole.out[:, queries], whole.total[:, queries])
 
 
 def _together(rows: Sequence[Row], groups: int) -> Iterator[list[Row]]:

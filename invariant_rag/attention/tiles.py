@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,15 +36,12 @@ class Tiles:
     bias: torch.Tensor
     owners: tuple[int, ...]
 
-    def around(self, segment: int) -> list[Tiles]:
-        """The tiles of the segments before one and of those behind it, where there are any."""
+    def without(self, segment: int) -> Tiles:
+        """The tiles of the other segments; those of this one stay, unseen."""
         first, stop = bisect_left(self.owners, segment), bisect_right(self.owners, segment)
-        sides = [slice(0, first), slice(stop, len(self.owners))]
-        return [
-            Tiles(self.keys[side], self.values[side], self.bias[side], self.owners[side])
-            for side in sides
-            if side.start < side.stop
-        ]
+        bias = self.bias.clone()
+        bias[first:stop] = float("-inf")
+        return replace(self, bias=bias)
 
 
 def cut(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
@@ -80,10 +77,10 @@ def attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: Tiles, sh
     """
     count, (heads, asked, size) = len(tiles.owners), queries.shape
     by = shifts[..., list(tiles.owners)].permute(2, 0, 1)
+    if tiles.keys.shape[2] <= _SHORT:
+        return _attend_to_short(call, queries, tiles, by, reach)
     turned = call.rotation.rotate_each(queries, -by, reach).to(queries.dtype)
     packed = turned.reshape(count, call.keys.shape[0], -1, size)
-    if tiles.keys.shape[2] <= _SHORT:
-        return _attend_to_short(call, packed, tiles, heads)
     bias = tiles.bias.expand(-1, 1, packed.shape[2], -1)
     out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         packed, tiles.keys, tiles.values, attn_mask=bias, scale=call.scaling
@@ -92,16 +89,22 @@ def attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: Tiles, sh
     return joined([Part(*each) for each in parts])
 
 
-def _attend_to_short(call: AttentionCall, packed: torch.Tensor, tiles: Tiles, heads: int) -> Part:
-    """Attend by matrix products, one set of heads that share keys after the other: small tiles keep fused kernels idle.
+def _attend_to_short(
+    call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
+) -> Part:
+    """Attend by matrix products, which small tiles keep busier than fused kernels.
 
-    `packed`: queries `[M, H_kv, R, D]`, turned for each tile.
+    The heads that share keys are read one group after the other, so that everything stays in a processor's cache.
+    `shifts`: `[M, H, Q or 1]`.
     """
     outs, totals = [], []
-    for head in range(packed.shape[1]):
-        keys = tiles.keys[:, head].transpose(1, 2)
-        scores = torch.baddbmm(tiles.bias[:, 0].to(keys.dtype), packed[:, head], keys, alpha=call.scaling)
-        scores = scores.transpose(0, 1).reshape(packed.shape[2], -1)
+    groups, bias = call.groups, tiles.bias[:, 0].to(queries.dtype)
+    for head in range(call.keys.shape[0]):
+        heads = slice(head * groups, (head + 1) * groups)
+        turned = call.rotation.rotate_each(queries[heads], -shifts[:, heads], reach).to(queries.dtype)
+        packed = turned.reshape(len(tiles.owners), -1, queries.shape[-1])
+        scores = torch.baddbmm(bias, packed, tiles.keys[:, head].transpose(1, 2), alpha=call.scaling)
+        scores = scores.transpose(0, 1).reshape(packed.shape[1], -1)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         highest = scores.amax(dim=-1, keepdim=True)
         weights = scores.sub_(highest).exp_()
@@ -109,7 +112,8 @@ def _attend_to_short(call: AttentionCall, packed: torch.Tensor, tiles: Tiles, he
         values = tiles.values[:, head].reshape(-1, tiles.values.shape[-1])
         outs.append((weights.to(values.dtype) @ values) / total.to(values.dtype))
         totals.append((highest + total.log())[:, 0])
-    return Part(torch.stack(outs).reshape(heads, -1, outs[0].shape[-1]), torch.stack(totals).reshape(heads, -1))
+    shape = queries.shape[:2]
+    return Part(torch.stack(outs).reshape(*shape, -1), torch.stack(totals).reshape(shape))
 
 
 def attend_to_others(
@@ -133,7 +137,7 @@ def attend_to_others(
         own: The segment that reads.
     """
     if tiles.keys.shape[2] <= _SHORT:
-        return joined([attend_to_tiles(call, queries, each, shifts, reach) for each in tiles.around(own)])
+        return attend_to_tiles(call, queries, tiles.without(own), shifts, reach)
     parts = []
     for other, span in enumerate(spans):
         if other == own or not len(span):
