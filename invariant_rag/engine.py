@@ -92,7 +92,7 @@ class InvariantModel:
         self.model = model
         self.tokenizer = tokenizer
         self.method = resolve_method(method)
-        self.ordering = resolve_ordering(self.method.default_ordering if ordering is None else ordering)
+        self.ordering = resolve_ordering(ordering, self.method.default_ordering)
         self.backend = resolve_backend(backend)
         self.intervention = resolve_intervention(intervention, self.method, model)
         self._budget = Budget(context_window(model.config), max_segment_tokens, overflow)
@@ -137,7 +137,7 @@ class InvariantModel:
             UnsupportedModel: It cannot be arranged; the message says why.
         """
         method, backend = resolve_method(method), resolve_backend(backend)  # before anything is loaded
-        ordering = resolve_ordering(method.default_ordering if ordering is None else ordering)
+        ordering = resolve_ordering(ordering, method.default_ordering)
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **kwargs)
         return cls(
             model,

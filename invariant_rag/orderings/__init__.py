@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 
-def resolve_ordering(name_or_instance: str | Ordering) -> Ordering:
-    """Return the ordering of that name with its defaults, or the instance itself.
+def resolve_ordering(name_or_instance: str | Ordering | None, default: str | None = None) -> Ordering:
+    """Return the ordering of that name with its defaults, or the instance itself; the default where none is chosen.
 
     >>> resolve_ordering("lexical")
     Lexical()
@@ -46,7 +46,8 @@ def resolve_ordering(name_or_instance: str | Ordering) -> Ordering:
     """
     if isinstance(name_or_instance, Ordering):
         return name_or_instance
+    wanted = default if name_or_instance is None else name_or_instance
     for name, ordering in ORDERINGS.items():
-        if name == name_or_instance:
+        if name == wanted:
             return ordering()
-    raise UnknownName("ordering", name_or_instance, ORDERINGS)
+    raise UnknownName("ordering", wanted, ORDERINGS)

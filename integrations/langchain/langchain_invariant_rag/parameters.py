@@ -113,8 +113,8 @@ class InvariantParameters(BaseLanguageModel[Any]):
                 self.ordering = self.model.ordering if self.ordering is None else self.ordering
         method = resolve_method("rotor" if self.method is None else self.method)
         self.method = method.name if self.method is None else self.method
-        self.ordering = resolve_ordering(method.default_ordering).name if self.ordering is None else self.ordering
-        resolve_ordering(self.ordering)
+        ordering = resolve_ordering(self.ordering, method.default_ordering)
+        self.ordering = ordering.name if self.ordering is None else self.ordering
         resolve_backend(self.backend or "auto")
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
         return self

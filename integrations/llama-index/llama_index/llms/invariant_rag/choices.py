@@ -40,6 +40,5 @@ def check_parameters(given: Iterable[str], parameters: Iterable[str]) -> None:
 
 def check_names(method: str, ordering: str | None, backend: str) -> None:
     """Raise UnknownName where there is no such method, ordering or backend."""
-    default = resolve_method(method).default_ordering
-    resolve_ordering(default if ordering is None else ordering)
+    resolve_ordering(ordering, resolve_method(method).default_ordering)
     resolve_backend(backend)
