@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from invariant_rag.errors import InvariantRAGError, TokenizerRequired, UnsupportedModel
 from invariant_rag.orderings.base import Candidate, Ordering
@@ -24,6 +25,9 @@ class Relevance(Ordering):
         batch_size: Texts per forward pass.
         device: Where to load the model; the GPU if there is one, unless told. A loaded model stays where it is.
     """
+
+    _loaded: Any = None
+    """What a subclass has loaded."""
 
     def __init__(self, model: object, *, batch_size: int = 32, device: str | None = None) -> None:
         if batch_size < 1:
@@ -61,6 +65,15 @@ class Relevance(Ordering):
         if any(math.isnan(score) for score in scores.values()):
             raise UnsupportedModel(f"the model of ordering {self.name!r} gave nan scores", hint="Try another model.")
         return [-scores[text] for text in readable]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A lock cannot leave its process, and weights that have a name are loaded where they are needed.
+        left = {"_lock"} if self.name_or_folder is None else {"_lock", "_loaded"}
+        return {name: value for name, value in vars(self).items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = Lock()
 
     def __repr__(self) -> str:
         shown = type(self.model).__name__ if self.name_or_folder is None else repr(self.name_or_folder)

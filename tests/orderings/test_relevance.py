@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
@@ -144,6 +145,19 @@ def test_threads_that_arrive_together_load_the_model_once(t5_folder: Path, monke
         ranks = list(pool.map(lambda _: ordering.rank(listed, "salt"), range(8)))
     assert loads == [str(t5_folder)]
     assert ranks == [ranks[0]] * 8
+
+
+def test_an_ordering_survives_pickling_and_loads_its_model_where_it_arrives(
+    monot5: MonoT5, cross_encoder: CrossEncoder, embedding: Embedding, t5_folder: Path
+) -> None:
+    listed = [candidate(text) for text in TEXTS]
+    for ordering in (monot5, cross_encoder, embedding):
+        expected = ordering.keys(listed, "salt mill")
+        arrived = pickle.dumps(ordering)
+        assert len(arrived) < 1000, "weights that have a name stay behind"
+        assert pickle.loads(arrived).keys(listed, "salt mill") == expected
+    given = MonoT5(T5ForConditionalGeneration.from_pretrained(t5_folder), AutoTokenizer.from_pretrained(t5_folder))
+    assert pickle.loads(pickle.dumps(given)).keys(listed, "salt") == given.keys(listed, "salt")
 
 
 def test_cross_encoder_refuses_a_model_with_two_outputs(two_output_bert_folder: Path) -> None:

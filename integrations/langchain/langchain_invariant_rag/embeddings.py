@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from invariant_rag.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
 from invariant_rag.segments import encodable
@@ -23,6 +24,7 @@ class InvariantEmbeddings(Embeddings):
 
     def __init__(self, embedder: Embedder | str | Path = DEFAULT_EMBEDDER, *, batch_size: int = 1) -> None:
         self._embedder = embedder
+        self._loaded: Embedder | None = None
         self._batch_size = batch_size
         self._lock = Lock()  # a fast tokenizer keeps its padding as state
 
@@ -31,7 +33,7 @@ class InvariantEmbeddings(Embeddings):
         readable = [encodable(text) for text in texts]
         batches = [readable[start : start + self._batch_size] for start in range(0, len(texts), self._batch_size)]
         with self._lock:
-            loaded = self._loaded()
+            loaded = self._load()
             return [
                 [float(value) for value in vector]
                 for batch in batches
@@ -41,11 +43,21 @@ class InvariantEmbeddings(Embeddings):
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a question."""
         with self._lock:
-            (vector,) = self._loaded().encode_query([encodable(text)], show_progress_bar=False)
+            (vector,) = self._load().encode_query([encodable(text)], show_progress_bar=False)
         return [float(value) for value in vector]
 
-    def _loaded(self) -> Embedder:
+    def _load(self) -> Embedder:
         """Return the embedder, loaded on the first call. Called under the lock."""
-        if isinstance(self._embedder, str | Path):
-            self._embedder = load_embedder(self._embedder)
-        return self._embedder
+        if self._loaded is None:
+            given = self._embedder
+            self._loaded = load_embedder(given) if isinstance(given, str | Path) else given
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A lock cannot leave its process, and an embedder that has a name is loaded where it is needed.
+        return {name: value for name, value in vars(self).items() if name not in {"_lock", "_loaded"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._loaded = None
+        self._lock = Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -37,6 +38,13 @@ def embeddings() -> InvariantEmbeddings:
 @pytest.fixture(scope="module")
 def chat(engine: InvariantModel) -> ChatInvariant:
     return ChatInvariant(model=engine, max_tokens=8, sort_segments=False)
+
+
+def test_embeddings_survive_pickling_and_leave_a_named_model_behind(embeddings: InvariantEmbeddings) -> None:
+    expected = embeddings.embed_query(QUESTION)
+    pickled = pickle.dumps(embeddings)
+    assert len(pickled) < 1000
+    assert pickle.loads(pickled).embed_query(QUESTION) == expected
 
 
 def stores(documents: list[Document], embeddings: InvariantEmbeddings) -> dict[str, Any]:
