@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from invariant_rag.segments import Segment, plain_rendering
-
-# Kana and ideographs are words of their own: no space says where a word ends.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+from invariant_rag.words import words
 
 
 @dataclass(frozen=True)
@@ -47,17 +43,17 @@ def cite(answer: str, question: str, segments: Sequence[Segment]) -> list[Citati
     >>> [(each.index, each.exact) for each in cite("Noon, I think.", "When does the ferry leave?", chunks)]
     []
     """
-    wanted = _words(answer)
+    wanted = words(answer)
     if not wanted:
         return []
-    chunks = [_words(plain_rendering(segment)) for segment in segments]
+    chunks = [words(plain_rendering(segment)) for segment in segments]
     spaced = f" {' '.join(wanted)} "
     exact = [spaced in f" {' '.join(chunk)} " for chunk in chunks]
     if any(exact):
         share = [float(found) for found in exact]
     else:
         frequency = Counter(word for chunk in chunks for word in set(chunk))
-        telling = {word for word in wanted if 2 * frequency[word] <= len(chunks)} - set(_words(question))
+        telling = {word for word in wanted if 2 * frequency[word] <= len(chunks)} - set(words(question))
         share = [len(telling & set(chunk)) / len(telling) if telling else 0.0 for chunk in chunks]
 
     def best_first(index: int) -> tuple[object, ...]:
@@ -66,7 +62,3 @@ def cite(answer: str, question: str, segments: Sequence[Segment]) -> list[Citati
 
     cited = sorted((index for index in range(len(segments)) if share[index] >= 0.5), key=best_first)
     return [Citation(index, segments[index], exact[index]) for index in cited]
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

@@ -6,7 +6,6 @@ returns, scores included, is the same bit for bit in whatever order the corpus w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby, islice
@@ -19,14 +18,13 @@ import numpy as np
 from invariant_rag.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
 from invariant_rag.errors import RetrievalError
 from invariant_rag.segments import Segment, encodable, plain_rendering
+from invariant_rag.words import words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ENCODING = Lock()
 """One encoding at a time: embedders may be shared, and a fast tokenizer keeps its padding and truncation as state."""
-
-_WORD = re.compile(r"\w+")
 
 
 class Retriever(Protocol):
@@ -94,7 +92,9 @@ class FaissRetriever:
 
 
 class BM25Retriever:
-    """Rank by BM25 over lower-case words of title and text (bm25s, Lucene's variant: k1 1.5, b 0.75).
+    """Rank by BM25 over the words of title and text, whatever their case (bm25s, Lucene's variant: k1 1.5, b 0.75).
+
+    A character that is written without spaces, such as an ideograph, is a word.
 
     A chunk that has no word of the query scores 0 and comes after all that have one.
 
@@ -110,11 +110,11 @@ class BM25Retriever:
         from bm25s import BM25
 
         self._segments = _canonical(segments)
-        words = [_words(plain_rendering(segment)) for segment in self._segments]
-        vocabulary = {word: index for index, word in enumerate(sorted({word for each in words for word in each}))}
+        texts = [words(plain_rendering(segment)) for segment in self._segments]
+        vocabulary = {word: index for index, word in enumerate(sorted({word for each in texts for word in each}))}
         self._index = BM25() if vocabulary else None
         if self._index:
-            ids = [[vocabulary[word] for word in each] for each in words]
+            ids = [[vocabulary[word] for word in each] for each in texts]
             self._index.index((ids, vocabulary), create_empty_token=False, show_progress=show_progress)
 
     def retrieve(self, query: str, k: int) -> list[Segment]:
@@ -122,7 +122,7 @@ class BM25Retriever:
         _check_k(k)
         scores = np.zeros(len(self._segments), dtype=np.float32)
         if self._index:
-            scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(_words(query)))
+            scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words(query)))
         # The corpus is sorted by content hash, so a stable sort leaves ties in that order.
         best = np.argsort(-scores, kind="stable")[:k]
         return [replace(self._segments[index], score=float(scores[index])) for index in best]
@@ -140,10 +140,6 @@ def _normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return `[N, D]` vectors of length one, float32 and contiguous, as FAISS wants them. Zero stays zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(lengths == 0, 1, lengths), dtype=np.float32)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
 
 
 def _check_k(k: int) -> None:

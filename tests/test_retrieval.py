@@ -210,6 +210,22 @@ def test_titles_digits_and_capitals_are_words_too():
     assert retriever.retrieve("MARKET", 1)[0].title == "Market"
 
 
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("塔の高さは？", "塔は古い石で、高さは三十メートルです。"),
+        ("图书馆在哪里", "新的图书馆位于河边。"),
+        ("Where is the office?", "The o\ufb03ce is by the river."),
+        ("\uff26\uff21\uff38 number", "Our fax is out of order."),
+        ("STRASSE", "Die Straße ist lang."),
+    ],
+)
+def test_words_are_found_without_spaces_between_them_and_in_other_forms_of_their_letters(query, text):
+    found = BM25Retriever([Segment("橋は赤く塗られた。"), Segment(text), Segment("Nothing else.")]).retrieve(query, 3)
+    assert found[0].text == text
+    assert found[0].score > found[1].score
+
+
 def test_chunks_without_a_word_of_the_query_score_zero_and_come_last():
     found = BM25Retriever(CORPUS).retrieve("bridge", len(CORPUS))
     assert found[0].text.startswith("The bridge of Tal")
