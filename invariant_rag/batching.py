@@ -108,9 +108,10 @@ def _answer(batch: Sequence[_Request]) -> None:
     first = batch[0]
     try:
         generations = first.lm.generate([each.prompt for each in batch], **first.options)
-    except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
-        if len(batch) == 1:
-            first.answer.set_exception(error)
+    except BaseException as error:  # noqa: BLE001 - raised again by the threads that asked
+        if len(batch) == 1 or not isinstance(error, Exception):
+            for each in batch:
+                each.answer.set_exception(error)
             return
         for each in batch:  # one bad prompt is no reason for the others to fail
             _answer([each])

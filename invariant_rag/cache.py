@@ -186,19 +186,21 @@ class _Disk:
         path = self.folder / (key + _SUFFIX)
         try:
             content = path.read_bytes()
-            os.utime(path)
         except FileNotFoundError:
             return None, None
         except OSError as error:
             _logger.warning("%s cannot be read: %s", path, error)
             return None, "disk_errors"
+        with suppress(OSError):  # of a folder that others write, entries are read, and age
+            os.utime(path)
         checksum, body = content[:32], content[32:]
         try:
             if hashlib.sha256(body).digest() != checksum:
                 raise SafetensorError("the checksum does not fit")
             tensors = load(body)
         except SafetensorError:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else may have removed it, or own it
+                path.unlink()
             return None, "damaged"
         return [(tensors[f"{layer}.keys"], tensors[f"{layer}.values"]) for layer in range(len(tensors) // 2)], None
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
-from invariant_rag.errors import TokenizerRequired
+from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
 from invariant_rag.preparation import PreparedPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 
 
 @dataclass(frozen=True)
@@ -66,22 +69,41 @@ def generation_options(
 ) -> dict[str, Any]:
     """Return keywords for transformers' `generate`, with what it needs to know about this model filled in.
 
+    What is left open comes from a `generation_config` among the keywords, and then from the model's own; but decoding
+    is greedy unless sampling was asked for.
+
     Raises:
         TokenizerRequired: Stop strings were asked for, and there is no tokenizer.
+        UnsupportedCombination: Assisted decoding was asked for, or decoding without a cache.
     """
-    config = kwargs.get("generation_config") or model.generation_config
     options = {name: value for name, value in kwargs.items() if value is not None}
-    if "generation_config" not in options:
-        options.setdefault("do_sample", False)
+    given = options.get("generation_config")
+
+    def chosen(name: str) -> Any:
+        said = (options.get(name), *(getattr(config, name, None) for config in (given, model.generation_config)))
+        return next((each for each in said if each is not None), None)
+
+    if assisted := [name for name in _ASSISTED if chosen(name) is not None]:
+        raise UnsupportedCombination(
+            f"expected decoding that goes on from an arranged prefill, got {', '.join(assisted)}: with assistance, "
+            "transformers reads the prompt again, as the plain model does",
+            hint="Leave assisted decoding away.",
+        )
+    if options.get("use_cache", getattr(given, "use_cache", None)) is False:
+        raise UnsupportedCombination(
+            "expected decoding with a cache, got use_cache=False: the arranged prefill is what the cache holds",
+            hint="Leave use_cache away.",
+        )
+    options["use_cache"] = True
+    options.setdefault("do_sample", bool(getattr(given, "do_sample", False)))
     for name in ("num_beams", "num_return_sequences"):
-        options.setdefault(name, getattr(config, name, None) or 1)
-    if options.get("eos_token_id") is None:
-        options["eos_token_id"] = config.eos_token_id
-    if options.get("pad_token_id") is None:
-        known = [config.pad_token_id, getattr(tokenizer, "pad_token_id", None), *_ids(options["eos_token_id"]), 0]
-        options["pad_token_id"] = next(each for each in known if each is not None)
+        options[name] = chosen(name) or 1
+    options["eos_token_id"] = chosen("eos_token_id")
+    known = [chosen("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *_ids(options["eos_token_id"]), 0]
+    options["pad_token_id"] = next(each for each in known if each is not None)
     criteria = list(options.get("stopping_criteria") or ())
-    strings = options.pop("stop_strings", None) or getattr(config, "stop_strings", None)
+    strings = chosen("stop_strings")
+    options.pop("stop_strings", None)
     if strings:
         if tokenizer is None:
             raise TokenizerRequired("expected a model with a tokenizer: stop strings are text")
@@ -89,6 +111,12 @@ def generation_options(
         criteria.append(StopStringCriteria(tokenizer, strings))
     options["stopping_criteria"] = StoppingCriteriaList([_Stops(criteria)] if criteria else [])
     return options
+
+
+def most_new_tokens(asked: int | None, kwargs: dict[str, Any]) -> int:
+    """Return how many tokens to generate at most: as asked, or as a `generation_config` says, or 64."""
+    said = (asked, getattr(kwargs.get("generation_config"), "max_new_tokens", None), 64)
+    return next(each for each in said if each is not None)
 
 
 class _Stops(StoppingCriteria):

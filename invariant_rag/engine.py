@@ -24,6 +24,7 @@ from invariant_rag.decoding import (
     Generation,
     Usage,
     generation_options,
+    most_new_tokens,
     padded_batch,
     padded_positions,
     read_output,
@@ -38,7 +39,7 @@ from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.preparation import PreparedPrompt, prepare
 from invariant_rag.prompts import Message, question_messages, render_chat, text_ids
 from invariant_rag.reader import Reader
-from invariant_rag.segments import Prompt, Segment, SegmentSet
+from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
 from invariant_rag.streaming import TextStream, stream_text
 
 if TYPE_CHECKING:
@@ -292,9 +293,7 @@ class InvariantModel:
             ContextOverflow: It is too long, and `overflow` is `error`.
         """
         prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self._budget, new_tokens)
-        vocabulary, largest = self.model.config.get_text_config(decoder=True).vocab_size, max(prepared.input_ids)
-        if largest >= vocabulary:
-            raise InvalidPrompt(f"expected token ids below {vocabulary}, the model's vocabulary, got {largest}")
+        self._check_vocabulary(prepared.input_ids)
         return prepared
 
     def logits(self, prompt: Prompt) -> torch.Tensor:
@@ -307,24 +306,30 @@ class InvariantModel:
 
     @overload
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> Generation: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> list[Generation]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
     ) -> Generation | list[Generation]:
         """Generate with the model's own `generate`, from an arranged prefill.
 
         Args:
             prompt: One prompt, or several, which are decoded as one batch.
-            max_new_tokens: The most tokens to generate for each prompt.
-            seed: Seed for sampling; the global random state is left alone. None: sample from the global state.
-            **kwargs: Every keyword of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
+            max_new_tokens: The most tokens to generate for each prompt. None: what a `generation_config` says, or 64.
+            seed: Seed for sampling; the global random state is put back afterwards. It is one for the whole process, so
+                answers repeat as long as no other thread draws from it meanwhile. None: sample from the global state.
+            **kwargs: The keywords of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
                 `logits_processor`... Decoding is greedy unless `do_sample` or a `generation_config` says otherwise.
 
         Returns:
@@ -333,18 +338,22 @@ class InvariantModel:
 
         Raises:
             InvalidPrompt: A prompt ends with a segment: the tokens to generate follow a suffix.
+            UnsupportedCombination: Assisted decoding was asked for, or `use_cache=False`.
         """
+        wanted = most_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
-        prepared = [self.prepare_to_generate(each, max_new_tokens) for each in prompts]
+        prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
         if not prepared:
             return []
         with self.reader.running(), nullcontext() if seed is None else torch.random.fork_rng():
             if seed is not None:
                 torch.manual_seed(seed)
-            generations = self._generate(prepared, max_new_tokens, kwargs)
+            generations = self._generate(prepared, wanted, kwargs)
         return generations[0] if isinstance(prompt, Prompt) and len(generations) == 1 else generations
 
-    def stream(self, prompt: Prompt, *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any) -> TextStream:
+    def stream(
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+    ) -> TextStream:
         """Generate, and yield pieces of text as they come. Joined, they are the text that `generate` returns.
 
         Closing the stream stops the generation. An error during generation is raised from it. Once it has ended,
@@ -352,7 +361,7 @@ class InvariantModel:
 
         Args:
             prompt: The prompt.
-            max_new_tokens: The most tokens to generate.
+            max_new_tokens: The most tokens to generate. None: as for `generate`.
             seed: Seed for sampling.
             **kwargs: As for `generate`; one sequence, no beams.
 
@@ -373,17 +382,12 @@ class InvariantModel:
             candidates: Continuations, as text or token ids. They are scored in one batch.
 
         Raises:
-            InvalidPrompt: A candidate has no token, there is no list of them, or the prompt ends with a segment.
+            InvalidPrompt: A candidate has no token or one that the model does not know, there is no list of them, or
+                the prompt ends with a segment.
         """
-        if isinstance(candidates, str):
-            raise InvalidPrompt(
-                f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
-            )
-        options = [text_ids(each, self.tokenizer) for each in candidates]
+        options = self.candidate_ids(candidates)
         if not options:
             return []
-        if not all(options):
-            raise InvalidPrompt(f"expected candidates of at least one token, got none in {candidates!r}")
         longest = max(map(len, options))
         prepared = self.prepare_to_generate(prompt, longest)
         last = prepared.input_ids[-1]
@@ -401,6 +405,24 @@ class InvariantModel:
                 float(logprobs[row, torch.arange(len(option)), torch.tensor(option)].double().sum())
                 for row, option in enumerate(options)
             ]
+
+    def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
+        """Return the token ids of continuations to score.
+
+        Raises:
+            InvalidPrompt: A candidate has no token or one that the model does not know, or there is no list of them.
+            TokenizerRequired: One is text, and the model has no tokenizer.
+        """
+        if isinstance(candidates, str):
+            raise InvalidPrompt(
+                f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
+            )
+        options = [text_ids(each, self.tokenizer) for each in candidates]
+        if not all(options):
+            raise InvalidPrompt(f"expected candidates of at least one token, got none in {candidates!r}")
+        for option in options:
+            self._check_vocabulary(option)
+        return options
 
     def prepare_to_generate(self, prompt: Prompt, new_tokens: int) -> PreparedPrompt:
         """Return a prompt as the model reads it, which ends with a token to go on from.
@@ -434,6 +456,11 @@ class InvariantModel:
         attending = self.reader.attending(prompts, [0] * len(prompts), [{} for _ in prompts])
         with self.reader.host.lock, pristine_frequencies(self.model), attending:
             yield
+
+    def _check_vocabulary(self, ids: TokenIds) -> None:
+        vocabulary, largest = self.model.config.get_text_config(decoder=True).vocab_size, max(ids)
+        if largest >= vocabulary:
+            raise InvalidPrompt(f"expected token ids below {vocabulary}, the model's vocabulary, got {largest}")
 
     def _generate(
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, kwargs: dict[str, Any]

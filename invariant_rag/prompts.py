@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
 from invariant_rag.orderings.base import Candidate
-from invariant_rag.segments import Prompt, Segment, SegmentSet, Text, TokenIds, document_rendering, encodable
+from invariant_rag.segments import (
+    Prompt,
+    Segment,
+    SegmentSet,
+    Text,
+    TokenIds,
+    as_token_ids,
+    document_rendering,
+    encodable,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,9 +104,10 @@ def text_ids(text: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | Non
     """Token ids of a text that continues a prompt: special tokens are special, and none is put in front.
 
     Raises:
+        InvalidPrompt: It is neither a text nor token ids.
         TokenizerRequired: It is text, and there is no tokenizer.
     """
-    return _text_ids(text if isinstance(text, str) else tuple(text), tokenizer)
+    return _text_ids(text if isinstance(text, str) else as_token_ids(text, InvalidPrompt), tokenizer)
 
 
 def _candidate(

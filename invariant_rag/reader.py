@@ -5,7 +5,6 @@ Everything here expects to be called inside `Reader.running`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from invariant_rag.cache import fingerprint
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.interventions import Intervention, Reading
 from invariant_rag.preparation import PreparedPrompt
-from invariant_rag.reuse import Reuse, head_of
+from invariant_rag.reuse import Reuse, head_of, last_logits
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import Backend
@@ -190,8 +189,7 @@ class Reader:
 
     def forward(self, prepared: PreparedPrompt, keep: int, start: int = 0, **options: Any) -> torch.Tensor:
         """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens."""
-        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
-            options["logits_to_keep"] = max(keep, 1)
+        options |= last_logits(self.model, max(keep, 1))
         ids = torch.tensor([prepared.input_ids[start:]], device=self.device)
         if start or not prepared.is_natural:
             options["position_ids"] = torch.tensor([prepared.positions[start:]], device=self.device)
@@ -204,7 +202,8 @@ class Reader:
     def read(self, prepared: PreparedPrompt, keep: int = 1) -> Read:
         """Run the model over a prompt, or over what a cache does not hold of it."""
         memory = Memory()
-        if self.reuse is None or not prepared.arrangement.layout.sets or not prepared.suffix_length:
+        layout = prepared.arrangement.layout
+        if self.reuse is None or not layout.text_spans[-1].start or not layout.sets or not prepared.suffix_length:
             cache = DynamicCache()
             with self.attending([prepared], [0], [memory]):
                 logits = self.forward(prepared, keep, past_key_values=cache, use_cache=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,12 @@ def head_of(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
     return replace(prepared, input_ids=ids, arrangement=method.arrange(without))
 
 
+def last_logits(model: PreTrainedModel, count: int) -> dict[str, int]:
+    """Return the keyword that keeps a model from computing logits of any but the last `count` tokens, if it has one."""
+    known = "logits_to_keep" in inspect.signature(model.forward).parameters
+    return {"logits_to_keep": count} if known else {}
+
+
 class Reuse:
     """One model's and one method's share of a cache.
 
@@ -44,7 +51,8 @@ class Reuse:
         backend: Name of what computes the attention.
 
     Raises:
-        UnsupportedCombination: The model's rotary frequencies depend on the length of the whole prompt.
+        UnsupportedCombination: The model's rotary frequencies depend on the length of the whole prompt, or it lies on
+            several devices.
     """
 
     def __init__(
@@ -55,6 +63,13 @@ class Reuse:
                 "expected rotary frequencies that do not depend on the length of the prompt, and this model's grow "
                 "with it: what was read in one prompt is not what would be read in another",
                 hint="Leave the cache away for this model.",
+            )
+        places = set(map(str, getattr(model, "hf_device_map", {}).values()))
+        if len(places) > 1:
+            raise UnsupportedCombination(
+                f"expected a model on one device, got one on {', '.join(sorted(places))}: keys and values of all "
+                "layers are put where its input goes",
+                hint="Load it on one device (`device_map`), or leave the cache away.",
             )
         self._cache, self._model, self._method = cache, model, method
         self._fingerprint = fingerprint
@@ -72,7 +87,7 @@ class Reuse:
         if self._method.reads_alone and len(head.arrangement.layout.sets) == 1:
             entries, served = self._segments(head, read, identity, device)
         else:
-            key = key_of(identity, head.input_ids, head.arrangement.layout)
+            key = key_of(identity, head.input_ids, head.arrangement)
             entry, found = self._get(key, lambda: read(head))
             entries, served = [entry], len(head.input_ids) if found else 0
         cache = DynamicCache()
@@ -112,7 +127,13 @@ class Reuse:
         start = len(tokens)
         positions = torch.arange(start, start + len(segment), device=device)[None]
         ids = torch.tensor([segment], device=device)
-        self._model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        self._model(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **last_logits(self._model, 1),
+        )
         own = DynamicCache()
         read: list[Any] = cache.layers
         for index, layer in enumerate(read):

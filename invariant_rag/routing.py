@@ -221,22 +221,27 @@ class RoutedModel(InvariantModel):
 
     @overload
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> RoutedGeneration: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> list[Generation]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
     ) -> Generation | list[Generation]:
         """Generate with both branches, and keep one answer for each prompt.
 
         Args:
             prompt: One prompt, or several.
-            max_new_tokens: The most tokens to generate.
+            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
             seed: Seed for sampling, the same for both branches.
             **kwargs: As for `InvariantModel.generate`. A streamer gets the answer once it is known which one it is.
                 With `num_return_sequences`, the first answers of both branches are compared, then the second ones...

@@ -26,7 +26,7 @@ Text: TypeAlias = str | TokenIds
 """Text of a prompt: a string, or token ids that are used as they are."""
 
 
-def _token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
+def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
     """Return `values` as a tuple of non-negative ints, or say what is not a token id."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         raise error(f"expected token ids (integers >= 0), got {type(values).__name__}")
@@ -88,7 +88,7 @@ class Segment:
         if self.token_ids is not None:
             if self.text or self.title:
                 raise InvalidSegment("expected text or token ids, got both")
-            object.__setattr__(self, "token_ids", _token_ids(self.token_ids, InvalidSegment))
+            object.__setattr__(self, "token_ids", as_token_ids(self.token_ids, InvalidSegment))
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
     @classmethod
@@ -99,7 +99,7 @@ class Segment:
         if isinstance(value, str):
             return cls(value)
         if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping):
-            return cls(token_ids=_token_ids(value, InvalidSegment))
+            return cls(token_ids=as_token_ids(value, InvalidSegment))
         raise InvalidSegment(f"expected str, Segment or token ids, got {type(value).__name__}")
 
     @cached_property
@@ -293,7 +293,7 @@ class Prompt:
 
 
 def _text(value: str | Sequence[int]) -> Text:
-    return value if isinstance(value, str) else _token_ids(value, InvalidPrompt)
+    return value if isinstance(value, str) else as_token_ids(value, InvalidPrompt)
 
 
 def _joined(left: Text, right: Text) -> Text:

@@ -85,6 +85,21 @@ def test_a_prompt_that_fails_fails_alone(llama: PreTrainedModel) -> None:
         assert last.result().token_ids == lm.generate(PROMPTS[1], **OPTIONS).token_ids
 
 
+def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama: PreTrainedModel) -> None:
+    calls: list[int] = []
+
+    class Interrupted(InvariantModel):
+        def generate(self, prompt: Any, **_: Any) -> Any:
+            calls.append(len(prompt))
+            raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        for answer in waiting(MicroBatcher(), pool, [Interrupted(llama)] * 2, PROMPTS[:2]):
+            with pytest.raises(KeyboardInterrupt):
+                answer.result()
+    assert calls == [2]
+
+
 def test_a_batch_has_room_for_one_at_least(llama: PreTrainedModel) -> None:
     with pytest.raises(InvalidChoice):
         MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], batch_size=0)

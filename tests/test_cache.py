@@ -21,7 +21,7 @@ from invariant_rag import InvariantModel, Prompt, SegmentSet
 from invariant_rag.cache import KeyValueCache, key_of
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.families import tiny_model
-from invariant_rag.methods import METHODS
+from invariant_rag.methods import METHODS, RowMethod
 from invariant_rag.testing import random_prompt
 
 PROMPT = random_prompt(random.Random(0), (3, 5, 1, 4), prefix=4, suffix=3)
@@ -166,6 +166,36 @@ def test_what_cannot_be_cached_is_refused(endless: PreTrainedModel) -> None:
         lm.with_cache(KeyValueCache())
 
 
+def test_a_model_on_several_devices_is_refused() -> None:
+    model = tiny_model("llama")
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    with pytest.raises(UnsupportedCombination, match="one device"):
+        InvariantModel(model, cache=KeyValueCache())
+
+
+@pytest.mark.parametrize("prompt", [Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4])])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_suffix_alone_needs_no_cache(method: str, prompt: Prompt, endless: PreTrainedModel) -> None:
+    lm = InvariantModel(endless, method=method)
+    torch.testing.assert_close(lm.with_cache(KeyValueCache()).logits(prompt), lm.logits(prompt), atol=1e-4, rtol=1e-4)
+
+
+def test_a_method_that_was_changed_is_not_served_what_it_read_before(endless: PreTrainedModel) -> None:
+    class Turns(RowMethod):
+        name, paper, cost, invariant = "turns", "none", "none", False
+        step = 1
+
+        def row(self, segment: int, count: int) -> list[int]:
+            return [(segment + type(self).step * j) % count for j in range(1, count + 1)]
+
+    lm, cache = InvariantModel(endless, method=Turns(), ordering="lexical"), KeyValueCache()
+    before = lm.with_cache(cache).logits(PROMPT)
+    Turns.step = -1
+    after = lm.with_cache(cache).logits(PROMPT)
+    torch.testing.assert_close(after, lm.logits(PROMPT), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(after, before, atol=1e-2)
+
+
 def entry(size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """An entry of `8 * size` bytes."""
     return [(torch.full((1, size, 1), 1.0), torch.full((1, size, 1), 2.0))]
@@ -209,6 +239,18 @@ def test_a_disk_store_serves_a_later_process(tmp_path: Path, endless: PreTrained
     second = InvariantModel(tiny_model("llama", eos_token_id=None), cache=KeyValueCache(folder=tmp_path))
     assert torch.equal(second.logits(SHUFFLED), cold)
     assert second.cache.stats().disk_hits == 1
+
+
+def test_a_store_that_may_only_be_read_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    KeyValueCache(folder=tmp_path).put(key_of("x"), entry(10))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    cache = KeyValueCache(folder=tmp_path)
+    assert cache.get(key_of("x")) is not None
+    assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])

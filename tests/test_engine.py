@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag.ensembles import RingAverage
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidChoice,
@@ -18,7 +19,9 @@ from invariant_rag.errors import (
     ModelNotFound,
     TokenizerRequired,
     UnknownName,
+    UnsupportedCombination,
 )
+from invariant_rag.families import tiny_model
 from invariant_rag.methods import PINE
 from invariant_rag.orderings import Frequency
 
@@ -188,3 +191,40 @@ def test_prompts_of_different_lengths_are_not_read_together(llama: PreTrainedMod
     prepared = [lm.prepare(Prompt([1], [[2]], [3])), lm.prepare(Prompt([1], [[2, 2]], [3]))]
     with pytest.raises(InvalidPrompt, match=r"one length to read together, got \[3, 4\]"), lm.reading(prepared):
         pass
+
+
+@pytest.mark.parametrize("config", [GenerationConfig(), GenerationConfig(do_sample=False)])
+def test_a_generation_config_leaves_the_rest_to_the_model(config: GenerationConfig) -> None:
+    lm = InvariantModel(tiny_model("llama", eos_token_id=None))
+    written = lm.generate(PROMPT, max_new_tokens=6).token_ids
+    model = tiny_model("llama", eos_token_id=written[2])
+    model.generation_config.update(eos_token_id=written[2], do_sample=True)
+    short = InvariantModel(model).generate(PROMPT, max_new_tokens=6, generation_config=config)
+    assert short.token_ids == written[: written.index(written[2]) + 1]
+    assert short.finish_reason == "stop"
+
+
+def test_a_generation_config_may_say_how_long_and_how() -> None:
+    lm, config = InvariantModel(tiny_model("llama", eos_token_id=None)), GenerationConfig(max_new_tokens=70)
+    assert len(lm.generate(PROMPT, generation_config=config).token_ids) == 70
+    assert len(lm.generate(PROMPT, max_new_tokens=3, generation_config=config).token_ids) == 3
+    assert len(lm.generate(PROMPT).token_ids) == 64
+    sampling = GenerationConfig(do_sample=True, temperature=5.0, max_new_tokens=8)
+    texts = {lm.generate(PROMPT, seed=seed, generation_config=sampling).token_ids for seed in range(4)}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"prompt_lookup_num_tokens": 3}, {"use_cache": False}, {"generation_config": GenerationConfig(use_cache=False)}],
+)
+def test_decoding_that_would_read_the_prompt_anew_is_refused(option: dict[str, Any], llama: PreTrainedModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="arranged prefill"):
+        InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
+
+
+@pytest.mark.parametrize("wrong", [[[-1]], [[10**6]], [5, 6], "yes", [[]]])
+def test_candidates_that_cannot_be_scored_are_refused(wrong: Any, llama: PreTrainedModel) -> None:
+    for scored in (InvariantModel(llama), RingAverage(InvariantModel(llama))):
+        with pytest.raises(InvalidPrompt):
+            scored.score(PROMPT, wrong)

@@ -277,6 +277,12 @@ def test_the_attention_of_the_last_token_is_the_models_own(family: str) -> None:
     assert segment_attention(lm, lm.prepare(prompt)) == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_attention_under_an_intervention_is_not_the_models_own(lm: InvariantModel) -> None:
+    changed = lm.with_method("sequential", intervention="ms-poe")
+    with pytest.raises(UnsupportedCombination, match="ms-poe"):
+        segment_attention(changed, changed.prepare(PROMPT))
+
+
 def test_each_round_puts_the_segment_with_the_most_attention_last(lm: InvariantModel) -> None:
     plain, order = lm.with_method(ordering="given"), list(lm.prepare(PROMPT).order)
     for rounds in (1, 2, 3):

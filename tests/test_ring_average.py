@@ -73,3 +73,33 @@ def test_what_has_no_ring_is_refused(lm: InvariantModel, mistral: PreTrainedMode
 @pytest.fixture
 def mistral() -> PreTrainedModel:
     return tiny_model("mistral (sliding window)")
+
+
+def test_tokens_that_pad_elsewhere_are_tokens_here() -> None:
+    model = tiny_model("llama", eos_token_id=None)
+    model.generation_config.pad_token_id = 0
+    lm, prompt = InvariantModel(model), Prompt([10, 0, 12], [[5, 0], [7, 8, 0]], [0, 9])
+    written = RingAverage(lm, cuts=1).generate(prompt, max_new_tokens=4)
+    assert written.logprobs == pytest.approx(lm.generate(prompt, max_new_tokens=4).logprobs, abs=1e-4)
+
+
+def test_candidates_share_one_prefill(lm: InvariantModel) -> None:
+    average = RingAverage(lm)
+    together = average.score(PROMPT, [[5, 6], [7], [8, 9, 10]])
+    assert together.cost.prefills == 1
+    assert list(together) == pytest.approx([average.score(PROMPT, [each])[0] for each in ([5, 6], [7], [8, 9, 10])])
+
+
+@pytest.mark.parametrize("prompt", [Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4])])
+def test_a_suffix_alone_is_the_plain_model(prompt: Prompt, lm: InvariantModel) -> None:
+    written = RingAverage(lm).generate(prompt, max_new_tokens=4)
+    assert written.token_ids == lm.generate(prompt, max_new_tokens=4).token_ids
+    assert list(RingAverage(lm).score(prompt, [[5], [6]])) == pytest.approx(lm.score(prompt, [[5], [6]]), abs=1e-4)
+
+
+def test_what_two_branches_or_growing_rotations_would_mix_is_refused(lm: InvariantModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="grow"):
+        RingAverage(InvariantModel(tiny_model("llama (dynamic scaling)")))
+    for ensemble in (RingAverage, PermutationAverage):
+        with pytest.raises(UnsupportedCombination, match="routing"):
+            ensemble(lm.with_routing())

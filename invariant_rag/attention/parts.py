@@ -28,7 +28,7 @@ def can_split(call: AttentionCall, length: int) -> bool:
         and call.sinks is None
         and call.dropout == 0.0
         and (call.window is None or call.window >= length)
-        and not (torch.is_grad_enabled() and call.keys.requires_grad)
+        and not (torch.is_grad_enabled() and any(each.requires_grad for each in (call.queries, call.keys, call.values)))
     )
 
 

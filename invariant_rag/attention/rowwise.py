@@ -53,7 +53,7 @@ class RowWise(ABC):
                 continue
             turned = _Turned(call, group)
             for row in group:
-                start, stop = row.queries.start, row.queries.stop
+                start, stop = row.queries.start - call.first, row.queries.stop - call.first
                 out[:, start:stop] = attend(call, call.queries[:, start:stop], *turned.seen_by(row))
 
 

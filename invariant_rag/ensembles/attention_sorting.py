@@ -33,8 +33,13 @@ def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[floa
         One number for each segment that `prepared.order` lists, in that order; 0 for one without a token.
 
     Raises:
-        UnsupportedCombination: The method's last token does not read every key where it lies, as one of `pine` does.
+        UnsupportedCombination: The method's last token does not read every key where it lies, as one of `pine` does, or
+            an intervention changes what it reads.
     """
+    if lm.intervention is not None:
+        raise UnsupportedCombination(
+            f"expected a model without an intervention, whose attention is its own, got {lm.intervention.name!r}"
+        )
     if not lm.method.stock_decoding:
         raise UnsupportedCombination(
             f"expected a method whose suffix reads every segment where it lies, got {lm.method.name!r}",

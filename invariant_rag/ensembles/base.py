@@ -60,6 +60,20 @@ class Ensemble:
         return self.lm.with_method(ordering="given")
 
 
+def unrouted(lm: InvariantModel) -> InvariantModel:
+    """Return a model that reads a prompt in one way.
+
+    Raises:
+        UnsupportedCombination: It is a routed one, which may keep another branch for every row.
+    """
+    if hasattr(lm, "invariant_branch"):
+        raise UnsupportedCombination(
+            "expected a model without routing, since log-probabilities of two branches have no common mean",
+            hint="Give the ensemble one of them: model.invariant_branch.",
+        )
+    return lm
+
+
 def at_least_one(name: str, count: int | None) -> int | None:
     """Return a count that may be left open.
 

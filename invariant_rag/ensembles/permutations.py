@@ -13,7 +13,7 @@ from transformers import LogitsProcessor
 
 from invariant_rag.decoding import Generation
 from invariant_rag.engine import InvariantModel
-from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, with_cost
+from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
 from invariant_rag.ensembles.listing import Listing, canonical_listing, random_permutations, rotations
 from invariant_rag.errors import UnknownName
@@ -65,7 +65,15 @@ class PermutationAverage(_Permuted):
 
     The permutations are rows of one batch that all write the same text. Over all rotations, a segment's place has no
     say in the mean, beyond which segments are its neighbours.
+
+    Raises:
+        UnsupportedCombination: The model is a routed one.
     """
+
+    def __init__(
+        self, lm: InvariantModel, count: int | None = None, *, permutations: Permutations = "rotations", seed: int = 0
+    ) -> None:
+        super().__init__(unrouted(lm), count, permutations=permutations, seed=seed)
 
     @overload
     def generate(self, prompt: Prompt, *, max_new_tokens: int = 64, **kwargs: Any) -> EnsembleGeneration: ...

@@ -12,15 +12,15 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
+from invariant_rag.attention.rotary import grows
 from invariant_rag.decoding import generation_options, read_output, stacked_cache
 from invariant_rag.engine import InvariantModel
-from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, with_cost
+from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
 from invariant_rag.ensembles.permutations import ONE_TEXT, Mean
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.methods import RoToR
 from invariant_rag.preparation import PreparedPrompt
-from invariant_rag.prompts import text_ids
 from invariant_rag.reuse import head_of
 from invariant_rag.segments import Prompt
 
@@ -37,7 +37,8 @@ class RingAverage(Ensemble):
         cuts: How many cuts, evenly spaced; a ring has no more than it has segments. None: all of them.
 
     Raises:
-        UnsupportedCombination: The method is another one, or the model has a sliding window.
+        UnsupportedCombination: The method is another one, or the model has a sliding window, rotary frequencies that
+            grow with the prompt, or routing.
         InvalidChoice: `cuts` is below 1.
     """
 
@@ -51,7 +52,12 @@ class RingAverage(Ensemble):
                 "expected a model that sees its whole context: a sliding window sees another part of it at every cut",
                 hint="Use PermutationAverage.",
             )
-        super().__init__(lm)
+        if grows(lm.model):
+            raise UnsupportedCombination(
+                "expected rotary frequencies that do not depend on the length of the prompt: this model's grow with it",
+                hint="Use PermutationAverage.",
+            )
+        super().__init__(unrouted(lm))
         self.cuts = at_least_one("cuts", cuts)
 
     def generate(self, prompt: Prompt, *, max_new_tokens: int = 64, **kwargs: Any) -> EnsembleGeneration:
@@ -73,8 +79,10 @@ class RingAverage(Ensemble):
             prepared = self.lm.prepare_to_generate(prompt, max_new_tokens)
             cache, count = self._cut(prepared)
             generate: Any = self.model.generate
+            ids = torch.tensor([prepared.input_ids] * count, device=self.lm.device)
             output = generate(
-                input_ids=torch.tensor([prepared.input_ids] * count, device=self.lm.device),
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
                 past_key_values=cache,
                 max_new_tokens=max_new_tokens,
                 return_dict_in_generate=True,
@@ -87,23 +95,25 @@ class RingAverage(Ensemble):
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> Scores:
         """Return the mean log-probability of each candidate over the cuts, and what it cost."""
-        options = [text_ids(each, self.tokenizer) for each in candidates]
+        options = self.lm.candidate_ids(candidates)
         with counted(self.model) as counter, self.lm.reader.running():
             prepared = self.lm.prepare_to_generate(prompt, longest_of(candidates, self.tokenizer))
-            totals = []
+            cache, count = self._cut(prepared)
+            start, totals = len(prepared.input_ids) - prepared.suffix_length, []
             for option in options:
-                cache, count = self._cut(prepared)
-                start = len(prepared.input_ids) - prepared.suffix_length
                 ids = torch.tensor([[*prepared.input_ids[start:], *option]] * count, device=self.lm.device)
                 logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits
                 logprobs = torch.log_softmax(logits[:, -len(option) - 1 : -1].float(), dim=-1)
                 chosen = torch.tensor(option, device=ids.device).expand(count, -1)
                 totals.append(float(logprobs.gather(2, chosen[..., None]).double().sum()) / count)
+                cache.crop(-ids.shape[1])
         return Scores(totals, counter.cost)
 
     def _cut(self, prepared: PreparedPrompt) -> tuple[DynamicCache, int]:
         """Read everything before the last text, and return its keys and values for every cut, as one batch."""
         head = head_of(prepared, self.lm.method)
+        if not head.input_ids:
+            return DynamicCache(), 1
         read = self.lm.reader.read(head).cache
         layout = head.arrangement.layout
         every = max(map(len, layout.sets), default=1) or 1

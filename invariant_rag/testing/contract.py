@@ -50,11 +50,12 @@ class MethodContract:
         return InvariantModel(_model(dtype), method=self.method, **chosen)  # type: ignore[arg-type]
 
     def prompts(self) -> list[Prompt]:
-        """Return random prompts with segments of equal and of different lengths, one with a duplicate."""
+        """Return random prompts with segments of equal and of different lengths, one with a duplicate, one with one."""
         random_state = random.Random(0)
         prompts = [random_prompt(random_state, lengths) for lengths in _LENGTHS]
         twice = prompts[1].segments
-        return [*prompts, Prompt(prompts[1].prefix, [*twice, twice[1]], prompts[1].suffix)]
+        doubled = Prompt(prompts[1].prefix, [*twice, twice[1]], prompts[1].suffix)
+        return [*prompts, doubled, random_prompt(random_state, (4,))]
 
     def test_permutations_change_no_bit_of_logits_and_tokens(self) -> None:
         """Law 1, for methods that claim it."""

@@ -39,6 +39,23 @@ def test_gradients_flow_and_the_outputs_stay_the_same(llama: PreTrainedModel, me
     assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
 
 
+@pytest.mark.parametrize("method", ["rotor", "pine"])
+@pytest.mark.parametrize("trained", ["q_proj", "v_proj"])
+def test_some_of_the_projections_have_the_gradients_that_they_have_among_all(method: str, trained: str) -> None:
+    model = tiny_model("llama")
+    lm, weight = InvariantModel(model, method=method), getattr(model.model.layers[0].self_attn, trained).weight
+    prepared = lm.prepare(random_prompt(random.Random(0), (3, 5, 2)))
+    gradients = []
+    for others in (True, False):
+        model.requires_grad_(others)
+        weight.requires_grad_(True)
+        model.zero_grad(set_to_none=True)
+        with lm.reading([prepared]):
+            model(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -4:].logsumexp(dim=-1).sum().backward()
+        gradients.append(weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_batch_of_several_arrangements_is_trained_as_one(llama: PreTrainedModel) -> None:
     """Equally long prompts with different segments, each arranged on its own."""
     lm = InvariantModel(llama)
