@@ -26,7 +26,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from langchain_invariant_rag import __version__
 from langchain_invariant_rag.calls import SAMPLING, Call, call_of
 from langchain_invariant_rag.identity import described, fingerprint
-from langchain_invariant_rag.weights import shared_model, stated_context_window
+from langchain_invariant_rag.weights import HeldWeights, shared_model, stated_context_window
 
 _logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class InvariantParameters(BaseLanguageModel[Any]):
     """Whether segments are sorted by content before callbacks and caches see them: then the same set in another order
     is a cache hit. The answer is the same either way. Without effect for an ordering that keeps the order given."""
 
-    _weights: InvariantModel | None = PrivateAttr(default=None)  # holds what `shared_model` returned
+    _weights: HeldWeights = PrivateAttr(default_factory=HeldWeights)
     _batcher: MicroBatcher = PrivateAttr(default_factory=MicroBatcher)
 
     @model_validator(mode="before")
@@ -124,10 +124,17 @@ class InvariantParameters(BaseLanguageModel[Any]):
         self._add_version("langchain-invariant-rag", __version__)
         return self
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy. It shares the weights, those loaded later too, unless the update asks for others."""
+        copied = super().model_copy(update=update, deep=deep)
+        if not {"model", *_LOADING}.isdisjoint(update or {}):
+            copied._weights = HeldWeights()
+        return copied
+
     def __getstate__(self) -> dict[Any, Any]:
         """Leave out weights that have a name: they are loaded where they are needed."""
         state = super().__getstate__()
-        return {**state, "__pydantic_private__": {**state["__pydantic_private__"], "_weights": None}}
+        return {**state, "__pydantic_private__": {**state["__pydantic_private__"], "_weights": HeldWeights()}}
 
     @property
     def engine(self) -> InvariantModel:
@@ -137,7 +144,7 @@ class InvariantParameters(BaseLanguageModel[Any]):
             loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
             if self.revision is not None:
                 loading["revision"] = self.revision
-            base = self._weights = shared_model(base, **loading)
+            base = self._weights.model = shared_model(base, **loading)
         engine = base.with_method(
             self.method,
             ordering=self.ordering,

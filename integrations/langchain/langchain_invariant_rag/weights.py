@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,11 +15,23 @@ from invariant_rag.loading import context_window
 from transformers import AutoConfig
 
 _loaded: WeakValueDictionary[str, InvariantModel] = WeakValueDictionary()
+_last: deque[InvariantModel] = deque(maxlen=1)  # outlives objects that are made for a single call
 _lock = Lock()
 
 
+@dataclass
+class HeldWeights:
+    """Holds a loaded model for an object and its copies, which share this holder.
+
+    Attributes:
+        model: What `shared_model` returned. None: nothing was loaded yet.
+    """
+
+    model: InvariantModel | None = None
+
+
 def shared_model(name: str | Path | None, **options: Any) -> InvariantModel:
-    """Return the model of that name, loaded unless somebody holds it already.
+    """Return the model of that name, loaded unless somebody holds it already, or it was asked for last.
 
     Args:
         name: As for `InvariantModel.from_pretrained`.
@@ -27,7 +41,9 @@ def shared_model(name: str | Path | None, **options: Any) -> InvariantModel:
     with _lock:
         model = _loaded.get(key)
         if model is None:
+            _last.clear()  # frees its memory for the next one
             model = _loaded[key] = InvariantModel.from_pretrained(name, **options)
+        _last.append(model)
         return model
 
 

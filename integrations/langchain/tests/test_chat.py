@@ -22,8 +22,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
 from pydantic import ValidationError
+from transformers import PreTrainedModel
 
-from langchain_invariant_rag import ChatInvariant
+from langchain_invariant_rag import ChatInvariant, InvariantLLM
 from langchain_invariant_rag.documents import to_segment
 
 from .shared import DOCUMENTS, HASHES, QUESTION
@@ -260,6 +261,43 @@ def test_fields_can_be_configured_without_loading_anew(engine: InvariantModel) -
     chat = ChatInvariant(model=engine, max_tokens=3).configurable_fields(max_tokens=ConfigurableField(id="most"))
     answer = chat.invoke(QUESTION, config={"configurable": {"most": 6}})
     assert answer.usage_metadata["output_tokens"] == 6
+
+
+@pytest.fixture
+def loads(weights: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the models that were loaded."""
+    names: list[str] = []
+
+    def load(name: str, **options: Any) -> InvariantModel:
+        names.append(name)
+        return InvariantModel(weights, toy_tokenizer())
+
+    monkeypatch.setattr(InvariantModel, "from_pretrained", load)
+    return names
+
+
+def test_calls_with_keywords_of_their_own_load_once(loads: list[str]) -> None:
+    one, other = InvariantLLM(model="bound"), InvariantLLM(model="between", max_tokens=1)
+    for _ in range(3):
+        one.bind(max_tokens=1).invoke(QUESTION)
+        other.invoke(QUESTION)
+    assert loads == ["bound", "between"]
+
+
+def test_configured_fields_load_once(loads: list[str]) -> None:
+    chat = ChatInvariant(model="configured").configurable_fields(max_tokens=ConfigurableField(id="most"))
+    for _ in range(3):
+        chat.invoke(QUESTION, config={"configurable": {"most": 1}})
+    assert loads == ["configured"]
+
+
+def test_a_copy_of_another_model_leaves_the_weights_of_the_first(loads: list[str]) -> None:
+    chat = ChatInvariant(model="first", max_tokens=1)
+    copied = chat.model_copy(update={"model": "second"})
+    for _ in range(2):
+        chat.invoke(QUESTION)
+        copied.invoke(QUESTION)
+    assert loads == ["first", "second"]
 
 
 def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name() -> None:
