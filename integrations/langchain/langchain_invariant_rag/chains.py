@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from invariant_rag.errors import InvalidPrompt
-from langchain_core.documents import Document
+from invariant_rag.segments import Segment
 from langchain_core.language_models import LanguageModelLike
 from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, format_document
@@ -43,11 +43,13 @@ def create_invariant_documents_chain(
             hint="Put SegmentsPlaceholder(name) or {name} into the prompt, or give document_variable_name.",
         )
 
-    def segments(inputs: Mapping[str, Any]) -> Segments:
-        documents = [to_document(segment) for segment in to_segments(inputs[document_variable_name])]
+    def written(segment: Segment) -> Segment:
         if document_prompt is None:
-            return Segments(documents)
-        return Segments(Document(page_content=format_document(each, document_prompt)) for each in documents)
+            return segment
+        return Segment(format_document(to_document(segment), document_prompt), score=segment.score)
+
+    def segments(inputs: Mapping[str, Any]) -> Segments:
+        return Segments(to_document(written(each)) for each in to_segments(inputs[document_variable_name]))
 
     filled = RunnablePassthrough.assign(**{document_variable_name: segments}).with_config(run_name="format_inputs")
     chain: Runnable[dict[str, Any], Any] = filled | prompt | llm | (output_parser or StrOutputParser())

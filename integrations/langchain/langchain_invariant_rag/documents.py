@@ -72,7 +72,7 @@ def to_segments(values: Iterable[Any]) -> list[Segment]:
 def to_document(segment: Segment) -> Document:
     """Return a segment as a document: title and score, where there are any, go into the metadata.
 
-    Law: `to_segment` gives the same segment back.
+    Law: `to_segment` gives the same segment back, unless its title is empty or its metadata has a `title` or `score`.
     """
     if segment.token_ids is not None:
         raise InvalidSegment("expected text: a Document cannot carry token ids")

@@ -9,7 +9,7 @@ from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, parse_marked
 from invariant_rag.segments import Segment
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage, message_chunk_to_message
 
 from langchain_invariant_rag.documents import BLOCK_TYPE, to_segment, to_segments
 
@@ -32,7 +32,7 @@ def core_messages(messages: Sequence[BaseMessage], documents: Iterable[Any] | No
         InvalidPrompt: A content block is neither text nor a document, or nothing is left.
     """
     turns: list[tuple[str, list[Part]]] = []
-    for message in messages:
+    for message in map(message_chunk_to_message, messages):  # a streamed answer is a sum of chunks
         role, parts = _role(message), message_parts(message)
         if not parts and isinstance(message, AIMessage):
             continue

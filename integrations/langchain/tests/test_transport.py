@@ -19,7 +19,7 @@ from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.load import dumpd, load
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tools.retriever import create_retriever_tool
@@ -151,6 +151,13 @@ def test_segments_in_several_turns_stay_apart(chat: ChatInvariant, engine: Invar
     assert chat.invoke(messages).content == engine.generate(reference, max_new_tokens=6).text
 
 
+def test_a_streamed_answer_goes_back_into_the_conversation(chat: ChatInvariant) -> None:
+    streamed: Any = sum(chat.stream("Hello."), AIMessageChunk(""))
+    turns = [[HumanMessage("Hello."), said, HumanMessage(QUESTION)] for said in (streamed, AIMessage(streamed.text))]
+    assert isinstance(streamed, AIMessageChunk)
+    assert chat.invoke(turns[0]).content == chat.invoke(turns[1]).content
+
+
 def test_titles_metadata_and_scores_survive_blocks_and_documents() -> None:
     segment = Segment("text", title="title", metadata={"page": 3}, score=0.5)
     assert to_segment(to_block(segment)) == to_segment(to_document(segment)) == segment
@@ -206,6 +213,19 @@ def test_the_stock_chain_keeps_boundaries_with_the_segment_prompt(chat: ChatInva
     combine = create_stuff_documents_chain(chat, TEXT_PROMPT, document_prompt=SEGMENT_PROMPT)
     chain = create_retrieval_chain(Listed(documents=DOCUMENTS), combine)
     assert chain.invoke({"input": QUESTION})["answer"] == expected
+
+
+def test_our_chain_keeps_scores_where_documents_get_a_text_of_their_own(engine: InvariantModel) -> None:
+    chat = ChatInvariant(model=engine, ordering="score", max_tokens=6)
+    prompt = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{input}")])
+    scored = [Document(each.text, metadata={"title": "no", "score": i / 4}) for i, each in enumerate(SEGMENTS)]
+    chain = create_invariant_documents_chain(
+        chat, prompt, document_prompt=PromptTemplate.from_template("{page_content}")
+    )
+    without_title = [Document(each.page_content, metadata={"score": each.metadata["score"]}) for each in scored]
+    assert chain.invoke({"context": scored, "input": QUESTION}) == create_invariant_documents_chain(
+        chat, prompt
+    ).invoke({"context": without_title, "input": QUESTION})
 
 
 def test_any_retriever_works_in_a_dict_once_it_is_wrapped(chat: ChatInvariant, expected: str) -> None:
