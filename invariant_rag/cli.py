@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from textwrap import shorten
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +14,11 @@ from rich.markdown import Markdown
 from invariant_rag import __version__
 from invariant_rag.commands import bench, registries
 from invariant_rag.commands.audit import audit
+from invariant_rag.commands.bench import TooLong
 from invariant_rag.commands.reproduce import reproduce
 from invariant_rag.commands.search_dimension import search_dimension
 from invariant_rag.console import complain, errors_in_red, print_json, print_table, progress, say
+from invariant_rag.words import shortened
 
 if TYPE_CHECKING:
     from invariant_rag.citations import Citation
@@ -67,6 +68,7 @@ def ask(
     retriever: Annotated[str, typer.Option(help="faiss or bm25.")] = "faiss",
     max_chars: Annotated[int, typer.Option(min=1, help="Longest chunk, in characters.")] = 1000,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    overflow: TooLong = "error",
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is generated.")] = False,
     as_json: AsJson = False,
     check_order: Annotated[
@@ -84,6 +86,7 @@ def ask(
       citations          [{index, exact}], index into segments; exact: the chunk holds the answer word for word
       segments           [{title, text, score, metadata}], the retrieved chunks, best first
       order              physical order in which they were read, farthest from the question first
+      dropped, trimmed   chunks that --overflow left out, or shortened
       finish_reason      why generation stopped
       usage              {prompt_tokens, completion_tokens}
       timings            seconds: {load, index, retrieve, generate}
@@ -93,7 +96,7 @@ def ask(
     if stream and as_json:
         raise typer.BadParameter("choose one of --stream and --json")
     with errors_in_red():
-        options = {"method": method, "ordering": ordering}
+        options = {"method": method, "ordering": ordering, "overflow": overflow}
         rag, loading = _load([*docs, *(more or [])], retriever, max_chars, k, model, options)
         if stream:
             _stream_answer(rag, question, max_new_tokens)
@@ -171,12 +174,14 @@ def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:
     from invariant_rag.citations import cite
 
     prompt = rag.prompt(question)
+    stream = rag.model.stream(prompt, max_new_tokens=max_new_tokens)
     pieces = []
-    for piece in rag.model.stream(prompt, max_new_tokens=max_new_tokens):
+    for piece in stream:
         say(piece, end="")
         pieces.append(piece)
     say("")
-    _print_citations(cite("".join(pieces), question, prompt.segments))
+    read = None if stream.generation is None else stream.generation.order
+    _print_citations(cite("".join(pieces), question, prompt.segments, read))
 
 
 def _check(rag: RAG, question: str, orders: int, max_new_tokens: int) -> OrderCheck:
@@ -218,7 +223,7 @@ def _print_citations(citations: Iterable[Citation]) -> None:
         segment = citation.segment
         source = " ".join(str(segment.metadata[key]) for key in ("source", "page") if key in segment.metadata)
         say(f"[{citation.index}] {segment.title or ''} ({source})")
-        say(f"    {shorten(segment.text, 200)}", style="dim")
+        say(f"    {shortened(segment.text, 200)}", style="dim")
 
 
 def _print_check(check: OrderCheck) -> None:
@@ -234,7 +239,7 @@ def _print_check(check: OrderCheck) -> None:
 
 def _print_counts(answers: Iterable[tuple[str, int]]) -> None:
     for text, count in answers:
-        say(f"    {count:3} x {shorten(text, 100)!r}")
+        say(f"    {count:3} x {shortened(text, 100)!r}")
 
 
 def _print_cards(as_json: bool) -> None:

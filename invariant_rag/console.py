@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,9 @@ from invariant_rag.errors import InvariantRAGError
 
 _PROSE = {"about", "cost", "detail", "models", "paper", "settings"}
 """Columns that are broken into lines where a terminal is narrow."""
+
+# Control characters but tab and newline, halves of surrogate pairs, and what turns the direction of writing around.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
 
 def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -46,8 +50,7 @@ def print_json(document: object) -> None:
 
 def say(text: str, *, style: str = "", end: str = "\n") -> None:
     """Print to stdout. Documents are not trusted: neither markup nor control characters reach the terminal."""
-    printable = "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
-    Console(soft_wrap=True, highlight=False).print(Text(printable, style=style), end=end)
+    Console(soft_wrap=True, highlight=False).print(Text(_UNSAFE.sub("\ufffd", text), style=style), end=end)
 
 
 def complain(message: str, hint: str) -> None:

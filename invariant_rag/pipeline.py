@@ -56,7 +56,8 @@ class Answer:
 
     Attributes:
         text: The answer.
-        citations: The retrieved chunks in which the answer was found, best first; see `invariant_rag.citations.cite`.
+        citations: The chunks that were read and in which the answer was found, best first; see
+            `invariant_rag.citations.cite`.
         segments: Every retrieved chunk, in the retriever's order, best first.
         order: The physical order in which the model read them: indices into `segments`, farthest from the question
             first.
@@ -86,6 +87,8 @@ class Answer:
                 for segment in self.segments
             ],
             "order": list(self.order),
+            "dropped": list(self.generation.dropped),
+            "trimmed": list(self.generation.trimmed),
             "finish_reason": self.generation.finish_reason,
             "usage": {
                 "prompt_tokens": self.generation.usage.prompt_tokens,
@@ -173,7 +176,7 @@ class RAG:
         done = perf_counter()
         return Answer(
             text=result.text,
-            citations=tuple(cite(result.text, question, prompt.segments)),
+            citations=tuple(cite(result.text, question, prompt.segments, result.order)),
             segments=prompt.segments,
             order=tuple(result.order),
             timings=Timings(retrieve=retrieved - start, generate=done - retrieved),

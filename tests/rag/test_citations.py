@@ -62,6 +62,22 @@ def test_ideographs_need_no_spaces() -> None:
     assert cited("三十メートル", "塔の高さは？", chunks) == [(0, True)]
 
 
+def test_a_single_chunk_is_cited_by_the_words_that_it_holds() -> None:
+    assert cited("Kolm, Ada", chunks=[CHUNKS[1]]) == [(0, False)]
+    assert cited("Purple elephants", chunks=[CHUNKS[1]]) == []
+
+
+def test_chunks_that_were_not_read_are_not_looked_at() -> None:
+    def cited_of(answer: str, read: tuple[int, ...]) -> list[tuple[int, bool]]:
+        return [(each.index, each.exact) for each in cite(answer, QUESTION, CHUNKS, read)]
+
+    assert cited_of("Ada Kolm", (3, 2, 0)) == [(2, True)]
+    assert cited_of("Ada Kolm", (3, 0)) == []
+    assert cited_of("Ada Kolm", ()) == []
+    # Word for word in a chunk that was not read does not keep one in other words from being cited.
+    assert cited_of("built by Ada Kolm", (2, 3)) == [(2, False)]
+
+
 @given(st.sampled_from(["Ada Kolm", "It was Ada, by the river", "noon", ""]), st.randoms(use_true_random=False))
 def test_citations_ignore_the_order_of_the_chunks(answer: str, order: random.Random) -> None:
     # Two of them with equal scores.

@@ -12,11 +12,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from invariant_rag import __version__, families
-from invariant_rag.cli import app
+from invariant_rag.citations import Citation
+from invariant_rag.cli import _print_citations, _print_counts, app
 from invariant_rag.console import print_table, say
 from invariant_rag.interventions import INTERVENTIONS
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Given
+from invariant_rag.segments import Segment
 
 QUESTION = "Who built the mill of Brenn?"
 Run = Callable[..., Result]
@@ -65,6 +67,8 @@ def test_json_on_stdout_is_one_clean_object(ask: Run) -> None:
         "citations",
         "segments",
         "order",
+        "dropped",
+        "trimmed",
         "finish_reason",
         "usage",
         "timings",
@@ -179,6 +183,37 @@ def test_an_error_shows_its_hint(ask: Run) -> None:
 def test_neither_control_characters_nor_markup_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("\x1b[31mred\x07 \ud800 [bold]plain[/bold]\nnext line")
     assert capsys.readouterr().out == "\ufffd[31mred\ufffd \ufffd [bold]plain[/bold]\nnext line\n"
+
+
+def test_text_of_other_scripts_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"
+    say(text)
+    assert capsys.readouterr().out == f"{text}\n"
+    say("a\tb")
+    assert capsys.readouterr().out.split() == ["a", "b"]
+    say("\u202egnp.\u2066exe\u2069")
+    assert capsys.readouterr().out == "\ufffdgnp.\ufffdexe\ufffd\n"
+
+
+def test_a_chunk_without_spaces_is_shown_by_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_citations([Citation(0, Segment("塔" * 500), exact=True)])
+    assert f"    {'塔' * 194} [...]\n" in capsys.readouterr().out
+    _print_counts([("塔" * 500, 2)])
+    assert f"2 x '{'塔' * 94} [...]'\n" in capsys.readouterr().out
+
+
+def test_a_chunk_that_does_not_fit_is_left_out_if_asked(tmp_path: Path, tiny_folder: Path) -> None:
+    (tmp_path / "long.txt").write_text("The mill of Brenn was built. " * 1000, encoding="utf-8")
+    (tmp_path / "short.txt").write_text("The mill of Brenn.", encoding="utf-8")
+    asked = ("ask", QUESTION, "--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25")
+    options = ("--max-chars", 100_000, "--max-new-tokens", 2)
+    assert "drop_last" in run(*asked, *options).stderr
+    result = run(*asked, *options, "--overflow", "drop_last", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    (dropped,) = document["dropped"]
+    assert len(document["segments"][dropped]["text"]) > 20_000
+    assert document["order"] == [1 - dropped]
 
 
 def test_models_prints_the_table_that_the_probe_gives(monkeypatch: pytest.MonkeyPatch) -> None:

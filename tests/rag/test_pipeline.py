@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,30 @@ def test_an_answer_becomes_json(rag: RAG) -> None:
     assert document["order"] == list(answer.order)
     assert document["usage"]["completion_tokens"] == len(answer.generation.token_ids)
     assert [each["title"] for each in document["segments"]] == [segment.title for segment in answer.segments]
+
+
+def test_chunks_that_the_model_never_read_are_not_cited(
+    tmp_path: Path, model: InvariantModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "long.txt").write_text("The mill of Brenn was built by Ada Kolm. " * 1000)
+    (tmp_path / "short.txt").write_text("The mill of Brenn is old.")
+    generate = InvariantModel.generate
+
+    def answered(lm: InvariantModel, prompt: Any, **options: Any) -> Any:
+        return replace(generate(lm, prompt, **options), text="Ada Kolm")
+
+    monkeypatch.setattr(InvariantModel, "generate", answered)
+    dropping, trimming = (
+        RAG.from_documents(tmp_path, model.with_method(overflow=choice), "bm25", max_chars=100_000)
+        for choice in ("drop_last", "trim_segments")
+    )
+    answer = dropping.ask(QUESTION, max_new_tokens=1)
+    (long,) = (index for index, each in enumerate(answer.segments) if "Kolm" in each.text)
+    assert answer.citations == ()
+    assert (answer.as_dict()["dropped"], answer.as_dict()["trimmed"]) == ([long], [])
+    answer = trimming.ask(QUESTION, max_new_tokens=1)
+    assert [each.index for each in answer.citations] == [long]
+    assert (answer.as_dict()["dropped"], answer.as_dict()["trimmed"]) == ([], [long])
 
 
 @pytest.mark.parametrize("retriever", ["fais", "", None])
