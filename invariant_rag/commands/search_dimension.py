@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from invariant_rag.commands.folders import made
 from invariant_rag.console import errors_in_red, print_json, progress, say
 
 
@@ -24,6 +25,7 @@ def search_dimension(
     Use what it found with InvariantModel(..., method="sequential", intervention=HiddenScaling.load("search.json")).
     """
     with errors_in_red():
+        made(out)
         with progress("Loading model"):
             from transformers.utils.logging import disable_progress_bar
 
@@ -38,7 +40,6 @@ def search_dimension(
             raise TokenizerRequired(f"expected a model with a tokenizer, got {model!r}", hint="Save one next to it.")
         prompts = key_value_examples(tokenizer, examples, pairs=pairs, window=context_window(loaded.config))
         result = search(loaded, tokenizer, prompts, keep=keep, progress=progress)
-    out.mkdir(parents=True, exist_ok=True)
     result.save(out / "search.json")
     result.draw(out / "dimension.png")
     if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from invariant_rag.commands.folders import made
 from invariant_rag.console import errors_in_red, print_json, print_table, progress, say
 
 
@@ -47,11 +48,12 @@ def speed(
             for length in tokens or [2500]
             for count in segments or [20]
         ]
+        if out is not None:
+            made(out)
         for setting in settings:
             with progress(f"{setting.tokens} tokens, {setting.segments} segments", runs(setting, chosen)) as advance:
                 measured.append(as_data(setting, *measure(setting, chosen, advance)))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "speed.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
         draw(measured, out / "speed.png")
     if as_json:

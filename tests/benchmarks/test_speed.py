@@ -45,6 +45,20 @@ def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
         assert set(each["batched"]) == {"rotor", "pine", "ape"}
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    measured: list[Setting] = []
+    monkeypatch.setattr("invariant_rag.benchmarks.speed.measure", lambda setting, *_: measured.append(setting))
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --method rotor --out"
+    result = CliRunner().invoke(app, [*words.split(), str(tmp_path / "taken")])
+    assert result.exit_code == 2, result.output
+    assert "error: cannot make the folder" in result.stderr
+    assert "--out" in result.stderr
+    assert measured == []
+
+
 def test_unknown_shapes_and_methods_are_refused() -> None:
     for words, said in (
         ("--shape huge", "choose from"),

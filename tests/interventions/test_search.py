@@ -183,6 +183,11 @@ def test_the_command_writes_what_the_library_loads(
     assert (tmp_path / "out" / "dimension.png").exists()
     ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options])
     assert "validation loss" in ran.stdout
+    (tmp_path / "taken").write_text("a file")
+    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), "--out", str(tmp_path / "taken")])
+    assert ran.exit_code == 2
+    assert "cannot make the folder" in ran.stderr
+    assert "Loading model" not in ran.stderr
     ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "nowhere"), *options])
     assert ran.exit_code == 2
     assert "expected a causal LM" in ran.stderr
