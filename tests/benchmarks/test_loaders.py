@@ -143,6 +143,12 @@ def test_conditions_change_places_within_the_problem(load):
     assert cases[0].suffix == "How many are there?"
 
 
+def test_a_problem_without_conditions_to_change_is_refused(load, tmp_path: Path):
+    (tmp_path / "r_gsm.jsonl").write_text('{"question": "How many?", "interchangeable": [], "answer": "1"}\n')
+    with pytest.raises(InvalidDataset, match="record 0: expected interchangeable conditions, got none"):
+        load("r-gsm", path=tmp_path)
+
+
 def test_only_timelines_are_kept(load):
     assert {case.gold for case in load("timeline")} == {("II", "I", "III"), ("II", "I")}
 

@@ -54,7 +54,9 @@ def load(source: Source, settings: Settings, selection: Selection) -> list[Case]
 
 def _around(problem: str, premises: list[str], where: str) -> tuple[str, str]:
     """What stands before and after the premises, which must follow each other."""
-    start = problem.find(premises[0]) if premises else -1
+    if not premises:
+        raise InvalidDataset(f"{where}: expected interchangeable conditions, got none")
+    start = problem.find(premises[0])
     rest = problem[max(start, 0) :]
     for premise in premises:
         rest = rest.lstrip()
