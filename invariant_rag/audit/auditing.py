@@ -6,6 +6,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag.audit.advice import Advice, advise
 from invariant_rag.audit.measures import Label, Measured, Metric, Reader, measure
 from invariant_rag.audit.plan import Ask, Design, Plan, common_slots
+from invariant_rag.audit.probe import Probe
 from invariant_rag.audit.questions import Question, as_segment, read_questions
 from invariant_rag.audit.remedies import variants_of
 from invariant_rag.audit.runner import AnswerStore, answer_all, answer_over_actors
@@ -134,7 +136,8 @@ def audit(
     Args:
         system: An `InvariantModel`, a `RAG`, a `Judge`, a Runnable or language model of LangChain, a query engine or
             LLM of LlamaIndex, or a function `(question, segments) -> answer`; see `as_system` in
-            `invariant_rag.audit.systems`.
+            `invariant_rag.audit.systems`. Of a chain that retrieves by itself, give the combine chain: it has to read
+            the documents that the audit lists.
         questions: A .jsonl or .csv file, or `Question`s and mappings; see `invariant_rag.audit.questions`.
         retriever: What finds the segments of a question that brings none: an object with `retrieve(question, k)`, a
             retriever of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
@@ -151,7 +154,8 @@ def audit(
         workers: Calls at a time.
         actors: Ray actors that share the calls, each with a copy of the system, which is pickled. 0: this process
             makes them.
-        budget: Most calls to make now. Questions are asked one after the other, so some are done and some are not.
+        budget: Most calls to make now. Questions are asked one after the other, so some are done and some are not. A
+            Runnable without `to_input` is first asked up to three questions about other texts.
         out: Folder for `answers.jsonl`, from which an audit that was interrupted goes on, and for the report. One
             folder for each system: what counts as the same system is its name.
         progress: Show a progress bar.
@@ -164,7 +168,7 @@ def audit(
     Raises:
         InvalidQuestion: A question cannot be read.
         InvalidChoice: A number is too small.
-        AuditFailed: The system failed, or no question was asked in full.
+        AuditFailed: The system failed, it does not read the segments it is given, or no question was asked in full.
         UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
             were asked for.
         ExtraRequired: Actors were asked for, and Ray is not installed.
@@ -191,7 +195,7 @@ def audit(
             "expected questions with at least two segments, got none: a single one has no other order",
             hint="Retrieve more segments for each question.",
         )
-    variants, askers = variants_of(asked, read, remedies, generation, tags)
+    variants, askers = variants_of(asked, read, remedies, tags)
     design = Design(orders, common_slots(read, slots), repeats, seed)
     plans = [design.plans(question, variants) for question in read]
     wanted = list({ask.key: ask for each in plans for plan in each for ask in plan.asks}.values())
@@ -200,9 +204,12 @@ def audit(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     store = AnswerStore(None if folder is None else folder / "answers.jsonl")
+    answer = partial(_answer, askers=askers, store=store, workers=workers, actors=actors)
     try:
-        missing = [ask for ask in wanted if ask.key not in store.records]
-        _answer(missing if budget is None else missing[:budget], askers, store, workers, actors, progress)
+        probe = Probe.of([each[0] for each in plans]) if asked.may_retrieve else None
+        left = budget if probe is None else _probe(probe, store, budget, answer)
+        missing = _missing(wanted, store)
+        answer(missing[:left], progress=progress)
     finally:
         store.close()
 
@@ -262,6 +269,22 @@ def _metric(metric: str | Metric) -> Metric:
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     return METRICS[metric]
+
+
+def _missing(asks: Iterable[Ask], store: AnswerStore) -> list[Ask]:
+    return list({ask.key: ask for ask in asks if ask.key not in store.records}.values())
+
+
+def _probe(probe: Probe, store: AnswerStore, budget: int | None, answer: Callable[..., None]) -> int | None:
+    """Find out whether the system reads its segments, and return what is left of the budget."""
+    given = _missing(probe.given, store)[:budget]
+    answer(given, progress=False)
+    left = None if budget is None else budget - len(given)
+    exchanged = _missing(probe.exchanged, store)[:left]
+    with suppress(AuditFailed):  # what fails over other texts has read them
+        answer(exchanged, progress=False)
+    probe.check(store)
+    return None if left is None else left - len(exchanged)
 
 
 def _answer(

@@ -24,7 +24,8 @@ class Ask:
     @cached_property
     def key(self) -> str:
         """SHA-256 of all that the answer may depend on: who is asked, question, segments in order, and repeat."""
-        segments = [segment.content_hash for segment in self.call.listed(self.question)]
+        listed = self.call.listed(self.question)
+        segments = [(each.content_hash, None if each.score is None else float(each.score)) for each in listed]
         content = [self.call.asker, self.question.text, self.question.pairwise, segments, self.call.salt, self.repeat]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -209,7 +209,6 @@ def variants_of(
     system: System,
     questions: Sequence[Question],
     names: Sequence[str] | None,
-    generation: dict[str, Any],
     tags: bool = True,
 ) -> tuple[list[Variant], dict[str, Asker]]:
     """Return the system as it is and with every remedy, and the functions that they call, by name.
@@ -219,7 +218,6 @@ def variants_of(
         questions: What it will be asked; remedies by score want every segment to have one.
         names: `sort`, `rerank`, `top-3`, `long-context-reorder`, `vote`, and for our models `plain` and the names of
             invariant methods. None: all that apply; of the methods, `rotor` and `pine`.
-        generation: Keywords of `InvariantModel.generate`.
         tags: Whether the segments of a system that is not one of our models may begin with salted hashes.
 
     Raises:
@@ -234,7 +232,7 @@ def variants_of(
     if model is None:
         variants.append(Listed(AS_IS, base, opaque))
     else:
-        base, variants = _own_base(system, model, askers, generation)
+        base, variants = _own_base(system, model, askers)
     for name in _chosen(names, scored, methods, model):
         if name in _LISTING:
             variants.append(_LISTING[name](name, base, opaque))
@@ -242,26 +240,24 @@ def variants_of(
             variants.append(Listed(name, base))
         elif model is not None:
             with_method = _unrouted(model).with_method(resolve_method(name))
-            asker = own_name(with_method, system.message, generation)
-            askers.setdefault(asker, _salting(with_method, system.message, generation))
+            asker = own_name(with_method, system.message, system.generation)
+            askers.setdefault(asker, _salting(with_method, system.message, system.generation))
             variants.append(Arranged(name, asker))
     return variants, askers
 
 
-def _own_base(
-    system: System, model: InvariantModel, askers: dict[str, Asker], generation: dict[str, Any]
-) -> tuple[str, list[Variant]]:
+def _own_base(system: System, model: InvariantModel, askers: dict[str, Asker]) -> tuple[str, list[Variant]]:
     """Return the name of the plain model, which order-changing remedies are put around, and the model as it is."""
     if model.ordering.invariant:
-        askers[system.name] = _salting(model, system.message, generation)
+        askers[system.name] = _salting(model, system.message, system.generation)
         variant: Variant = Arranged(AS_IS, system.name)
     else:
         variant = Listed(AS_IS, system.name)
         if model.method.name == "sequential":
             return system.name, [variant]
     plain = _unrouted(model).with_method("sequential", ordering="given")
-    name = own_name(plain, system.message, generation)
-    askers[name] = _ignoring_salt(own_asker(plain, system.message, generation))
+    name = own_name(plain, system.message, system.generation)
+    askers[name] = _ignoring_salt(own_asker(plain, system.message, system.generation))
     return name, [variant]
 
 
@@ -306,7 +302,7 @@ def _ignoring_salt(ask: Callable[[Question, Sequence[Segment]], Reply]) -> Asker
     return lambda question, segments, _: ask(question, segments)
 
 
-def _salting(model: InvariantModel, message: str | None, generation: dict[str, Any]) -> Asker:
+def _salting(model: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> Asker:
     """Return the function that asks a model of ours with its own ordering, or a salted one."""
 
     def ask(question: Question, segments: Sequence[Segment], salt: str) -> Reply:

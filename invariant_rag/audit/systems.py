@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.metrics import normalise_answer
-from invariant_rag.prompts import DEFAULT_SYSTEM
+from invariant_rag.prompts import DEFAULT_SYSTEM, mark
 from invariant_rag.segments import Segment, document_rendering
 
 if TYPE_CHECKING:
@@ -38,6 +38,14 @@ _VERDICTS = tuple(
 )
 """Ways to name a response, the clearest first."""
 _FIRST = {"a", "1", "first"}
+
+_MARK_READERS = (
+    ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
+    ("langchain_invariant_rag.wrapped", "CanonicalRunnable"),
+    ("langchain_invariant_rag.wrapped", "VotingRunnable"),
+    ("llama_index.llms.invariant_rag.api_models", "CanonicalLLM"),
+)
+"""What `canonical` and `vote` make of a language model: it orders the segments that are marked in its text."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ class System:
         model: The model itself where it is one of ours: then the methods can be tried on it.
         message: The system message of that model; None for its default.
         retrieve: What finds segments for a question where the system has a retriever of its own.
+        generation: Keywords of `generate` for that model.
+        may_retrieve: Whether it could replace the segments that it is given by others.
     """
 
     name: str
@@ -70,6 +80,8 @@ class System:
     model: InvariantModel | None = None
     message: str | None = None
     retrieve: Retrieve | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    may_retrieve: bool = False
 
 
 def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[str, Any] | None = None) -> System:
@@ -77,18 +89,17 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
 
     Args:
         system: An `InvariantModel`, a `RAG` or a `Judge`; a chat model, LLM or any other Runnable of LangChain; an LLM
-            or query engine of LlamaIndex; or a function `(question, segments) -> answer`.
+            or query engine of LlamaIndex; or a function `(question, segments) -> answer`. Our models in wrappers for
+            a framework are audited as the models themselves, with the wrapper's parameters.
         to_input: What a Runnable or an LLM is called with. By default language models are given `prompt_text` (for
-            pairwise records `judged_text`), and other Runnables a mapping with `question`, `input` (the question too)
-            and `context` (the documents).
-        generation: Keywords of `InvariantModel.generate`.
+            pairwise records `judged_text`), with marked documents where `canonical` or `vote` made them, and other
+            Runnables a mapping with `question`, `input` (the question too) and `context` (the documents).
+        generation: Keywords of `InvariantModel.generate`; they come before a wrapper's parameters.
 
     Raises:
         UnsupportedCombination: It is none of these, or is given something that it has no use for.
     """
-    wrapped = getattr(system, "engine", None) if _is_language_model(system) else None
-    chosen = wrapped if _is_ours(wrapped, "engine", "InvariantModel") else system
-    ours = _own(chosen, dict(generation or {}))
+    ours = _own(system, generation or {})
     if ours is not None:
         _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
         return ours
@@ -114,13 +125,17 @@ def own_name(model: InvariantModel, message: str | None, generation: Mapping[str
     hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(model.method).items()))
     loaded = f"{model.backend.name}, {str(model.model.dtype).removeprefix('torch.')}"
     loaded += "" if model.overflow == "error" else f", {model.overflow}"
+    longest = model._budget.max_segment_tokens
+    loaded += "" if longest is None else f", max_segment_tokens={longest}"
     loaded += "" if model.intervention is None else f", {model.intervention!r}"
     return f"{model.name} ({model.method.name}{hyper}, {model.ordering!r}, {loaded}{options})"
 
 
-def prompt_text(question: str, segments: Sequence[Segment]) -> str:
+def prompt_text(
+    question: str, segments: Sequence[Segment], rendering: Callable[[Segment], str] = document_rendering
+) -> str:
     """Return what a language model of a framework is given: the documents, one behind the other, and the question."""
-    documents = "".join(map(document_rendering, segments))
+    documents = "".join(map(rendering, segments))
     return f"{DEFAULT_SYSTEM}\n\n{documents}\nQuestion: {question}\nAnswer:"
 
 
@@ -183,34 +198,62 @@ def _is_language_model(value: Any) -> bool:
     )
 
 
-def _own(system: Any, generation: dict[str, Any]) -> System | None:
+def _own(system: Any, generation: Mapping[str, Any]) -> System | None:
     if _is_ours(system, "engine", "InvariantModel"):
-        return System(own_name(system, None, generation), own_asker(system, None, generation), system)
+        return _own_system(system, None, generation)
     if _is_ours(system, "pipeline", "RAG"):
-        return System(
-            own_name(system.model, system.system, generation),
-            own_asker(system.model, system.system, generation),
-            system.model,
-            system.system,
-            lambda question: system.retriever.retrieve(question, system.k),
-        )
+        found = _own_system(system.model, system.system, generation)
+        return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
+    model = _wrapped(system) if _is_language_model(system) else None
+    if model is not None:
+        message = getattr(system, "system_prompt", None)
+        return _own_system(model, message, {**_parameters(system), **generation})
     return _judge(system) if _is_ours(system, "judge", "Judge") else None
+
+
+def _own_system(model: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
+    name, ask = own_name(model, message, generation), own_asker(model, message, generation)
+    return System(name, ask, model, message, generation=generation)
+
+
+def _wrapped(system: Any) -> InvariantModel | None:
+    """Return the model of ours in a language model of a framework, if there is one."""
+    if isinstance(system, _loaded("llama_index.llms.invariant_rag", "InvariantLLM")):
+        loaded: InvariantModel = system.load()
+        return loaded
+    engine = getattr(system, "engine", None)
+    return engine if _is_ours(engine, "engine", "InvariantModel") else None
+
+
+def _parameters(wrapper: Any) -> dict[str, Any]:
+    """Return the parameters of a wrapper of ours as keywords of `generate`."""
+    options = {"max_new_tokens": wrapper.max_tokens, **wrapper.generation_kwargs}
+    if wrapper.temperature:
+        sampling = {name: getattr(wrapper, name) for name in ("temperature", "top_p", "top_k", "seed")}
+        options = {"do_sample": True, **options, **{name: each for name, each in sampling.items() if each is not None}}
+    if wrapper.stop:
+        options["stop_strings"] = list(wrapper.stop)
+    return options
 
 
 def own_asker(
     model: InvariantModel, message: str | None, generation: Mapping[str, Any]
 ) -> Callable[[Question, Sequence[Segment]], Reply]:
-    """Return the function that asks one of our models through its chat template.
+    """Return the function that asks one of our models through its chat template. Answers end before a stop string.
 
     Of a pairwise record it takes the more probable letter. Letters are given out as the responses are listed, which is
     what judges do, or by content where the model's ordering reads contents: there is no listing then.
     """
+    from invariant_rag.streaming import before_stop
+
+    stops = generation.get("stop_strings") or ()
+    stops = [stops] if isinstance(stops, str) else stops
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
         if question.pairwise:
             return _verdict(model, message, question, segments)
         result = model.generate(model.chat_prompt(question.text, segments, message), **generation)
-        return Reply(result.text, result.usage.prompt_tokens + result.usage.completion_tokens)
+        return Reply(before_stop(result.text, stops), result.usage.prompt_tokens + result.usage.completion_tokens)
 
     return ask
 
@@ -238,7 +281,8 @@ def _judge(judge: Any) -> System:
 def _langchain(system: Any, to_input: ToInput | None) -> System | None:
     if not isinstance(system, _loaded("langchain_core.runnables", "Runnable")):
         return None
-    chosen = _input_of(to_input, _text_for if _is_language_model(system) else _chain_input)
+    reads_text = _is_language_model(system) or _reads_marks(system)
+    chosen = _input_of(to_input, _text_for(system) if reads_text else _chain_input)
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
         said = system.invoke(chosen(question, segments))
@@ -250,7 +294,7 @@ def _langchain(system: Any, to_input: ToInput | None) -> System | None:
             content = "".join(each if isinstance(each, str) else each.get("text", "") for each in content)
         return _reply(content, usage.get("total_tokens"))
 
-    return System(system.get_name(), ask)
+    return System(system.get_name(), ask, may_retrieve=to_input is None and not reads_text)
 
 
 def _input_of(
@@ -259,8 +303,20 @@ def _input_of(
     return default if to_input is None else lambda question, segments: to_input(question.text, segments)
 
 
-def _text_for(question: Question, segments: Sequence[Segment]) -> str:
-    return (judged_text if question.pairwise else prompt_text)(question.text, segments)
+def _reads_marks(system: Any) -> bool:
+    return any(isinstance(system, _loaded(*each)) for each in _MARK_READERS)
+
+
+def _text_for(system: Any) -> Callable[[Question, Sequence[Segment]], str]:
+    """Return what writes the text that a system reads."""
+    rendering = mark if _reads_marks(system) else document_rendering
+
+    def text(question: Question, segments: Sequence[Segment]) -> str:
+        if question.pairwise:
+            return judged_text(question.text, segments)
+        return prompt_text(question.text, segments, rendering)
+
+    return text
 
 
 def _chain_input(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
@@ -276,7 +332,7 @@ def _metadata(segment: Segment) -> dict[str, Any]:
 def _llama_index(system: Any, to_input: ToInput | None) -> System | None:
     name = type(system).__name__
     if isinstance(system, _loaded("llama_index.core.llms", "LLM")):
-        chosen = _input_of(to_input, _text_for)
+        chosen = _input_of(to_input, _text_for(system))
         name = f"{name} {system.metadata.model_name}"
         return System(name, lambda question, segments: _reply(system.complete(chosen(question, segments)).text))
     if not isinstance(system, _loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):

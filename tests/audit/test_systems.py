@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 from invariant_rag import RAG, InvariantModel, Judge
 from invariant_rag.audit import audit
+from invariant_rag.audit.plan import Ask
 from invariant_rag.audit.questions import Question
-from invariant_rag.audit.remedies import Salted, variants_of
+from invariant_rag.audit.remedies import Call, Salted, variants_of
 from invariant_rag.audit.systems import as_system, own_name
 from invariant_rag.cli import app
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.retrieval import BM25Retriever
 from invariant_rag.segments import Segment
 from tests.audit.known import records
@@ -88,11 +89,12 @@ def test_a_folder_keeps_answers_of_other_options_and_methods_apart(plain: Invari
 def test_salts_leave_an_intervention_at_work() -> None:
     plain = InvariantModel.from_pretrained(method="sequential", ordering="lexical")
     steadied = plain.with_method(intervention="ms-poe")
-    _, askers = variants_of(as_system(steadied), [], [], {"max_new_tokens": 4})
+    system = as_system(steadied, generation={"max_new_tokens": 4})
+    _, askers = variants_of(system, [], [])
     question = Question("Which?", tuple(map(Segment, ("one", "two", "three"))))
     for salt in ("", "salt"):
         chosen = steadied.with_method(ordering=Salted(salt)) if salt else steadied
-        said = askers[as_system(steadied).name](question, question.segments, salt).text
+        said = askers[system.name](question, question.segments, salt).text
         assert said == chosen.generate(chosen.chat_prompt("Which?", question.segments), max_new_tokens=4).text
         assert chosen.intervention is not None
     assert own_name(steadied, None, {}) != own_name(plain, None, {})
@@ -143,6 +145,60 @@ def test_langchain_runnables_and_language_models_are_recognised() -> None:
     assert flips(audit(FakeListChatModel(responses=["always"]), records(2))) == 0.0
     picks_a = audit(FakeListChatModel(responses=["[[A]]"]), PAIRS, remedies=[])
     assert picks_a[AS_IS].measures["preference_fairness"].value == -1.0
+
+
+def test_a_chain_that_never_sees_the_documents_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("langchain_core")
+    from langchain_core.runnables import RunnableLambda
+
+    calls = []
+
+    def answer(given: dict[str, Any]) -> dict[str, str]:
+        calls.append(given)
+        return {"answer": given["question"]}
+
+    blind = RunnableLambda(answer)
+    for _ in range(2):
+        with pytest.raises(AuditFailed, match="does not read the segments it is given") as refused:
+            audit(blind, records(6), out=tmp_path)
+        assert "combine chain" in refused.value.hint
+    assert len(calls) == 6  # that of an audit goes on from its folder, too
+    assert flips(audit(blind, records(6), to_input=lambda question, segments: {"question": question})) == 0.0
+    calls.clear()
+    with pytest.raises(AuditFailed, match="no question was asked in full"):
+        audit(blind, records(6), budget=4)
+    assert len(calls) == 4
+
+
+def test_a_probe_refuses_no_chain_that_reads_its_documents() -> None:
+    pytest.importorskip("langchain_core")
+    from langchain_core.runnables import RunnableLambda
+
+    def right(given: dict[str, Any]) -> str:
+        return next(each.page_content for each in given["context"] if "right" in each.page_content)
+
+    assert flips(audit(RunnableLambda(right), records(4))) == 0.0  # it fails where no document is right
+    assert flips(audit(RunnableLambda(lambda given: "I don't know."), records(4))) == 0.0
+
+
+def test_names_and_keys_hold_all_that_an_answer_depends_on(plain: InvariantModel) -> None:
+    short = plain.with_method(max_segment_tokens=50)
+    assert own_name(short, None, {}) != own_name(plain, None, {})
+
+    def asked(score: float | None) -> str:
+        question = Question("q", (Segment("a", score=score), Segment("b")))
+        return Ask(question, Call("system", (0, 1))).key
+
+    assert len({asked(None), asked(0.5), asked(0.6)}) == 3
+    assert asked(1) == asked(1.0)
+
+
+def test_answers_end_before_a_stop_string(plain: InvariantModel) -> None:
+    question = Question("Which?", (Segment("one"), Segment("two")))
+    whole = as_system(plain, generation={"max_new_tokens": 6}).ask(question, question.segments).text
+    stop = whole[2:4]
+    cut = as_system(plain, generation={"max_new_tokens": 6, "stop_strings": stop}).ask(question, question.segments)
+    assert cut.text == whole[: whole.index(stop)]
 
 
 def test_llamaindex_llms_and_query_engines_are_recognised() -> None:
