@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
+from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
@@ -239,6 +240,32 @@ async def test_tools_and_objects_pass_through(wrap: Any) -> None:
         seen.add(InvariantSynthesizer(llm, output_cls=Place).get_response(QUERY, [TEXTS[i] for i in order]).name)
         seen.add(llm.as_structured_llm(Place).chat(messages_of(order)).raw.name)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("way", ["query", "aquery", "streaming", "object", "aobject", "structured"])
+@pytest.mark.parametrize("wrap", [canonical, vote])
+async def test_scores_and_the_query_reach_the_ordering(wrap: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    scores = {each.node.get_content(): each.score for each in nodes_of()}
+    keys = Score.keys
+
+    def spy(self: Score, candidates: Any, query: str) -> Any:
+        seen.append((query, {each.segment.text: each.segment.score for each in candidates}))
+        return keys(self, candidates, query)
+
+    monkeypatch.setattr(Score, "keys", spy)
+    llm: Any = wrap(MockFunctionCallingLLM(response_generator=calling, is_chat_model=True), ordering="score")
+    llm = llm.as_structured_llm(Place) if way == "structured" else llm
+    synthesizer = InvariantSynthesizer(
+        llm, streaming=way == "streaming", output_cls=Place if way.endswith("object") else None
+    )
+    answers = set()
+    for order in ORDERS:
+        engine = RetrieverQueryEngine(ListRetriever(nodes_of(order)), synthesizer)
+        answers.add(str(await engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)))
+    assert len(answers) == 1
+    assert len(seen) == len(ORDERS)
+    assert all(each == (QUERY, scores) for each in seen)
 
 
 def test_choices_are_checked() -> None:

@@ -113,6 +113,14 @@ def test_a_segment_that_was_cut_raises_a_warning(cut: slice) -> None:
         read_marked(mark_in_set(TEXTS[0], 3)[cut])
 
 
+@pytest.mark.parametrize("score", [0.25, -3.0, 1e-7, 1e300, float("-inf"), None])
+def test_a_score_stands_behind_its_segment(score: float | None) -> None:
+    segments = SegmentSet([Segment("1:", score=score), Segment("2 0.5", score=0.5), Segment("3")])
+    text = "".join(mark_in_set(each, 3) for each in segments) + " 0.75 " + QUERY
+    assert read_marked(text) == ["", segments, " 0.75 " + QUERY]
+    assert unmarked(text) == "1:2 0.53 0.75 " + QUERY
+
+
 def test_a_set_that_was_spread_over_calls_raises_a_warning() -> None:
     with pytest.warns(OrderWarning, match=r"1 of 3 nodes.*InvariantSynthesizer"):
         read_marked(mark_in_set(TEXTS[0], 3))

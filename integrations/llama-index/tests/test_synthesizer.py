@@ -98,6 +98,14 @@ def test_the_score_ordering_reads_the_scores_of_the_nodes(model: InvariantModel)
         synthesizer.get_response(QUERY, TEXTS)
 
 
+def test_a_template_may_name_the_context_twice(llm: InvariantLLM, model: InvariantModel) -> None:
+    template = PromptTemplate("{context_str}\nOnce more:\n{context_str}\nAnswer: {query_str}")
+    answer = InvariantSynthesizer(llm, text_qa_template=template).synthesize(QUERY, nodes_of())
+    content = [SegmentSet(TEXTS), "\nOnce more:\n", SegmentSet(TEXTS), f"\nAnswer: {QUERY}"]
+    prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, QUERY)
+    assert answer.response == model.generate(prompt, max_new_tokens=8).text
+
+
 def test_relevance_orderings_compare_with_the_query(model: InvariantModel) -> None:
     seen = []
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -20,7 +20,7 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
 )
-from llama_index.core.bridge.pydantic import Field, SerializeAsAny
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -45,10 +45,18 @@ class CanonicalLLM(LLM):
     llm: SerializeAsAny[LLM] = Field(description="What answers.")
     ordering: str = Field(default="lexical", description="Which segment stands where, by content.")
 
+    _query: str | None = PrivateAttr(default=None)
+
     @classmethod
     def class_name(cls) -> str:
         """Return the stable id of this class."""
         return "CanonicalLLM"
+
+    def about(self, query: str) -> Self:
+        """Return a copy whose relevance orderings compare segments with a query, where a call names no other."""
+        copied = self.model_copy()
+        copied._query = query
+        return copied
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -60,10 +68,10 @@ class CanonicalLLM(LLM):
         return Requests(self.ordering)
 
     def _text(self, prompt: str, keywords: dict[str, Any]) -> str:
-        return self._requests.of_text(prompt, keywords.pop("query", None))[0]
+        return self._requests.of_text(prompt, keywords.pop("query", self._query))[0]
 
     def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> list[ChatMessage]:
-        return self._requests.of_messages(messages, keywords.pop("query", None))[0]
+        return self._requests.of_messages(messages, keywords.pop("query", self._query))[0]
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Continue a text. Segments marked in it are listed by content."""
@@ -116,22 +124,22 @@ class VotingLLM(CanonicalLLM):
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Continue a text as most orders of the segments would have it."""
-        ballots = self._requests.of_text(prompt, kwargs.pop("query", None))
+        ballots = self._requests.of_text(prompt, kwargs.pop("query", self._query))
         return self._elected(_at_once([partial(self.llm.complete, each, formatted, **kwargs) for each in ballots]))
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation as most orders of the segments would have it."""
-        ballots = self._requests.of_messages(messages, kwargs.pop("query", None))
+        ballots = self._requests.of_messages(messages, kwargs.pop("query", self._query))
         return self._elected(_at_once([partial(self.llm.chat, each, **kwargs) for each in ballots]))
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Continue a text as most orders of the segments would have it."""
-        ballots = self._requests.of_text(prompt, kwargs.pop("query", None))
+        ballots = self._requests.of_text(prompt, kwargs.pop("query", self._query))
         return self._elected(await asyncio.gather(*(self.llm.acomplete(each, formatted, **kwargs) for each in ballots)))
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation as most orders of the segments would have it."""
-        ballots = self._requests.of_messages(messages, kwargs.pop("query", None))
+        ballots = self._requests.of_messages(messages, kwargs.pop("query", self._query))
         return self._elected(await asyncio.gather(*(self.llm.achat(each, **kwargs) for each in ballots)))
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:

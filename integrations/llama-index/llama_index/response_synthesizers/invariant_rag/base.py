@@ -26,7 +26,7 @@ from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock
 from llama_index.llms.invariant_rag.api_models import CanonicalLLM
-from llama_index.llms.invariant_rag.marks import unmarked
+from llama_index.llms.invariant_rag.marks import mark_in_set, unmarked
 from llama_index.llms.invariant_rag.structured import asked_for_object
 
 dispatcher = get_dispatcher(__name__)
@@ -141,11 +141,12 @@ class InvariantSynthesizer(BaseSynthesizer):
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
         if self._invariant_llm is None:
-            variables = _as_text(query_str, text_chunks, response_kwargs, self._marks)
+            llm = self._about(query_str)
+            variables = _as_text(query_str, text_chunks, scores, response_kwargs, self._marks)
             if self._output_cls is not None:
-                response = self._llm.structured_predict(self._output_cls, self._text_qa_template, **variables)
+                response = llm.structured_predict(self._output_cls, self._text_qa_template, **variables)
             else:
-                answer = self._llm.stream if self._streaming else self._llm.predict
+                answer = llm.stream if self._streaming else llm.predict
                 response = answer(self._text_qa_template, **variables)
         else:
             messages = self._messages(self._invariant_llm, query_str, _segments(text_chunks, scores), response_kwargs)
@@ -170,11 +171,12 @@ class InvariantSynthesizer(BaseSynthesizer):
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
         if self._invariant_llm is None:
-            variables = _as_text(query_str, text_chunks, response_kwargs, self._marks)
+            llm = self._about(query_str)
+            variables = _as_text(query_str, text_chunks, scores, response_kwargs, self._marks)
             if self._output_cls is not None:
-                response = await self._llm.astructured_predict(self._output_cls, self._text_qa_template, **variables)
+                response = await llm.astructured_predict(self._output_cls, self._text_qa_template, **variables)
             else:
-                answer = self._llm.astream if self._streaming else self._llm.apredict
+                answer = llm.astream if self._streaming else llm.apredict
                 response = await answer(self._text_qa_template, **variables)
         else:
             messages = self._messages(self._invariant_llm, query_str, _segments(text_chunks, scores), response_kwargs)
@@ -186,6 +188,15 @@ class InvariantSynthesizer(BaseSynthesizer):
                 response = self._read(await self._invariant_llm.achat(messages, **options))
         dispatcher.event(GetResponseEndEvent())
         return response
+
+    def _about(self, query: str) -> LLM:
+        """Return the LLM; if it reads marks, told the query, for which LlamaIndex's calls have no place."""
+        llm = self._llm
+        if isinstance(llm, CanonicalLLM):
+            return llm.about(query)
+        if isinstance(llm, StructuredLLM) and isinstance(llm.llm, CanonicalLLM):
+            return llm.model_copy(update={"llm": llm.llm.about(query)})
+        return llm
 
     def _messages(
         self, llm: InvariantLLM, query_str: str, segments: Sequence[Segment], variables: dict[str, Any]
@@ -215,19 +226,23 @@ def _segments(texts: Sequence[str], scores: Sequence[float | None] | None) -> li
     return [Segment(unmarked(text), score=score) for text, score in zip(texts, chosen, strict=True)]
 
 
-def _as_text(query_str: str, texts: Sequence[str], variables: dict[str, Any], marks: bool) -> dict[str, Any]:
+def _as_text(
+    query_str: str, texts: Sequence[str], scores: Sequence[float | None] | None, variables: dict[str, Any], marks: bool
+) -> dict[str, Any]:
     """Return the variables of the template, the nodes in one text: with marks, if the LLM reads them."""
-    nodes = map(mark, texts) if marks else map(unmarked, texts)
+    nodes = [mark_in_set(each, len(texts)) for each in _segments(texts, scores)] if marks else map(unmarked, texts)
     return {**variables, "query_str": unmarked(query_str), "context_str": "\n\n".join(nodes)}
 
 
 def _filled(message: ChatMessage, segments: Sequence[Segment]) -> ChatMessage:
-    """Put the segments where the place for the context is."""
+    """Put the segments wherever there is a place for the context."""
     blocks: list[Any] = []
     for block in message.blocks:
         if isinstance(block, TextBlock) and _PLACE in block.text:
-            before, _, behind = block.text.partition(_PLACE)
-            blocks += [TextBlock(text=before), *map(SegmentBlock.of, segments), TextBlock(text=behind)]
+            before, *behind = block.text.split(_PLACE)
+            blocks.append(TextBlock(text=before))
+            for text in behind:
+                blocks += [*map(SegmentBlock.of, segments), TextBlock(text=text)]
         else:
             blocks.append(block)
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
