@@ -215,7 +215,7 @@ def test_titles_digits_and_capitals_are_words_too():
     [
         ("塔の高さは？", "塔は古い石で、高さは三十メートルです。"),
         ("图书馆在哪里", "新的图书馆位于河边。"),
-        ("Where is the office?", "The o\ufb03ce is by the river."),
+        ("office", "The o\ufb03ce is by the river."),
         ("\uff26\uff21\uff38 number", "Our fax is out of order."),
         ("STRASSE", "Die Straße ist lang."),
     ],
