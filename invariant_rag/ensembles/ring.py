@@ -15,7 +15,7 @@ from invariant_rag.arrangement import Layout
 from invariant_rag.attention.rotary import grows
 from invariant_rag.decoding import generation_options, read_output, stacked_cache
 from invariant_rag.engine import InvariantModel
-from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, unrouted, with_cost
+from invariant_rag.ensembles.base import Ensemble, at_least_one, refuse, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
 from invariant_rag.ensembles.permutations import ONE_TEXT, Mean
 from invariant_rag.errors import UnsupportedCombination
@@ -97,7 +97,7 @@ class RingAverage(Ensemble):
         """Return the mean log-probability of each candidate over the cuts, and what it cost."""
         options = self.lm.candidate_ids(candidates)
         with counted(self.model) as counter, self.lm.reader.running():
-            prepared = self.lm.prepare_to_generate(prompt, longest_of(candidates, self.tokenizer))
+            prepared = self.lm.prepare_to_generate(prompt, max(map(len, options), default=0))
             cache, count = self._cut(prepared)
             start, totals = len(prepared.input_ids) - prepared.suffix_length, []
             for option in options:
