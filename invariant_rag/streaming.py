@@ -164,14 +164,16 @@ def stream_before_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[
         if ended:
             continue
         held += piece
+        open_from = len(held) - _begun(held, stops)  # a stop string may begin there; one found behind it has to wait
         kept = before_stop(held, stops)
-        ended = len(kept) < len(held)
-        ready = kept if ended else held[: len(held) - _begun(held, stops)]
+        ended = len(kept) < len(held) and len(kept) <= open_from
+        ready = kept if ended else held[:open_from]
         if ready:
             yield ready
         held = held[len(ready) :]
-    if held and not ended:
-        yield held
+    rest = "" if ended else before_stop(held, stops)
+    if rest:
+        yield rest
 
 
 def _begun(text: str, stops: Sequence[str]) -> int:

@@ -136,6 +136,8 @@ def test_a_stream_without_a_tokenizer_is_refused_at_once(chat_llama: PreTrainedM
 @settings(deadline=None)
 @example(["a", "a", "ab"], ["aab"])  # a beginning within a beginning
 @example(["ab", "c"], ["bd", "abc"])  # two may have begun
+@example(["b", "aa", "b"], ["a", "baab"])  # one is over while another, which began before it, is not
+@example(["b", "aa"], ["a", "baab"])
 @given(st.lists(st.text("ab", max_size=4), max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str], stops: list[str]) -> None:
     text = "".join(pieces)
