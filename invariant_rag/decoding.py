@@ -74,7 +74,7 @@ def generation_options(
 
     Raises:
         TokenizerRequired: Stop strings were asked for, and there is no tokenizer.
-        UnsupportedCombination: Assisted decoding was asked for, or decoding without a cache.
+        UnsupportedCombination: Assisted decoding was asked for, decoding without a cache, or a prefill in chunks.
     """
     options = {name: value for name, value in kwargs.items() if value is not None}
     given = options.get("generation_config")
@@ -93,6 +93,12 @@ def generation_options(
         raise UnsupportedCombination(
             "expected decoding with a cache, got use_cache=False: the arranged prefill is what the cache holds",
             hint="Leave use_cache away.",
+        )
+    if (size := chosen("prefill_chunk_size")) is not None:
+        raise UnsupportedCombination(
+            f"expected a prompt that is read at once, got prefill_chunk_size={size}: an arranged prefill reads its "
+            "attention in blocks as it is",
+            hint="Leave prefill_chunk_size away.",
         )
     options["use_cache"] = True
     options.setdefault("do_sample", bool(getattr(given, "do_sample", False)))

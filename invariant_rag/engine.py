@@ -338,7 +338,7 @@ class InvariantModel:
 
         Raises:
             InvalidPrompt: A prompt ends with a segment: the tokens to generate follow a suffix.
-            UnsupportedCombination: Assisted decoding was asked for, or `use_cache=False`.
+            UnsupportedCombination: Assisted decoding was asked for, `use_cache=False`, or `prefill_chunk_size`.
         """
         wanted = most_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
@@ -469,12 +469,15 @@ class InvariantModel:
         ids, mask, padding = padded_batch(prepared, options["pad_token_id"], self.device)
         if not all(each.is_natural for each in prepared):
             options["position_ids"] = padded_positions(prepared, padding, self.device)
-        readings = [self.reader.prefill(each) for each in prepared]
-        memories = [each.memory for each in readings]
-        cache = stacked_cache(
-            [each.cache for each in readings], padding, max(options["num_beams"], options["num_return_sequences"])
-        )
-        with self.reader.decoding(prepared, padding, memories):
+        copies = max(options["num_beams"], options["num_return_sequences"])
+        if len(prepared) == copies == 1:
+            readings = [self.reader.known(prepared[0])]
+            cache, attending = readings[0].cache, self.reader.generating(prepared[0], readings[0])
+        else:
+            readings = [self.reader.prefill(each) for each in prepared]
+            cache = stacked_cache([each.cache for each in readings], padding, copies)
+            attending = self.reader.decoding(prepared, padding, [each.memory for each in readings])
+        with attending:
             generate: Any = self.model.generate
             output = generate(
                 input_ids=ids,

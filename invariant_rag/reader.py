@@ -107,12 +107,22 @@ def host_of(model: PreTrainedModel) -> Host:
 
 @dataclass(frozen=True)
 class Read:
-    """A prompt that was read: its last logits, keys and values, the layers' memory, and the tokens that were cached."""
+    """What was read of a prompt.
 
-    logits: torch.Tensor
+    Attributes:
+        cache: Keys and values.
+        memory: What the layers keep.
+        cached_tokens: How many tokens a cache knew.
+    """
+
     cache: DynamicCache
     memory: Memory
     cached_tokens: int = 0
+
+    @property
+    def length(self) -> int:
+        """How many tokens were read."""
+        return self.cache.get_seq_length()
 
 
 @dataclass(frozen=True)
@@ -160,10 +170,23 @@ class Reader:
         with self.host.lock, torch.no_grad(), pristine_frequencies(self.model):
             yield
 
+    @property
+    def stock_decoding(self) -> bool:
+        """Whether tokens behind a prompt that was read attend as in the plain model."""
+        return self.method.stock_decoding and self.intervention is None
+
     def attending(
-        self, prompts: Sequence[PreparedPrompt], padding: Sequence[int], memories: Sequence[Memory]
+        self,
+        prompts: Sequence[PreparedPrompt],
+        padding: Sequence[int],
+        memories: Sequence[Memory],
+        *,
+        last: int | None = None,
     ) -> AbstractContextManager[None]:
-        """Attend as the prompts are arranged; as the model does where all of them are plain and nothing intervenes."""
+        """Attend as the prompts are arranged; as the model does where all of them are plain and nothing intervenes.
+
+        With `last`, until that layer has attended; an intervention has no such end.
+        """
         if self.intervention is not None:
             lengths = [len(prompt.input_ids) for prompt in prompts]
             return self.intervention.at_work(self.model, Reading(lengths, padding, self.host.rotations, memories))
@@ -171,19 +194,24 @@ class Reader:
             return nullcontext()
         arrangements = [prompt.arrangement for prompt in prompts]
         arranged = Arranged(arrangements, padding, self.backend, self.host.rotations, memories)
-        return attention_replaced(self.model, arranged)
+        return attention_replaced(self.model, arranged, last=last)
 
     def decoding(
         self, prompts: Sequence[PreparedPrompt], padding: Sequence[int], memories: Sequence[Memory]
     ) -> AbstractContextManager[None]:
-        """Attend as tokens behind a prefilled prompt do: with most methods, as the model does."""
-        stock = self.method.stock_decoding and self.intervention is None
-        return nullcontext() if stock else self.attending(prompts, padding, memories)
+        """Attend as tokens behind a prompt that was read do: with most methods, as the model does."""
+        return nullcontext() if self.stock_decoding else self.attending(prompts, padding, memories)
+
+    def generating(self, prepared: PreparedPrompt, known: Read) -> AbstractContextManager[None]:
+        """Attend, in the forward that reads what is not known of a prompt, as it is arranged; then as decoding does."""
+        if known.length or not self.stock_decoding:
+            return self.decoding([prepared], [0], [known.memory])
+        return self.attending([prepared], [0], [known.memory], last=len(self.host.rotations) - 1)
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
         if self.reuse is not None:
-            return self.read(prepared, keep).logits
+            return self._finish(prepared, self.known(prepared), keep)
         with self.attending([prepared], [0], [{}]):
             return self.forward(prepared, keep, use_cache=False)
 
@@ -199,21 +227,25 @@ class Reader:
         logits: torch.Tensor = self.model(input_ids=ids, **options).logits[0]
         return logits
 
-    def read(self, prepared: PreparedPrompt, keep: int = 1) -> Read:
-        """Run the model over a prompt, or over what a cache does not hold of it."""
-        memory = Memory()
+    def known(self, prepared: PreparedPrompt) -> Read:
+        """Read of a prompt what a cache may hold, everything before its last text; without a cache, nothing."""
         layout = prepared.arrangement.layout
         if self.reuse is None or not layout.text_spans[-1].start or not layout.sets or not prepared.suffix_length:
-            cache = DynamicCache()
-            with self.attending([prepared], [0], [memory]):
-                logits = self.forward(prepared, keep, past_key_values=cache, use_cache=True)
-            return Read(logits, cache, memory)
+            return Read(DynamicCache(), Memory())
         head, cold = head_of(prepared, self.method), replace(self, reuse=None)
         cache, cached_tokens = self.reuse.read(head, lambda part: cold.read(part).cache, self.device)
-        with self.decoding([prepared], [0], [memory]):
-            start = len(head.input_ids)
-            logits = self.forward(prepared, keep, start, past_key_values=cache, use_cache=True)
-        return Read(logits, cache, memory, cached_tokens)
+        return Read(cache, Memory(), cached_tokens)
+
+    def read(self, prepared: PreparedPrompt) -> Read:
+        """Run the model over a prompt, or over what a cache does not hold of it."""
+        read = self.known(prepared)
+        self._finish(prepared, read, keep=1)
+        return read
+
+    def _finish(self, prepared: PreparedPrompt, known: Read, keep: int) -> torch.Tensor:
+        """Read the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
+        with self.generating(prepared, known):
+            return self.forward(prepared, keep, known.length, past_key_values=known.cache, use_cache=True)
 
     def prefill(self, prepared: PreparedPrompt) -> Read:
         """Read all tokens but the last, with which decoding starts.

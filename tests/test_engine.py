@@ -216,11 +216,32 @@ def test_a_generation_config_may_say_how_long_and_how() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"prompt_lookup_num_tokens": 3}, {"use_cache": False}, {"generation_config": GenerationConfig(use_cache=False)}],
+    [
+        {"prompt_lookup_num_tokens": 3},
+        {"use_cache": False},
+        {"generation_config": GenerationConfig(use_cache=False)},
+        {"prefill_chunk_size": 4},
+    ],
 )
 def test_decoding_that_would_read_the_prompt_anew_is_refused(option: dict[str, Any], llama: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="arranged prefill"):
         InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "ape", "sequential"])
+def test_a_prompt_is_read_once_and_then_the_model_decodes(method: str, llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama, method=method)
+    lengths, attentions = [], []
+
+    def look(module: object, args: object, kwargs: dict[str, Any]) -> None:
+        lengths.append(kwargs["input_ids"].shape[1])
+        attentions.append(llama.config._attn_implementation)
+
+    with llama.register_forward_pre_hook(look, with_kwargs=True):
+        lm.generate(PROMPT, max_new_tokens=4)
+    assert lengths == [len(lm.prepare(PROMPT).input_ids), 1, 1, 1]
+    assert set(attentions[1:]) == ({"sdpa"} if lm.method.stock_decoding else {attentions[0]})
+    assert llama.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("wrong", [[[-1]], [[10**6]], [5, 6], "yes", [[]]])

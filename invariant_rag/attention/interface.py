@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -70,22 +70,41 @@ def attending_now() -> Attending | None:
 
 
 @contextmanager
-def attention_replaced(model: PreTrainedModel, attending: Attending) -> Iterator[None]:
+def attention_replaced(model: PreTrainedModel, attending: Attending, *, last: int | None = None) -> Iterator[None]:
     """Run the model's layers with `attending` in place of their attention; leave the model as it was.
 
     Not to be entered twice for one model at a time: callers hold the model's lock.
+
+    Args:
+        model: The model.
+        attending: What takes the place of its attention.
+        last: Index of the last layer: once it has attended, the model attends by itself again. None: only behind the
+            block.
     """
     configs = {id(config): config for config in map(_config_of, model.modules()) if config is not None}.values()
-    saved = [(config, config._attn_implementation_internal) for config in configs]
-    token = _attending.set(attending)
-    try:
-        for config, original in saved:
+    with ExitStack() as replaced:
+        wanted = attending if last is None else _Once(attending, last, replaced.close)
+        replaced.callback(_attending.reset, _attending.set(wanted))
+        for config in configs:
+            original = config._attn_implementation_internal
+            replaced.callback(setattr, config, "_attn_implementation_internal", original)
             config._attn_implementation_internal = _registered(original or "eager")
         yield
-    finally:
-        _attending.reset(token)
-        for config, original in saved:
-            config._attn_implementation_internal = original
+
+
+@dataclass(frozen=True)
+class _Once:
+    """Attends in one forward, and is done with its last layer."""
+
+    attending: Attending
+    last: int
+    done: Callable[[], None]
+
+    def __call__(self, inputs: LayerInputs) -> torch.Tensor:
+        out = self.attending(inputs)
+        if inputs.layer == self.last:
+            self.done()
+        return out
 
 
 def _config_of(module: nn.Module) -> PreTrainedConfig | None:
