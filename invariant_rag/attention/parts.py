@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -71,10 +72,8 @@ def joined(parts: list[Part]) -> Part:
     """Return attention over the keys of all parts, as a part."""
     if len(parts) == 1:
         return parts[0]
-    totals = torch.stack([each.total for each in parts])
-    total = totals.logsumexp(dim=0)
-    shares = (totals - total).exp()[..., None]
-    out = parts[0].out * shares[0]
-    for each, share in zip(parts[1:], shares[1:], strict=True):
-        out.addcmul_(each.out.to(out.dtype), share)
+    total = reduce(torch.logaddexp, (each.total for each in parts))
+    out = parts[0].out * (parts[0].total - total).exp()[..., None]
+    for each in parts[1:]:
+        out.addcmul_(each.out.to(out.dtype), (each.total - total).exp()[..., None])
     return Part(out.to(parts[0].out.dtype), total)
