@@ -144,6 +144,13 @@ class RowArrangement:
         """Whether this is plain causal attention, so that the model can run as it is."""
         return all(row.is_causal_prefix for row in self.rows) and self.positions == natural_positions(self.layout)
 
+    def rows_from(self, first: int, stop: int) -> Sequence[Row]:
+        """The rows of the tokens `first` to `stop`: all of the prompt, or tokens of its last text and those behind it.
+
+        The last text, which generated tokens join, sees everything before it where it lies.
+        """
+        return [Row(Span(first, stop), (Run(0, stop, 0),))] if first else self.rows
+
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
         """Return the attention output `[H, Q, D]` of one layer for one prompt."""
         return backend.rows(self, call)

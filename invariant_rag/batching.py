@@ -9,7 +9,7 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from invariant_rag.decoding import Generation
+from invariant_rag.decoding import Generation, chosen
 from invariant_rag.engine import InvariantModel
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.segments import Prompt
@@ -29,7 +29,7 @@ class _Request:
     @property
     def sampled(self) -> bool:
         """Whether chance decides: what a seed gives would depend on the other rows of a batch."""
-        return bool(_option(self.options, "do_sample"))
+        return bool(chosen(self.options, "do_sample"))
 
 
 class MicroBatcher:
@@ -76,7 +76,7 @@ class MicroBatcher:
         """
         if batch_size < 1:
             raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
-        answers = _option(options or {}, "num_return_sequences") or 1
+        answers = chosen(options or {}, "num_return_sequences") or 1
         if answers > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {answers}",
@@ -97,11 +97,6 @@ class MicroBatcher:
             batch = [mine, *islice(others, batch_size - 1)]
             self._waiting = [each for each in self._waiting if each not in batch]
         return batch
-
-
-def _option(options: Mapping[str, Any], name: str) -> Any:
-    """Return a keyword of `generate`, or what a `generation_config` among them says."""
-    return options.get(name, getattr(options.get("generation_config"), name, None))
 
 
 def _answer(batch: Sequence[_Request]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,38 +77,35 @@ def generation_options(
         UnsupportedCombination: Assisted decoding was asked for, decoding without a cache, or a prefill in chunks.
     """
     options = {name: value for name, value in kwargs.items() if value is not None}
-    given = options.get("generation_config")
+    of_model = model.generation_config
 
-    def chosen(name: str) -> Any:
-        said = (options.get(name), *(getattr(config, name, None) for config in (given, model.generation_config)))
-        return next((each for each in said if each is not None), None)
-
-    if assisted := [name for name in _ASSISTED if chosen(name) is not None]:
+    if assisted := [name for name in _ASSISTED if chosen(options, name, of_model) is not None]:
         raise UnsupportedCombination(
             f"expected decoding that goes on from an arranged prefill, got {', '.join(assisted)}: with assistance, "
             "transformers reads the prompt again, as the plain model does",
             hint="Leave assisted decoding away.",
         )
-    if options.get("use_cache", getattr(given, "use_cache", None)) is False:
+    if chosen(options, "use_cache") is False:
         raise UnsupportedCombination(
             "expected decoding with a cache, got use_cache=False: the arranged prefill is what the cache holds",
             hint="Leave use_cache away.",
         )
-    if (size := chosen("prefill_chunk_size")) is not None:
+    if (size := chosen(options, "prefill_chunk_size", of_model)) is not None:
         raise UnsupportedCombination(
             f"expected a prompt that is read at once, got prefill_chunk_size={size}: an arranged prefill reads its "
             "attention in blocks as it is",
             hint="Leave prefill_chunk_size away.",
         )
     options["use_cache"] = True
-    options.setdefault("do_sample", bool(getattr(given, "do_sample", False)))
+    options["do_sample"] = bool(chosen(options, "do_sample"))
     for name in ("num_beams", "num_return_sequences"):
-        options[name] = chosen(name) or 1
-    options["eos_token_id"] = chosen("eos_token_id")
-    known = [chosen("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *_ids(options["eos_token_id"]), 0]
+        options[name] = chosen(options, name, of_model) or 1
+    options["eos_token_id"] = chosen(options, "eos_token_id", of_model)
+    padding = (chosen(options, "pad_token_id", of_model), getattr(tokenizer, "pad_token_id", None))
+    known = [*padding, *_ids(options["eos_token_id"]), 0]
     options["pad_token_id"] = next(each for each in known if each is not None)
     criteria = list(options.get("stopping_criteria") or ())
-    strings = chosen("stop_strings")
+    strings = chosen(options, "stop_strings", of_model)
     options.pop("stop_strings", None)
     if strings:
         if tokenizer is None:
@@ -119,10 +116,16 @@ def generation_options(
     return options
 
 
-def most_new_tokens(asked: int | None, kwargs: dict[str, Any]) -> int:
+def most_new_tokens(asked: int | None, kwargs: Mapping[str, Any]) -> int:
     """Return how many tokens to generate at most: as asked, or as a `generation_config` says, or 64."""
-    said = (asked, getattr(kwargs.get("generation_config"), "max_new_tokens", None), 64)
-    return next(each for each in said if each is not None)
+    wanted = chosen({**kwargs, "max_new_tokens": asked}, "max_new_tokens")
+    return 64 if wanted is None else wanted
+
+
+def chosen(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> Any:
+    """Return a keyword of `generate`: as given, as a `generation_config` among them says, as fallbacks do, or None."""
+    said = (kwargs.get(name), *(getattr(each, name, None) for each in (kwargs.get("generation_config"), *fallbacks)))
+    return next((each for each in said if each is not None), None)
 
 
 class _Stops(StoppingCriteria):

@@ -453,7 +453,7 @@ class InvariantModel:
         lengths = {len(prompt.input_ids) for prompt in prompts}
         if len(lengths) > 1:
             raise InvalidPrompt(f"expected prompts of one length to read together, got {sorted(lengths)} tokens")
-        attending = self.reader.attending(prompts, [0] * len(prompts), [{} for _ in prompts])
+        attending = self.reader.attending(prompts, [0] * len(prompts), [{} for _ in prompts], whole=True)
         with self.reader.host.lock, pristine_frequencies(self.model), attending:
             yield
 
@@ -470,7 +470,7 @@ class InvariantModel:
         if not all(each.is_natural for each in prepared):
             options["position_ids"] = padded_positions(prepared, padding, self.device)
         copies = max(options["num_beams"], options["num_return_sequences"])
-        if len(prepared) == copies == 1:
+        if len(prepared) == copies == 1:  # `generate` reads it; rows of a batch are read before, each as it is arranged
             readings = [self.reader.known(prepared[0])]
             cache, attending = readings[0].cache, self.reader.generating(prepared[0], readings[0])
         else:

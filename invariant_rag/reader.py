@@ -181,20 +181,22 @@ class Reader:
         padding: Sequence[int],
         memories: Sequence[Memory],
         *,
-        last: int | None = None,
+        whole: bool = False,
+        once: bool = False,
     ) -> AbstractContextManager[None]:
         """Attend as the prompts are arranged; as the model does where all of them are plain and nothing intervenes.
 
-        With `last`, until that layer has attended; an intervention has no such end.
+        With `whole`, what comes out of the model holds for all tokens, and otherwise for those of the last text. With
+        `once`, in one forward; an intervention does not end.
         """
         if self.intervention is not None:
             lengths = [len(prompt.input_ids) for prompt in prompts]
             return self.intervention.at_work(self.model, Reading(lengths, padding, self.host.rotations, memories))
         if all(prompt.arrangement.is_plain for prompt in prompts):
             return nullcontext()
-        arrangements = [prompt.arrangement for prompt in prompts]
-        arranged = Arranged(arrangements, padding, self.backend, self.host.rotations, memories)
-        return attention_replaced(self.model, arranged, last=last)
+        arrangements, rotations = [prompt.arrangement for prompt in prompts], self.host.rotations
+        arranged = Arranged(arrangements, padding, self.backend, rotations, memories, whole)
+        return attention_replaced(self.model, arranged, last=len(rotations) - 1 if once else None)
 
     def decoding(
         self, prompts: Sequence[PreparedPrompt], padding: Sequence[int], memories: Sequence[Memory]
@@ -206,7 +208,7 @@ class Reader:
         """Attend, in the forward that reads what is not known of a prompt, as it is arranged; then as decoding does."""
         if known.length or not self.stock_decoding:
             return self.decoding([prepared], [0], [known.memory])
-        return self.attending([prepared], [0], [known.memory], last=len(self.host.rotations) - 1)
+        return self.attending([prepared], [0], [known.memory], once=True)
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""

@@ -11,6 +11,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag.arrangement import RowArrangement
+from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.interface import Arranged, attention_replaced
+from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.ensembles import RingAverage
 from invariant_rag.errors import (
     ContextOverflow,
@@ -186,6 +190,17 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama: Pr
     assert not gradient[1].any()
 
 
+def test_the_models_own_forward_is_arranged_for_every_token(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    prepared, ids = lm.prepare(PROMPT), torch.tensor([lm.prepare(PROMPT).input_ids])
+    arranged = Arranged([prepared.arrangement], [0], lm.backend, lm.reader.host.rotations, [{}])
+    with torch.no_grad():
+        with attention_replaced(llama, arranged):
+            expected = llama(ids, use_cache=False).logits
+        with lm.reading([prepared]):
+            assert torch.equal(llama(ids, use_cache=False).logits, expected)
+
+
 def test_prompts_of_different_lengths_are_not_read_together(llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama)
     prepared = [lm.prepare(Prompt([1], [[2]], [3])), lm.prepare(Prompt([1], [[2, 2]], [3]))]
@@ -242,6 +257,22 @@ def test_a_prompt_is_read_once_and_then_the_model_decodes(method: str, llama: Pr
     assert lengths == [len(lm.prepare(PROMPT).input_ids), 1, 1, 1]
     assert set(attentions[1:]) == ({"sdpa"} if lm.method.stock_decoding else {attentions[0]})
     assert llama.config._attn_implementation == "sdpa"
+
+
+def test_the_last_layer_attends_from_the_last_text_alone(llama: PreTrainedModel) -> None:
+    asked = []
+
+    class Listening(SDPA):
+        def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
+            asked.append(call.queries.shape[1])
+            return super().rows(arrangement, call)
+
+    lm = InvariantModel(llama, backend=Listening())
+    lm.generate(PROMPT, max_new_tokens=3)
+    prepared = lm.prepare(PROMPT)
+    *before, last = asked
+    assert before == [len(prepared.input_ids)] * (llama.config.num_hidden_layers - 1)
+    assert last == prepared.suffix_length
 
 
 @pytest.mark.parametrize("wrong", [[[-1]], [[10**6]], [5, 6], "yes", [[]]])

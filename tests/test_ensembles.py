@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import RAG, InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.ensembles import (
@@ -336,6 +336,14 @@ def test_several_prompts_are_answered_as_each_alone(lm: InvariantModel) -> None:
     for ensemble in ensembles(lm):
         single = [ensemble.generate(each, max_new_tokens=2) for each in (PROMPT, TWO_SETS)]
         assert ensemble.generate([PROMPT, TWO_SETS], max_new_tokens=2) == single
+
+
+def test_a_generation_config_says_how_long_where_nothing_else_does(lm: InvariantModel) -> None:
+    config = GenerationConfig(max_new_tokens=3)
+    for ensemble in (SelfConsistency(lm), AttentionSorting(lm)):
+        expected = ensemble.generate(PROMPT, max_new_tokens=3)
+        assert ensemble.generate(PROMPT, generation_config=config).token_ids == expected.token_ids
+        assert len(ensemble.generate(PROMPT, max_new_tokens=2, generation_config=config).token_ids) <= 2
 
 
 def test_segments_that_do_not_fit_are_left_out_of_every_permutation(llama: PreTrainedModel) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -204,6 +204,8 @@ class Arranged:
         backend: What computes them.
         rotations: The rotary embedding of each layer.
         memories: For each prompt, what its layers keep for later calls. The prefill's are handed on to decoding.
+        whole: Whether the outputs of all tokens are wanted. Otherwise the last layer, whose outputs no other layer
+            reads, attends from the last text alone, and gives zeros for what stands before it.
     """
 
     arrangements: Sequence[Arrangement]
@@ -211,6 +213,7 @@ class Arranged:
     backend: Backend
     rotations: Sequence[Rotation]
     memories: Sequence[Memory]
+    whole: bool = True
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Compute one layer's attention: `[B, Q, H, D_v]`."""
@@ -222,7 +225,11 @@ class Arranged:
         """One row of the batch: `[Q, H, D_v]`."""
         memory = self.memories[prompt].setdefault(inputs.layer, {})
         call, skipped = row_call(inputs, row, self.padding[prompt], self.rotations[inputs.layer], memory)
-        out = self.arrangements[prompt].attend(self.backend, call).transpose(0, 1)
+        arrangement = self.arrangements[prompt]
+        if not self.whole and inputs.layer == len(self.rotations) - 1:
+            unread = max(0, arrangement.layout.text_spans[-1].start - call.first)
+            call, skipped = replace(call, queries=call.queries[:, unread:]), skipped + unread
+        out = (arrangement.attend(self.backend, call) if call.queries.shape[1] else call.empty()).transpose(0, 1)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.weighted import rows_at_work
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import RowArrangement, Span, WeightedArrangement, Weighting
@@ -23,19 +22,19 @@ class Reference:
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
-        for row in arrangement.rows:
+        for row in arrangement.rows_from(call.first, call.keys.shape[1]):
             keys = [(index, run.shift) for run in row.runs for index in range(run.start, run.stop)]
             for query in range(row.queries.start, row.queries.stop):
                 seen = keys[: row.length - (row.queries.stop - 1 - query)]
                 for head in range(out.shape[0]):
                     moved = [(index, index + shift) for index, shift in seen]
-                    out[head, query] = _one_query(call, head, query, query, moved)
+                    out[head, query - call.first] = _one_query(call, head, query, query, moved)
         return out.to(call.queries)
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for rows that weigh the sets before them (APE, section 4)."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
-        for row in rows_at_work(arrangement, call):
+        for row in arrangement.rows_from(call.first, call.keys.shape[1]):
             keys = [(index, index + run.shift) for run in row.runs for index in range(run.start, run.stop)]
             sets = arrangement.behind(row.queries.start)
             for query in range(row.queries.start, row.queries.stop):

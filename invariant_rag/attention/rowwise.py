@@ -32,7 +32,7 @@ class RowWise(ABC):
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
         out = call.empty()
-        self._fill(out, arrangement.rows, call)
+        self._fill(out, arrangement.rows_from(call.first, call.keys.shape[1]), call)
         return out
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:

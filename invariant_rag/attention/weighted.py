@@ -6,25 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
-from invariant_rag.arrangement import Row, Run, Span, WeightedArrangement, Weighting
+from invariant_rag.arrangement import Row, Span, WeightedArrangement, Weighting
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import capped, mix, visible
 
 _BLOCK = 64  # queries at a time: each holds scores against every key in float32
 
 
-def rows_at_work(arrangement: WeightedArrangement, call: AttentionCall) -> Sequence[Row]:
-    """The rows of a prefill; while decoding, one row for the tokens behind the prompt, which join its last text."""
-    if not call.first:
-        return arrangement.rows
-    stop = call.keys.shape[1]
-    return [Row(Span(call.first, stop), (Run(0, stop, 0),))]
-
-
 def weigh_sets(arrangement: WeightedArrangement, call: AttentionCall, out: torch.Tensor) -> list[Row]:
     """Fill `out` `[H, Q, D_v]` for the rows that weigh sets, and return the others."""
     others = []
-    for row in rows_at_work(arrangement, call):
+    for row in arrangement.rows_from(call.first, call.keys.shape[1]):
         if sets := arrangement.behind(row.queries.start):
             start, stop = row.queries.start - call.first, row.queries.stop - call.first
             out[:, start:stop] = _attend_in_parts(call, row, sets)

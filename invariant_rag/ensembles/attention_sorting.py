@@ -10,6 +10,7 @@ import torch
 
 from invariant_rag.attention.interface import Arranged, LayerInputs, attention_replaced
 from invariant_rag.attention.kernels import visible
+from invariant_rag.decoding import most_new_tokens
 from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
@@ -110,21 +111,21 @@ class AttentionSorting(Ensemble):
         return listing
 
     @overload
-    def generate(self, prompt: Prompt, *, max_new_tokens: int = 64, **kwargs: Any) -> EnsembleGeneration: ...
+    def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> EnsembleGeneration: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int = 64, **kwargs: Any
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any
     ) -> list[EnsembleGeneration]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int = 64, **kwargs: Any
+        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any
     ) -> EnsembleGeneration | list[EnsembleGeneration]:
         """Sort, then generate.
 
         Args:
             prompt: One prompt, or several, one after the other.
-            max_new_tokens: The most tokens to generate.
+            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
             **kwargs: As for `InvariantModel.generate`, but for several returned sequences.
 
         Raises:
@@ -133,9 +134,10 @@ class AttentionSorting(Ensemble):
         refuse(kwargs, "num_return_sequences")
         if not isinstance(prompt, Prompt):
             return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
+        wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
-            listing = self.sorted(prompt, max_new_tokens)
-            generation = self._reader.generate(listing.prompt, max_new_tokens=max_new_tokens, **kwargs)
+            listing = self.sorted(prompt, wanted)
+            generation = self._reader.generate(listing.prompt, max_new_tokens=wanted, **kwargs)
         return with_cost(listing.translated(generation), counter.cost)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> Scores:

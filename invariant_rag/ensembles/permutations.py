@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args, overload
 import torch
 from transformers import LogitsProcessor
 
-from invariant_rag.decoding import Generation
+from invariant_rag.decoding import Generation, most_new_tokens
 from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
@@ -76,21 +76,21 @@ class PermutationAverage(_Permuted):
         super().__init__(unrouted(lm), count, permutations=permutations, seed=seed)
 
     @overload
-    def generate(self, prompt: Prompt, *, max_new_tokens: int = 64, **kwargs: Any) -> EnsembleGeneration: ...
+    def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> EnsembleGeneration: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int = 64, **kwargs: Any
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any
     ) -> list[EnsembleGeneration]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int = 64, **kwargs: Any
+        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any
     ) -> EnsembleGeneration | list[EnsembleGeneration]:
         """Generate greedily: at every step, the token with the largest mean log-probability.
 
         Args:
             prompt: One prompt, or several, one after the other.
-            max_new_tokens: The most tokens to generate.
+            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
             **kwargs: As for `InvariantModel.generate`, but for what makes several texts of one prompt.
 
         Returns:
@@ -110,10 +110,11 @@ class PermutationAverage(_Permuted):
             "num_return_sequences": 1,
             "logits_processor": processors,
         }
+        wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
-            listings = self.permuted(prompt, max_new_tokens)
+            listings = self.permuted(prompt, wanted)
             prompts = [each.prompt for each in listings]
-            rows = self._reader.generate(prompts, max_new_tokens=max_new_tokens, **{**kwargs, **single})
+            rows = self._reader.generate(prompts, max_new_tokens=wanted, **{**kwargs, **single})
         first = listings[0].translated(rows[0])
         logprobs = tuple(math.fsum(column) / len(rows) for column in zip(*(row.logprobs for row in rows), strict=True))
         return with_cost(replace(first, logprobs=logprobs, order=listings[0].base.order), counter.cost)
@@ -179,31 +180,37 @@ class SelfConsistency(_Permuted):
 
     @overload
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> VotedGeneration: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> list[VotedGeneration]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int = 64, seed: int | None = None, **kwargs: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
     ) -> VotedGeneration | list[VotedGeneration]:
         """Generate from every permutation, in one batch, and return the generation that won.
 
         Args:
             prompt: One prompt, or several, one after the other.
-            max_new_tokens: The most tokens to generate.
+            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
             seed: Seed for sampling. Sampling without one depends on the global random state.
             **kwargs: As for `InvariantModel.generate`. With `num_return_sequences`, every sequence has a vote.
         """
         if not isinstance(prompt, Prompt):
             return [self.generate(each, max_new_tokens=max_new_tokens, seed=seed, **kwargs) for each in prompt]
+        wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
-            listings = self.permuted(prompt, max_new_tokens)
+            listings = self.permuted(prompt, wanted)
             prompts = [each.prompt for each in listings]
-            rows = self._reader.generate(prompts, max_new_tokens=max_new_tokens, seed=seed, **kwargs)
+            rows = self._reader.generate(prompts, max_new_tokens=wanted, seed=seed, **kwargs)
         copies = len(rows) // len(listings)
         texts = [self._vote(row) for row in rows]
         votes = sorted(Counter(texts).items(), key=lambda item: (-item[1], item[0]))

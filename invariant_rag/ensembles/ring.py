@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.rotary import grows
-from invariant_rag.decoding import generation_options, read_output, stacked_cache
+from invariant_rag.decoding import generation_options, most_new_tokens, read_output, stacked_cache
 from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.base import Ensemble, at_least_one, refuse, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
@@ -60,12 +60,12 @@ class RingAverage(Ensemble):
         super().__init__(unrouted(lm))
         self.cuts = at_least_one("cuts", cuts)
 
-    def generate(self, prompt: Prompt, *, max_new_tokens: int = 64, **kwargs: Any) -> EnsembleGeneration:
+    def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> EnsembleGeneration:
         """Generate greedily: at every step, the token with the largest mean log-probability.
 
         Args:
             prompt: The prompt.
-            max_new_tokens: The most tokens to generate.
+            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
             **kwargs: As for `InvariantModel.generate`, but for what makes several texts of one prompt.
 
         Raises:
@@ -75,8 +75,9 @@ class RingAverage(Ensemble):
         kept = {name: value for name, value in kwargs.items() if name not in ONE_TEXT}
         processors = [Mean(), *(kept.pop("logits_processor", None) or ())]
         options = generation_options({**kept, "logits_processor": processors}, self.model, self.tokenizer)
+        wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter, self.lm.reader.running():
-            prepared = self.lm.prepare_to_generate(prompt, max_new_tokens)
+            prepared = self.lm.prepare_to_generate(prompt, wanted)
             cache, count = self._cut(prepared)
             generate: Any = self.model.generate
             ids = torch.tensor([prepared.input_ids] * count, device=self.lm.device)
@@ -84,7 +85,7 @@ class RingAverage(Ensemble):
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 past_key_values=cache,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=wanted,
                 return_dict_in_generate=True,
                 output_logits=True,
                 **options,

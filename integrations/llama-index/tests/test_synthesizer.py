@@ -15,7 +15,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatMessage, ChatPromptTemplate, MessageRole, PromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode, get_response_synthesizer
 from llama_index.core.schema import MetadataMode, QueryBundle
 
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
@@ -96,6 +96,15 @@ def test_the_score_ordering_reads_the_scores_of_the_nodes(model: InvariantModel)
         assert synthesizer.synthesize(QUERY, nodes_of(order)).response == engine_answer(by_score, segments)
     with pytest.raises(InvalidSegment, match="score"):
         synthesizer.get_response(QUERY, TEXTS)
+
+
+def test_marked_nodes_keep_their_scores(model: InvariantModel) -> None:
+    llm = InvariantLLM(model.with_method("rotor", ordering="score"), max_tokens=8)
+    compact = get_response_synthesizer(llm, response_mode=ResponseMode.COMPACT, text_qa_template=TEMPLATE)
+    marker = SegmentMarkerPostprocessor()
+    expected = InvariantSynthesizer(llm, text_qa_template=TEMPLATE).synthesize(QUERY, nodes_of()).response
+    for order in ORDERS:
+        assert compact.synthesize(QUERY, marker.postprocess_nodes(nodes_of(order))).response == expected
 
 
 def test_a_template_may_name_the_context_twice(llm: InvariantLLM, model: InvariantModel) -> None:

@@ -9,6 +9,7 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
+from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag.marks import mark_in_set
 
 
@@ -16,17 +17,20 @@ class MarkedNode(TextNode):
     """A text node whose rendering for a model is a marked segment. Its text and metadata are what they were."""
 
     set_size: int = Field(description="How many nodes were retrieved together.", exclude=True)
+    retrieval_score: float | None = Field(default=None, description="The retriever's score.", exclude=True)
 
     @classmethod
-    def of(cls, node: BaseNode, set_size: int) -> MarkedNode:
+    def of(cls, node: BaseNode, set_size: int, score: float | None = None) -> MarkedNode:
         """Return a marked copy of a node."""
         shared: dict[str, Any] = {name: getattr(node, name) for name in TextNode.model_fields if hasattr(node, name)}
-        return cls(**{**shared, "text": node.get_content(), "set_size": set_size})
+        return cls(**{**shared, "text": node.get_content(), "set_size": set_size, "retrieval_score": score})
 
     def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
         """Return the text, with metadata as the mode says; marked, if it is for a model."""
         content = super().get_content(metadata_mode)
-        return mark_in_set(content, self.set_size) if metadata_mode == MetadataMode.LLM else content
+        if metadata_mode != MetadataMode.LLM:
+            return content
+        return mark_in_set(Segment(content, score=self.retrieval_score), self.set_size)
 
     def get_content_blocks(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> list[BaseContentBlock]:
         """Return the content as blocks; for a model it is one block, so that the mark stays around all of it."""
@@ -50,4 +54,6 @@ class SegmentMarkerPostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return [NodeWithScore(node=MarkedNode.of(each.node, len(nodes)), score=each.score) for each in nodes]
+        return [
+            NodeWithScore(node=MarkedNode.of(each.node, len(nodes), each.score), score=each.score) for each in nodes
+        ]
