@@ -20,25 +20,22 @@ def table(measured: dict[str, Any]) -> str:
         f"Floor of bidirectional attention: {measured['floor']:.3f}.\n"
     )
     lines = [
-        "| | first token | lowest to highest | each further token | lowest to highest | all tokens | peak memory |",
-        "|" + " --- |" * 7,
+        "| | first token | lowest to highest | fastest | further tokens | lowest to highest | all | peak memory |",
+        "|" + " --- |" * 8,
     ]
     plain = measured["rows"][0]
     for row in measured["rows"]:
         ratios = row["ratios"]
         peak = "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}"
-        cells = [row["name"]]
-        for name in ("prefill", "decode"):
-            cells += [f"{ratios[name]:.2f}", spread(row[name]["seconds"], plain[name]["seconds"])]
-        cells += [f"{ratios['whole']:.2f}", peak]
+        fastest = min(row["prefill"]["seconds"]) / min(plain["prefill"]["seconds"])
+        first, further = (spread(row[name]["seconds"], plain[name]["seconds"]) for name in ("prefill", "decode"))
+        cells = [row["name"], f"{ratios['prefill']:.2f}", first, f"{fastest:.2f}"]
+        cells += [f"{ratios['decode']:.2f}", further, f"{ratios['whole']:.2f}", peak]
         lines.append(f"| {' | '.join(cells)} |")
     gains = ", ".join(f"{name} {gain:.1f}" for name, gain in measured["batched"].items())
     count = setting["batch"]
-    return (
-        f"{title}\n"
-        + "\n".join(lines)
-        + f"\n\nDecoding {count} prompts as one batch, times the throughput of {count} single calls: {gains}.\n"
-    )
+    batched = f"\n\nDecoding {count} prompts as one batch, times the throughput of {count} single calls: {gains}."
+    return f"{title}\n" + "\n".join(lines) + (batched if count > 1 else "") + "\n"
 
 
 def spread(seconds: list[float], plain: list[float]) -> str:
