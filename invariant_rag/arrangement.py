@@ -127,7 +127,10 @@ class Arrangement(Protocol):
         ...
 
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D]` of one layer for one prompt."""
+        """Return the attention output `[H, Q, D]` of one layer for one prompt, or for the end of it.
+
+        The queries are the prompt's, or its last text's and those of tokens behind it.
+        """
         ...
 
 

@@ -76,7 +76,7 @@ class MicroBatcher:
         """
         if batch_size < 1:
             raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
-        answers = chosen(options or {}, "num_return_sequences") or 1
+        answers = chosen(options or {}, "num_return_sequences", lm.model.generation_config) or 1
         if answers > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {answers}",

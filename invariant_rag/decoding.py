@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+_READ_AGAIN = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing")
+"""Options with which transformers reads the prompt by itself: assisted decoding, and what changes the prompt."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,18 @@ def generation_options(
 
     Raises:
         TokenizerRequired: Stop strings were asked for, and there is no tokenizer.
-        UnsupportedCombination: Assisted decoding was asked for, decoding without a cache, or a prefill in chunks.
+        UnsupportedCombination: Assisted decoding was asked for, token healing, decoding without a cache, or a prefill
+            in chunks.
     """
     options = {name: value for name, value in kwargs.items() if value is not None}
     of_model = model.generation_config
 
-    if assisted := [name for name in _ASSISTED if chosen(options, name, of_model) is not None]:
+    asked = {name: chosen(options, name, of_model) for name in _READ_AGAIN}
+    if again := [name for name, value in asked.items() if value is not None and value is not False]:
         raise UnsupportedCombination(
-            f"expected decoding that goes on from an arranged prefill, got {', '.join(assisted)}: with assistance, "
-            "transformers reads the prompt again, as the plain model does",
-            hint="Leave assisted decoding away.",
+            f"expected decoding that goes on from an arranged prefill, got {', '.join(again)}: with that, transformers "
+            "reads the prompt by itself, as the plain model does",
+            hint="Leave it away.",
         )
     if chosen(options, "use_cache") is False:
         raise UnsupportedCombination(
@@ -94,7 +97,7 @@ def generation_options(
         raise UnsupportedCombination(
             f"expected a prompt that is read at once, got prefill_chunk_size={size}: an arranged prefill reads its "
             "attention in blocks as it is",
-            hint="Leave prefill_chunk_size away.",
+            hint="Leave prefill_chunk_size away; in the model's own generation_config, set it to None.",
         )
     options["use_cache"] = True
     options["do_sample"] = bool(chosen(options, "do_sample"))
@@ -126,6 +129,20 @@ def chosen(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> Any:
     """Return a keyword of `generate`: as given, as a `generation_config` among them says, as fallbacks do, or None."""
     said = (kwargs.get(name), *(getattr(each, name, None) for each in (kwargs.get("generation_config"), *fallbacks)))
     return next((each for each in said if each is not None), None)
+
+
+def check_kept(output: Any, cache: DynamicCache) -> None:
+    """Make sure that what `generate` returned was written behind a cache, to the end.
+
+    Raises:
+        UnsupportedCombination: The model gave the cache up on the way.
+    """
+    if output.past_key_values is not cache:
+        raise UnsupportedCombination(
+            "expected a model that goes on from an arranged prefill, got one that gave its cache up and read the "
+            "prompt again, as the plain model does",
+            hint="Phi-3 does so where an answer grows beyond original_max_position_embeddings: ask for fewer tokens.",
+        )
 
 
 class _Stops(StoppingCriteria):

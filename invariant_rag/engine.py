@@ -23,6 +23,8 @@ from invariant_rag.cache import KeyValueCache
 from invariant_rag.decoding import (
     Generation,
     Usage,
+    check_kept,
+    chosen,
     generation_options,
     most_new_tokens,
     padded_batch,
@@ -30,7 +32,7 @@ from invariant_rag.decoding import (
     read_output,
     stacked_cache,
 )
-from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnsupportedCombination
 from invariant_rag.fitting import Budget, Overflow
 from invariant_rag.interventions import Intervention, resolve_intervention
 from invariant_rag.loading import context_window, load_model
@@ -338,7 +340,9 @@ class InvariantModel:
 
         Raises:
             InvalidPrompt: A prompt ends with a segment: the tokens to generate follow a suffix.
-            UnsupportedCombination: Assisted decoding was asked for, `use_cache=False`, or `prefill_chunk_size`.
+            UnsupportedCombination: Assisted decoding was asked for, `token_healing`, `use_cache=False` or
+                `prefill_chunk_size`; `guidance_scale` with a method without stock decoding; or the model gave its
+                cache up on the way.
         """
         wanted = most_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
@@ -466,6 +470,13 @@ class InvariantModel:
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, kwargs: dict[str, Any]
     ) -> list[Generation]:
         options = generation_options(kwargs, self.model, self.tokenizer)
+        guided = chosen(options, "guidance_scale", self.model.generation_config) not in (None, 1)
+        if guided and not self.reader.stock_decoding:
+            raise UnsupportedCombination(
+                f"expected no guidance_scale with the method {self.method.name!r}, got one: the unguided prompt would "
+                "be read as this one is arranged",
+                hint="Use a method with stock decoding, such as 'rotor'.",
+            )
         ids, mask, padding = padded_batch(prepared, options["pad_token_id"], self.device)
         if not all(each.is_natural for each in prepared):
             options["position_ids"] = padded_positions(prepared, padding, self.device)
@@ -488,5 +499,6 @@ class InvariantModel:
                 output_logits=True,
                 **options,
             )
+        check_kept(output, cache)
         cached = [each.cached_tokens for each in readings]
         return read_output(output, prepared, cached, self.model, self.tokenizer, options)

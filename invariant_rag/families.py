@@ -70,6 +70,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {}),
     "helium": ("helium", {}),
     "ernie4_5": ("ernie4_5", {}),
+    "diffllama": ("diffllama", {}),
     "bloom": ("bloom", {}),
     "xglm": ("xglm", {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": 4}),
     "gptj": ("gptj", {"n_embd": 32, "n_head": 4, "n_layer": 4, "rotary_dim": 8}),

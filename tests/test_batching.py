@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from invariant_rag import Generation, InvariantModel, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.families import tiny_model
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
 
@@ -124,6 +125,13 @@ def test_sampled_answers_are_those_of_each_prompt_alone(llama: PreTrainedModel) 
 def test_several_answers_to_one_prompt_are_refused(options: dict[str, Any], llama: PreTrainedModel) -> None:
     with pytest.raises(InvalidChoice, match="num_return_sequences"):
         MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], options)
+
+
+def test_several_answers_that_a_model_gives_by_itself_are_refused() -> None:
+    model = tiny_model("llama")
+    model.generation_config.num_return_sequences = 2
+    with pytest.raises(InvalidChoice, match="num_return_sequences"):
+        MicroBatcher().generate(InvariantModel(model), PROMPTS[0])
 
 
 def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:

@@ -233,6 +233,8 @@ def test_a_generation_config_may_say_how_long_and_how() -> None:
     "option",
     [
         {"prompt_lookup_num_tokens": 3},
+        {"token_healing": True},
+        {"use_mtp": True},
         {"use_cache": False},
         {"generation_config": GenerationConfig(use_cache=False)},
         {"prefill_chunk_size": 4},
@@ -241,6 +243,31 @@ def test_a_generation_config_may_say_how_long_and_how() -> None:
 def test_decoding_that_would_read_the_prompt_anew_is_refused(option: dict[str, Any], llama: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="arranged prefill"):
         InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
+
+
+def test_what_is_not_asked_for_is_not_refused(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    assert lm.generate(PROMPT, max_new_tokens=2, token_healing=False) == lm.generate(PROMPT, max_new_tokens=2)
+
+
+def test_a_model_that_gives_its_cache_up_is_refused() -> None:
+    short = {"original_max_position_embeddings": 8, "eos_token_id": None}
+    lm = InvariantModel(tiny_model("phi3", **short))
+    assert len(lm.prepare(PROMPT).input_ids) > 8
+    lm.generate(PROMPT, max_new_tokens=4)  # beyond it from the beginning
+    shorter = Prompt([3], [[5, 6], [7]], [11, 12])
+    lm.generate(shorter, max_new_tokens=2)
+    with pytest.raises(UnsupportedCombination, match="gave its cache up"):
+        lm.generate(shorter, max_new_tokens=6)
+
+
+@pytest.mark.parametrize("method", ["pine", "ape", "structured"])
+def test_guidance_goes_with_stock_decoding_alone(method: str, llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    guided = lm.generate(PROMPT, max_new_tokens=4, guidance_scale=3.0)
+    assert guided.logprobs != lm.generate(PROMPT, max_new_tokens=4).logprobs
+    with pytest.raises(UnsupportedCombination, match="guidance_scale"):
+        lm.with_method(method).generate(PROMPT, max_new_tokens=4, guidance_scale=3.0)
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "ape", "sequential"])

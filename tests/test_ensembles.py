@@ -307,6 +307,9 @@ def test_a_method_whose_suffix_sees_segments_elsewhere_cannot_be_sorted_by_atten
         AttentionSorting(lm.with_method("pine")).generate(PROMPT)
     with pytest.raises(UnsupportedCombination, match="num_return_sequences"):
         AttentionSorting(lm).generate(PROMPT, num_return_sequences=2, do_sample=True)
+    several = GenerationConfig(num_return_sequences=2, do_sample=True)
+    with pytest.raises(UnsupportedCombination, match="num_return_sequences"):
+        AttentionSorting(lm).generate(PROMPT, generation_config=several)
 
 
 # --- cost, and the interface ----------------------------------------------------------------------------------------

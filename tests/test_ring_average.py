@@ -83,6 +83,13 @@ def test_tokens_that_pad_elsewhere_are_tokens_here() -> None:
     assert written.logprobs == pytest.approx(lm.generate(prompt, max_new_tokens=4).logprobs, abs=1e-4)
 
 
+def test_a_models_own_beams_are_left_to_the_model() -> None:
+    model = tiny_model("llama", eos_token_id=None)
+    greedy = RingAverage(InvariantModel(model)).generate(PROMPT, max_new_tokens=4)
+    model.generation_config.num_beams = 3
+    assert RingAverage(InvariantModel(model)).generate(PROMPT, max_new_tokens=4) == greedy
+
+
 def test_candidates_share_one_prefill(lm: InvariantModel) -> None:
     average = RingAverage(lm)
     together = average.score(PROMPT, [[5, 6], [7], [8, 9, 10]])

@@ -64,7 +64,10 @@ class Backend(Protocol):
     name: ClassVar[str]
 
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
+        """Return `[H, Q, D_v]` for an arrangement that is the same for every head.
+
+        The queries are the prompt's, or its last text's and those of tokens behind it: `RowArrangement.rows_from`.
+        """
         ...
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:

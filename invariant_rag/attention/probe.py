@@ -29,8 +29,11 @@ class _Observer:
     """Attention in which every token sees only itself; keeps what each layer passed."""
 
     seen: dict[int, LayerInputs] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
+        if inputs.layer in self.seen:
+            self.again.add(inputs.layer)
         self.seen[inputs.layer] = inputs
         groups = inputs.queries.shape[1] // inputs.values.shape[1]
         return inputs.values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
@@ -70,6 +73,8 @@ def _probe(model: PreTrainedModel) -> list[Rotation]:
             f"{family}: expected every one of {layers} layers to call the attention interface, but "
             f"{len(missing)} do not (layers {missing}); they mix tokens in a way that cannot be arranged"
         )
+    if observer.again:
+        raise UnsupportedModel(f"{family}: layers attend more than once in a forward pass ({sorted(observer.again)})")
     _refuse_unknown_inputs(family, observer)
     states = [logits, *(inputs.queries.transpose(1, 2) for inputs in observer.seen.values())]
     if any(_gap(state[0, 1:], state[1, 1:]) > tolerance for state in states):

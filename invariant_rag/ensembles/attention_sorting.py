@@ -137,7 +137,9 @@ class AttentionSorting(Ensemble):
         wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
             listing = self.sorted(prompt, wanted)
-            generation = self._reader.generate(listing.prompt, max_new_tokens=wanted, **kwargs)
+            generation = self._reader.generate(
+                listing.prompt, max_new_tokens=wanted, **{**kwargs, "num_return_sequences": 1}
+            )
         return with_cost(listing.translated(generation), counter.cost)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> Scores:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.decoding import Generation
+from invariant_rag.decoding import Generation, chosen
 from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.cost import Cost, EnsembleGeneration
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
@@ -91,7 +91,8 @@ def refuse(options: Mapping[str, Any], *names: str) -> None:
     Raises:
         UnsupportedCombination: One of them was given; the message says which.
     """
-    asked = [name for name in names if options.get(name) is True or options.get(name) not in (None, False, 1)]
+    given = {name: chosen(options, name) for name in names}
+    asked = [name for name, value in given.items() if value is True or value not in (None, False, 1)]
     if asked:
         raise UnsupportedCombination(
             f"this ensemble writes one text, without {', '.join(asked)}", hint="Leave it out, or use the model itself."

@@ -20,7 +20,7 @@ class Cost:
     Attributes:
         prefills: Prompts that were read from their beginning.
         passes: Forward passes: those of prefills, and those over what follows a prompt (one for each generated token,
-            one for each scored candidate).
+            less the first where the prefill gave it; one for each scored candidate).
         tokens: Tokens of all passes, padding included.
         calls: How often the model ran. A batch of any size is one call.
     """

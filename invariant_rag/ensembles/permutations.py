@@ -22,6 +22,7 @@ from invariant_rag.segments import Prompt
 Permutations: TypeAlias = Literal["rotations", "random"]
 
 ONE_TEXT = ("do_sample", "generation_config", "num_beams", "num_return_sequences", "streamer")
+GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
 """Keywords of `generate` that make several texts of one prompt, or hand one out while it grows."""
 
 
@@ -104,17 +105,13 @@ class PermutationAverage(_Permuted):
             return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
         kwargs = {name: value for name, value in kwargs.items() if name not in ONE_TEXT}
         processors = [Mean(), *(kwargs.pop("logits_processor", None) or ())]
-        single: dict[str, Any] = {
-            "do_sample": False,
-            "num_beams": 1,
-            "num_return_sequences": 1,
-            "logits_processor": processors,
-        }
         wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
             listings = self.permuted(prompt, wanted)
             prompts = [each.prompt for each in listings]
-            rows = self._reader.generate(prompts, max_new_tokens=wanted, **{**kwargs, **single})
+            rows = self._reader.generate(
+                prompts, max_new_tokens=wanted, **{**kwargs, **GREEDY}, logits_processor=processors
+            )
         first = listings[0].translated(rows[0])
         logprobs = tuple(math.fsum(column) / len(rows) for column in zip(*(row.logprobs for row in rows), strict=True))
         return with_cost(replace(first, logprobs=logprobs, order=listings[0].base.order), counter.cost)

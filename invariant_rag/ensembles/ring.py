@@ -13,11 +13,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.rotary import grows
-from invariant_rag.decoding import generation_options, most_new_tokens, read_output, stacked_cache
+from invariant_rag.decoding import check_kept, generation_options, most_new_tokens, read_output, stacked_cache
 from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.base import Ensemble, at_least_one, refuse, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
-from invariant_rag.ensembles.permutations import ONE_TEXT, Mean
+from invariant_rag.ensembles.permutations import GREEDY, ONE_TEXT, Mean
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.methods import RoToR
 from invariant_rag.preparation import PreparedPrompt
@@ -74,7 +74,7 @@ class RingAverage(Ensemble):
         refuse(kwargs, *ONE_TEXT)
         kept = {name: value for name, value in kwargs.items() if name not in ONE_TEXT}
         processors = [Mean(), *(kept.pop("logits_processor", None) or ())]
-        options = generation_options({**kept, "logits_processor": processors}, self.model, self.tokenizer)
+        options = generation_options({**kept, **GREEDY, "logits_processor": processors}, self.model, self.tokenizer)
         wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter, self.lm.reader.running():
             prepared = self.lm.prepare_to_generate(prompt, wanted)
@@ -90,6 +90,7 @@ class RingAverage(Ensemble):
                 output_logits=True,
                 **options,
             )
+            check_kept(output, cache)
             rows = read_output(output, [prepared] * count, [0] * count, self.model, self.tokenizer, options)
         logprobs = tuple(math.fsum(column) / count for column in zip(*(row.logprobs for row in rows), strict=True))
         return with_cost(replace(rows[0], logprobs=logprobs), counter.cost)

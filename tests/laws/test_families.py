@@ -16,7 +16,7 @@ from invariant_rag.families import FAMILIES, FamilyReport, probe_families, tiny_
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.contract import plain_logits
 
-REFUSED = ("bloom", "xglm", "gptj", "falcon", "mpt", "mamba", "qwen3_next", "lfm2")
+REFUSED = ("diffllama", "bloom", "xglm", "gptj", "falcon", "mpt", "mamba", "qwen3_next", "lfm2")
 SUPPORTED = tuple(family for family in FAMILIES if family not in REFUSED)
 METHODS = ("rotor", "pine", "pine-in-place")
 
