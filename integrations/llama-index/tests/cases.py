@@ -6,6 +6,7 @@ import hashlib
 from itertools import permutations
 from typing import Any
 
+from invariant_rag import Segment, SegmentSet
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
@@ -25,6 +26,11 @@ def nodes_of(order: Any = (0, 1, 2), **metadata: Any) -> list[NodeWithScore]:
         NodeWithScore(node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata=metadata), score=1.0 / (i + 2))
         for i in order
     ]
+
+
+def scored() -> SegmentSet:
+    """The segments that these nodes are."""
+    return SegmentSet(Segment(each.text, score=each.score) for each in nodes_of())
 
 
 class ListRetriever(BaseRetriever):

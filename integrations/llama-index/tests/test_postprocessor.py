@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from cases import QUERY, TEXTS, nodes_of
-from invariant_rag import SegmentSet
+from invariant_rag import Segment, SegmentSet
 from llama_index.core.base.llms.types import TextBlock
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import ImageNode, IndexNode, MediaResource, MetadataMode, Node, NodeWithScore, TextNode
@@ -31,7 +31,7 @@ def test_what_a_model_sees_of_a_node_is_one_segment(kind: str) -> None:
     node = KINDS[kind]
     [marked] = SegmentMarkerPostprocessor().postprocess_nodes([NodeWithScore(node=node, score=0.5)])
     shown = node.get_content(MetadataMode.LLM)
-    assert read_marked(marked.node.get_content(MetadataMode.LLM)) == ["", SegmentSet([shown]), ""]
+    assert read_marked(marked.node.get_content(MetadataMode.LLM)) == ["", SegmentSet([Segment(shown, score=0.5)]), ""]
     assert marked.node.get_content_blocks(MetadataMode.LLM) == [
         TextBlock(text=marked.node.get_content(MetadataMode.LLM))
     ]
