@@ -66,7 +66,11 @@ class Generation:
 
 
 def generation_options(
-    kwargs: dict[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+    kwargs: dict[str, Any],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    stock_decoding: bool = True,
 ) -> dict[str, Any]:
     """Return keywords for transformers' `generate`, with what it needs to know about this model filled in.
 
@@ -76,7 +80,7 @@ def generation_options(
     Raises:
         TokenizerRequired: Stop strings were asked for, and there is no tokenizer.
         UnsupportedCombination: Assisted decoding was asked for, token healing, decoding without a cache, or a prefill
-            in chunks.
+            in chunks; or guidance without `stock_decoding`.
     """
     options = {name: value for name, value in kwargs.items() if value is not None}
     of_model = model.generation_config
@@ -98,6 +102,12 @@ def generation_options(
             f"expected a prompt that is read at once, got prefill_chunk_size={size}: an arranged prefill reads its "
             "attention in blocks as it is",
             hint="Leave prefill_chunk_size away; in the model's own generation_config, set it to None.",
+        )
+    if not stock_decoding and chosen(options, "guidance_scale", of_model) not in (None, 1):
+        raise UnsupportedCombination(
+            "expected no guidance_scale with a method or an intervention that takes part in decoding, got one: the "
+            "unguided prompt would be read as this one is arranged",
+            hint="Use a method with stock decoding, such as 'rotor', without an intervention.",
         )
     options["use_cache"] = True
     options["do_sample"] = bool(chosen(options, "do_sample"))

@@ -24,7 +24,6 @@ from invariant_rag.decoding import (
     Generation,
     Usage,
     check_kept,
-    chosen,
     generation_options,
     most_new_tokens,
     padded_batch,
@@ -32,7 +31,7 @@ from invariant_rag.decoding import (
     read_output,
     stacked_cache,
 )
-from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.fitting import Budget, Overflow
 from invariant_rag.interventions import Intervention, resolve_intervention
 from invariant_rag.loading import context_window, load_model
@@ -469,14 +468,8 @@ class InvariantModel:
     def _generate(
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, kwargs: dict[str, Any]
     ) -> list[Generation]:
-        options = generation_options(kwargs, self.model, self.tokenizer)
-        guided = chosen(options, "guidance_scale", self.model.generation_config) not in (None, 1)
-        if guided and not self.reader.stock_decoding:
-            raise UnsupportedCombination(
-                f"expected no guidance_scale with the method {self.method.name!r}, got one: the unguided prompt would "
-                "be read as this one is arranged",
-                hint="Use a method with stock decoding, such as 'rotor'.",
-            )
+        stock = self.reader.stock_decoding
+        options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
         ids, mask, padding = padded_batch(prepared, options["pad_token_id"], self.device)
         if not all(each.is_natural for each in prepared):
             options["position_ids"] = padded_positions(prepared, padding, self.device)
