@@ -141,18 +141,44 @@ def chosen(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> Any:
     return next((each for each in said if each is not None), None)
 
 
-def check_kept(output: Any, cache: DynamicCache) -> None:
-    """Make sure that what `generate` returned was written behind a cache, to the end.
+def decode(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    cache: DynamicCache,
+    max_new_tokens: int,
+    options: dict[str, Any],
+) -> Any:
+    """Run a model's own `generate` over what a cache does not hold of its input, and on.
+
+    Args:
+        model: The model.
+        ids: Input ids `[B, L]`.
+        mask: Attention mask `[B, L]`.
+        cache: Keys and values of what was read.
+        max_new_tokens: The most tokens to generate.
+        options: From `generation_options`.
 
     Raises:
         UnsupportedCombination: The model gave the cache up on the way.
     """
+    generate: Any = model.generate
+    output = generate(
+        input_ids=ids,
+        attention_mask=mask,
+        past_key_values=cache,
+        max_new_tokens=max_new_tokens,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **options,
+    )
     if output.past_key_values is not cache:
         raise UnsupportedCombination(
             "expected a model that goes on from an arranged prefill, got one that gave its cache up and read the "
             "prompt again, as the plain model does",
             hint="Phi-3 does so where an answer grows beyond original_max_position_embeddings: ask for fewer tokens.",
         )
+    return output
 
 
 class _Stops(StoppingCriteria):

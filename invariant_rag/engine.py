@@ -23,7 +23,7 @@ from invariant_rag.cache import KeyValueCache
 from invariant_rag.decoding import (
     Generation,
     Usage,
-    check_kept,
+    decode,
     generation_options,
     most_new_tokens,
     padded_batch,
@@ -482,16 +482,6 @@ class InvariantModel:
             cache = stacked_cache([each.cache for each in readings], padding, copies)
             attending = self.reader.decoding(prepared, padding, [each.memory for each in readings])
         with attending:
-            generate: Any = self.model.generate
-            output = generate(
-                input_ids=ids,
-                attention_mask=mask,
-                past_key_values=cache,
-                max_new_tokens=max_new_tokens,
-                return_dict_in_generate=True,
-                output_logits=True,
-                **options,
-            )
-        check_kept(output, cache)
+            output = decode(self.model, ids, mask, cache, max_new_tokens, options)
         cached = [each.cached_tokens for each in readings]
         return read_output(output, prepared, cached, self.model, self.tokenizer, options)

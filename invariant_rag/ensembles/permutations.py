@@ -21,8 +21,8 @@ from invariant_rag.segments import Prompt
 
 Permutations: TypeAlias = Literal["rotations", "random"]
 
-ONE_TEXT = ("do_sample", "generation_config", "num_beams", "num_return_sequences", "streamer")
-GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
+_GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
+_REFUSED = (*_GREEDY, "generation_config", "streamer")
 """Keywords of `generate` that make several texts of one prompt, or hand one out while it grows."""
 
 
@@ -100,18 +100,14 @@ class PermutationAverage(_Permuted):
         Raises:
             UnsupportedCombination: Sampling, beams or a streamer were asked for.
         """
-        refuse(kwargs, *ONE_TEXT)
+        options = one_text(kwargs)
         if not isinstance(prompt, Prompt):
             return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
-        kwargs = {name: value for name, value in kwargs.items() if name not in ONE_TEXT}
-        processors = [Mean(), *(kwargs.pop("logits_processor", None) or ())]
         wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
             listings = self.permuted(prompt, wanted)
             prompts = [each.prompt for each in listings]
-            rows = self._reader.generate(
-                prompts, max_new_tokens=wanted, **{**kwargs, **GREEDY}, logits_processor=processors
-            )
+            rows = self._reader.generate(prompts, max_new_tokens=wanted, **options)
         first = listings[0].translated(rows[0])
         logprobs = tuple(math.fsum(column) / len(rows) for column in zip(*(row.logprobs for row in rows), strict=True))
         return with_cost(replace(first, logprobs=logprobs, order=listings[0].base.order), counter.cost)
@@ -122,6 +118,17 @@ class PermutationAverage(_Permuted):
             listings = self.permuted(prompt, longest_of(candidates, self.tokenizer))
             scores = [self._reader.score(each.prompt, candidates) for each in listings]
         return Scores((math.fsum(column) / len(scores) for column in zip(*scores, strict=True)), counter.cost)
+
+
+def one_text(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return keywords of `generate` with which all rows of a batch write one text: the one of their mean.
+
+    Raises:
+        UnsupportedCombination: Sampling, beams or a streamer were asked for.
+    """
+    refuse(kwargs, *_REFUSED)
+    kept = {name: value for name, value in kwargs.items() if name not in _REFUSED}
+    return {**kept, **_GREEDY, "logits_processor": [Mean(), *(kept.get("logits_processor") or ())]}
 
 
 class Mean(LogitsProcessor):

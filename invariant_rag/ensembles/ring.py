@@ -13,11 +13,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.rotary import grows
-from invariant_rag.decoding import check_kept, generation_options, most_new_tokens, read_output, stacked_cache
+from invariant_rag.decoding import decode, generation_options, most_new_tokens, read_output, stacked_cache
 from invariant_rag.engine import InvariantModel
-from invariant_rag.ensembles.base import Ensemble, at_least_one, refuse, unrouted, with_cost
+from invariant_rag.ensembles.base import Ensemble, at_least_one, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
-from invariant_rag.ensembles.permutations import GREEDY, ONE_TEXT, Mean
+from invariant_rag.ensembles.permutations import one_text
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.methods import RoToR
 from invariant_rag.preparation import PreparedPrompt
@@ -71,26 +71,13 @@ class RingAverage(Ensemble):
         Raises:
             UnsupportedCombination: Sampling, beams or a streamer were asked for.
         """
-        refuse(kwargs, *ONE_TEXT)
-        kept = {name: value for name, value in kwargs.items() if name not in ONE_TEXT}
-        processors = [Mean(), *(kept.pop("logits_processor", None) or ())]
-        options = generation_options({**kept, **GREEDY, "logits_processor": processors}, self.model, self.tokenizer)
+        options = generation_options(one_text(kwargs), self.model, self.tokenizer)
         wanted = most_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter, self.lm.reader.running():
             prepared = self.lm.prepare_to_generate(prompt, wanted)
             cache, count = self._cut(prepared)
-            generate: Any = self.model.generate
             ids = torch.tensor([prepared.input_ids] * count, device=self.lm.device)
-            output = generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                past_key_values=cache,
-                max_new_tokens=wanted,
-                return_dict_in_generate=True,
-                output_logits=True,
-                **options,
-            )
-            check_kept(output, cache)
+            output = decode(self.model, ids, torch.ones_like(ids), cache, wanted, options)
             rows = read_output(output, [prepared] * count, [0] * count, self.model, self.tokenizer, options)
         logprobs = tuple(math.fsum(column) / count for column in zip(*(row.logprobs for row in rows), strict=True))
         return with_cost(replace(rows[0], logprobs=logprobs), counter.cost)
