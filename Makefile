@@ -54,7 +54,7 @@ docs: $(VENV)/.dev ## Write the tables of README.md anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
 
 embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about three hours)
-	cd cookbook/embedded && export HF_HUB_OFFLINE=1 && python=$(abspath $(BIN))/python && out=../../invariant_rag/embedded \
+	cd cookbook/embedded && export HF_HUB_OFFLINE=1 && python=$(abspath $(BIN))/python && out=../../invariant_rag/models/embedded \
 	  && $$python train.py --out $$out/generator --log losses/generator.tsv \
 	  && $$python train_native.py --out $$out/native --log losses/native.tsv \
 	  && $$python train_monot5.py --out $$out/monot5 --log losses/monot5.tsv \

@@ -1,18 +1,15 @@
 """invariant-rag: answers that do not depend on the order in which documents happen to be listed.
 
-Public names are loaded on first use, so that importing the package does not import torch.
+Public names are imported on first use, so that importing the package does not import torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from invariant_rag.audit import audit
-    from invariant_rag.batching import MicroBatcher
-    from invariant_rag.cache import KeyValueCache
-    from invariant_rag.engine import Generation, InvariantModel
     from invariant_rag.ensembles import (
         AttentionSorting,
         ContextualCalibration,
@@ -20,32 +17,37 @@ if TYPE_CHECKING:
         RingAverage,
         SelfConsistency,
     )
+    from invariant_rag.evaluation.audit import audit
+    from invariant_rag.generation.batching import MicroBatcher
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.outputs import Generation
     from invariant_rag.judge import Judge, Verdict
-    from invariant_rag.pipeline import RAG, Answer
+    from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.routing import RoutedModel
     from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answer": "pipeline",
+    "Answer": "rag.pipeline",
     "AttentionSorting": "ensembles",
     "ContextualCalibration": "ensembles",
-    "Generation": "engine",
-    "InvariantModel": "engine",
+    "Generation": "generation.outputs",
+    "InvariantModel": "generation.model",
     "Judge": "judge",
-    "KeyValueCache": "cache",
-    "MicroBatcher": "batching",
+    "KeyValueCache": "generation.kv_cache",
+    "MicroBatcher": "generation.batching",
     "PermutationAverage": "ensembles",
     "Prompt": "segments",
-    "RAG": "pipeline",
+    "RAG": "rag.pipeline",
     "RingAverage": "ensembles",
     "RoutedModel": "routing",
     "Segment": "segments",
     "SegmentSet": "segments",
     "SelfConsistency": "ensembles",
     "Verdict": "judge",
-    "audit": "audit",
+    "audit": "evaluation.audit",
 }
 
 __all__ = [
@@ -70,12 +72,4 @@ __all__ = [
     "audit",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal, TypeAlias, get_args
 
-from invariant_rag.engine import InvariantModel
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired, UnknownName
+from invariant_rag.generation.model import InvariantModel
 from invariant_rag.prompts import Message, literal_ids, render_chat
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 

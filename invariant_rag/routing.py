@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args,
 
 import torch
 
-from invariant_rag.decoding import Generation
-from invariant_rag.engine import InvariantModel
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.streaming import Abandoned
 from invariant_rag.segments import Prompt
-from invariant_rag.streaming import Abandoned
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

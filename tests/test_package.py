@@ -11,9 +11,10 @@ HEAVY = {"bm25s", "faiss", "pypdf", "sentence_transformers", "sklearn", "torch",
 
 
 def test_importing_the_package_and_reading_documents_loads_no_heavy_library():
-    code = "import invariant_rag.documents, invariant_rag.embedders, invariant_rag.retrieval, sys; print(*sys.modules)"
+    modules = ("invariant_rag.rag.documents", "invariant_rag.models.embedders", "invariant_rag.rag.retrieval")
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert "invariant_rag.retrieval" in loaded
+    assert "invariant_rag.rag.retrieval" in loaded
     assert not HEAVY & set(loaded)
 
 

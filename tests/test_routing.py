@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFa
 
 from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, SegmentSet
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.order_check import check_order
+from invariant_rag.evaluation.order_check import check_order
 from invariant_rag.routing import (
     ALPHAS,
     RoutedGeneration,

@@ -21,11 +21,11 @@ from world import UNKNOWN, Difficulty, Question, make_context
 
 from invariant_rag import RAG, InvariantModel, Segment
 from invariant_rag.orderings import MonoT5
-from invariant_rag.pipeline import index_documents
+from invariant_rag.rag.pipeline import index_documents
 from invariant_rag.segments import document_rendering
 
 DATA = Path(__file__).parent.parent / "data"
-EMBEDDED = Path(__file__).parent.parent.parent / "invariant_rag" / "embedded"
+EMBEDDED = Path(__file__).parent.parent.parent / "invariant_rag" / "models" / "embedded"
 READERS: dict[str, tuple[str, str, str]] = {
     "plain, order given": ("generator", "sequential", "given"),
     "plain, lexical": ("generator", "sequential", "lexical"),

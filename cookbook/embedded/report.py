@@ -13,7 +13,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-EMBEDDED = HERE.parent.parent / "invariant_rag" / "embedded"
+EMBEDDED = HERE.parent.parent / "invariant_rag" / "models" / "embedded"
 RUNS = {"generator": "generator", "native": "native", "monot5": "MonoT5"}
 COLUMNS = {
     "generator": ("step", "stage", "tokens", "seconds", "answer loss", "text loss", "first token right"),

@@ -24,11 +24,11 @@ from names import Names  # noqa: E402
 from world import Difficulty, make_context  # noqa: E402
 
 from invariant_rag import InvariantModel  # noqa: E402
-from invariant_rag.benchmarks import resolve_benchmark  # noqa: E402
-from invariant_rag.benchmarks.intervals import difference  # noqa: E402
-from invariant_rag.benchmarks.published import by_question  # noqa: E402
-from invariant_rag.benchmarks.report import percent  # noqa: E402
-from invariant_rag.benchmarks.runner import Plan, Run, run  # noqa: E402
+from invariant_rag.evaluation.benchmarks import resolve_benchmark  # noqa: E402
+from invariant_rag.evaluation.benchmarks.intervals import difference  # noqa: E402
+from invariant_rag.evaluation.benchmarks.published import by_question  # noqa: E402
+from invariant_rag.evaluation.benchmarks.report import percent  # noqa: E402
+from invariant_rag.evaluation.benchmarks.runner import Plan, Run, run  # noqa: E402
 from invariant_rag.methods import METHODS  # noqa: E402
 
 DOCUMENTS = (10, 20, 30)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from invariant_rag.attention.rotary import Rotation
+from invariant_rag.attention.rope import Rotation
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import RowArrangement, WeightedArrangement

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.parts import Part, merged
+from invariant_rag.attention.merge_states import Part, merged
 from invariant_rag.attention.ring import Ring, turned_queries
 from invariant_rag.attention.rowwise import RowWise
 

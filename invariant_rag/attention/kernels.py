@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.parts import can_split, merged, part
+from invariant_rag.attention.merge_states import can_split, merged, part
 
 _BLOCK = 512  # queries at a time where there is a mask, so that memory is linear in tokens
 

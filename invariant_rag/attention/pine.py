@@ -15,7 +15,7 @@ import torch
 from invariant_rag.arrangement import Layout, Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import weigh
-from invariant_rag.attention.parts import Part, can_split
+from invariant_rag.attention.merge_states import Part, can_split
 from invariant_rag.attention.tiles import Tiles, attend_ranked, attend_to_others, attend_to_tiles, cut
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag.arrangement import Layout, arrange_rows
-from invariant_rag.attention.interface import Arranged, LayerInputs, attention_replaced
-from invariant_rag.attention.rotary import Rotation, candidates, identify, pristine_frequencies
+from invariant_rag.attention.hook import Arranged, LayerInputs, override_attention
+from invariant_rag.attention.rope import Rotation, candidates, identify, pristine_frequencies
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
 
@@ -62,7 +62,7 @@ def _probe(model: PreTrainedModel) -> list[Rotation]:
     tokens = torch.full((2, len(_POSITIONS)), min(7, config.vocab_size - 1), device=device)
     tokens[1, 0] = min(3, config.vocab_size - 2)
     positions = torch.tensor(_POSITIONS, device=device)
-    with attention_replaced(model, observer):
+    with override_attention(model, observer):
         # With a 2-D mask, transformers does not take positions with gaps for several packed sequences.
         options = {"attention_mask": torch.ones_like(tokens), "use_cache": False}
         logits = model(input_ids=tokens, position_ids=positions.expand(2, -1), **options).logits
@@ -109,7 +109,7 @@ def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Rotation
     tokens = torch.arange(length, device=input_device(model))[None]
     plain = Arranged([arrange_rows(Layout((length,), ()), [])], [0], SDPA(), rotations, [{}])
     own = model(input_ids=tokens, use_cache=False).logits
-    with attention_replaced(model, plain):
+    with override_attention(model, plain):
         ours = model(input_ids=tokens, use_cache=False).logits
     if _gap(own, ours) > tolerance:
         raise UnsupportedModel(

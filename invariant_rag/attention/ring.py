@@ -14,7 +14,7 @@ import torch
 
 from invariant_rag.arrangement import Row, Run
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.parts import Part, merged, part
+from invariant_rag.attention.merge_states import Part, merged, part
 
 _TOGETHER = 512
 """Queries, over the heads that share keys, from which on fused attention on a CPU is at its best."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.parts import can_split
+from invariant_rag.attention.merge_states import can_split
 from invariant_rag.attention.ring import Ring, attend_ring
 from invariant_rag.attention.rowwise import RowWise
 

@@ -14,7 +14,7 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.parts import Part, joined, merged, part
+from invariant_rag.attention.merge_states import Part, joined, merged, part
 
 _QUERIES = 128  # at a time: each is held once for every tile
 _SHORT = 64  # tokens of a tile up to which one call for all tiles is faster than one call for each segment

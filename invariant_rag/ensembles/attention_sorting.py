@@ -8,15 +8,15 @@ from typing import Any, overload
 
 import torch
 
-from invariant_rag.attention.interface import Arranged, LayerInputs, attention_replaced
+from invariant_rag.attention.hook import Arranged, LayerInputs, override_attention
 from invariant_rag.attention.kernels import visible
-from invariant_rag.decoding import most_new_tokens
-from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
 from invariant_rag.ensembles.listing import Listing, canonical_listing
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.preparation import PreparedPrompt
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.options import resolve_max_new_tokens
+from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.segments import Prompt
 
 
@@ -48,7 +48,7 @@ def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[floa
         )
     arranged = Arranged([prepared.arrangement], [0], lm.backend, lm.reader.host.rotations, [{}])
     observer = _Observer(arranged)
-    with lm.reader.running(), attention_replaced(lm.model, observer):
+    with lm.reader.running(), override_attention(lm.model, observer):
         lm.reader.forward(prepared, 1, use_cache=False)
     weights = torch.stack(observer.weights).mean(dim=0)
     spans = [span for spans in prepared.arrangement.layout.set_spans for span in spans]
@@ -134,7 +134,7 @@ class AttentionSorting(Ensemble):
         refuse(kwargs, "num_return_sequences")
         if not isinstance(prompt, Prompt):
             return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
-        wanted = most_new_tokens(max_new_tokens, kwargs)
+        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
             listing = self.sorted(prompt, wanted)
             generation = self._reader.generate(

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.decoding import Generation, chosen
-from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.cost import Cost, EnsembleGeneration
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.options import resolve_option
+from invariant_rag.generation.outputs import Generation
 from invariant_rag.prompts import text_ids
 from invariant_rag.segments import Prompt, Segment
 
@@ -91,7 +92,7 @@ def refuse(options: Mapping[str, Any], *names: str) -> None:
     Raises:
         UnsupportedCombination: One of them was given; the message says which.
     """
-    given = {name: chosen(options, name) for name in names}
+    given = {name: resolve_option(options, name) for name in names}
     asked = [name for name, value in given.items() if value is True or value not in (None, False, 1)]
     if asked:
         raise UnsupportedCombination(

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from invariant_rag.decoding import Generation
+from invariant_rag.generation.outputs import Generation
 
 
 @dataclass(frozen=True)

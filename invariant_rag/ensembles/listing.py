@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeVar
 
-from invariant_rag.decoding import Generation
-from invariant_rag.engine import InvariantModel
-from invariant_rag.preparation import PreparedPrompt
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.segments import Prompt, SegmentSet
 
 Orders = Sequence[Sequence[int]]

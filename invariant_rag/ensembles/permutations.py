@@ -11,12 +11,13 @@ from typing import Any, Literal, TypeAlias, get_args, overload
 import torch
 from transformers import LogitsProcessor
 
-from invariant_rag.decoding import Generation, most_new_tokens
-from invariant_rag.engine import InvariantModel
 from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
 from invariant_rag.ensembles.listing import Listing, canonical_listing, random_permutations, rotations
 from invariant_rag.errors import UnknownName
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.options import resolve_max_new_tokens
+from invariant_rag.generation.outputs import Generation
 from invariant_rag.segments import Prompt
 
 Permutations: TypeAlias = Literal["rotations", "random"]
@@ -103,7 +104,7 @@ class PermutationAverage(_Permuted):
         options = one_text(kwargs)
         if not isinstance(prompt, Prompt):
             return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
-        wanted = most_new_tokens(max_new_tokens, kwargs)
+        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
             listings = self.permuted(prompt, wanted)
             prompts = [each.prompt for each in listings]
@@ -210,7 +211,7 @@ class SelfConsistency(_Permuted):
         """
         if not isinstance(prompt, Prompt):
             return [self.generate(each, max_new_tokens=max_new_tokens, seed=seed, **kwargs) for each in prompt]
-        wanted = most_new_tokens(max_new_tokens, kwargs)
+        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter:
             listings = self.permuted(prompt, wanted)
             prompts = [each.prompt for each in listings]

@@ -12,16 +12,18 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention.rotary import grows
-from invariant_rag.decoding import decode, generation_options, most_new_tokens, read_output, stacked_cache
-from invariant_rag.engine import InvariantModel
+from invariant_rag.attention.rope import grows
 from invariant_rag.ensembles.base import Ensemble, at_least_one, unrouted, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
 from invariant_rag.ensembles.permutations import one_text
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
+from invariant_rag.generation.outputs import decode, to_generations
+from invariant_rag.generation.padding import batch_caches
+from invariant_rag.generation.prefix_cache import head_of
+from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.methods import RoToR
-from invariant_rag.preparation import PreparedPrompt
-from invariant_rag.reuse import head_of
 from invariant_rag.segments import Prompt
 
 
@@ -72,13 +74,13 @@ class RingAverage(Ensemble):
             UnsupportedCombination: Sampling, beams or a streamer were asked for.
         """
         options = generation_options(one_text(kwargs), self.model, self.tokenizer)
-        wanted = most_new_tokens(max_new_tokens, kwargs)
+        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         with counted(self.model) as counter, self.lm.reader.running():
             prepared = self.lm.prepare_to_generate(prompt, wanted)
             cache, count = self._cut(prepared)
             ids = torch.tensor([prepared.input_ids] * count, device=self.lm.device)
             output = decode(self.model, ids, torch.ones_like(ids), cache, wanted, options)
-            rows = read_output(output, [prepared] * count, [0] * count, self.model, self.tokenizer, options)
+            rows = to_generations(output, [prepared] * count, [0] * count, self.model, self.tokenizer, options)
         logprobs = tuple(math.fsum(column) / count for column in zip(*(row.logprobs for row in rows), strict=True))
         return with_cost(replace(rows[0], logprobs=logprobs), counter.cost)
 
@@ -109,7 +111,7 @@ class RingAverage(Ensemble):
         count = every if self.cuts is None else min(self.cuts, every)
         shifts = [_shifts(layout, cut, count) for cut in range(count)]
         cache = DynamicCache()
-        layers: list[Any] = stacked_cache([read], [0], count).layers
+        layers: list[Any] = batch_caches([read], [0], count).layers
         for index, layer in enumerate(layers):
             keys = layer.keys
             rotation, reach = self.lm.reader.host.rotations[index], layout.length + 1

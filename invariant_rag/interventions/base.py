@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
-from invariant_rag.attention.interface import LayerInputs, Memory, row_call
+from invariant_rag.attention.hook import LayerInputs, Memory, unpad_row
 from invariant_rag.attention.kernels import attend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from invariant_rag.attention.call import AttentionCall
-    from invariant_rag.attention.rotary import Rotation
+    from invariant_rag.attention.rope import Rotation
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Reading:
         for index in range(inputs.queries.shape[0]):
             prompt = index // repeats
             memory = self.memories[prompt].setdefault(inputs.layer, {})
-            call, skipped = row_call(inputs, index, self.padding[prompt], self.rotations[inputs.layer], memory)
+            call, skipped = unpad_row(inputs, index, self.padding[prompt], self.rotations[inputs.layer], memory)
             yield Row(index, call, skipped, self.lengths[prompt])
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
-from invariant_rag.attention.interface import LayerInputs, attending_now, attention_replaced
+from invariant_rag.attention.hook import LayerInputs, attending_now, override_attention
 from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.probe import input_device
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
@@ -136,7 +136,7 @@ class HiddenScaling(Intervention):
         modules = _attention_modules(model)
         hooks = [modules[layer].register_forward_pre_hook(worker.look, with_kwargs=True) for layer in self.layers]
         try:
-            with attention_replaced(model, worker):
+            with override_attention(model, worker):
                 yield
         finally:
             for hook in hooks:
@@ -236,7 +236,7 @@ def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
             return inputs.values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
         token = torch.zeros((1, 1), dtype=torch.long, device=input_device(model))
-        with torch.no_grad(), attention_replaced(model, observe):
+        with torch.no_grad(), override_attention(model, observe):
             model(input_ids=token, use_cache=False)
         _modules[model] = seen
     return _modules[model]

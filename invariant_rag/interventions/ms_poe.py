@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from invariant_rag.attention.interface import LayerInputs, attention_replaced
+from invariant_rag.attention.hook import LayerInputs, override_attention
 from invariant_rag.attention.kernels import capped, visible
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.interventions.base import Intervention, Reading, Row, plain, stacked
@@ -72,7 +72,7 @@ class MsPoE(Intervention):
             changed = inputs.layer >= self.first_layer
             return stacked([(row, self._attend(row) if changed else plain(row.call)) for row in reading.rows(inputs)])
 
-        with attention_replaced(model, attending):
+        with override_attention(model, attending):
             yield
 
     def _attend(self, row: Row) -> torch.Tensor:

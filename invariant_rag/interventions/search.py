@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from invariant_rag.attention.probe import input_device, probe
-from invariant_rag.attention.rotary import Rotation, pristine_frequencies
+from invariant_rag.attention.rope import Rotation, pristine_frequencies
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.interventions.base import Reading
 from invariant_rag.interventions.examples import Example, key_value_examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from invariant_rag.embedders import DEFAULT_EMBEDDER, load_embedder
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, load_embedder
 from invariant_rag.orderings.relevance import Relevance
 
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from invariant_rag.embedded import EMBEDDED
 from invariant_rag.errors import ContextOverflow, UnsupportedModel
-from invariant_rag.hub import hub_reachable
+from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.models.hub import hub_reachable
 from invariant_rag.orderings.relevance import Relevance, unloadable
 
 PUBLISHED = "castorini/monot5-base-msmarco-10k"

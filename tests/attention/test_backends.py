@@ -13,15 +13,15 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.interface import Arranged, _window, attention_replaced
+from invariant_rag.attention.hook import Arranged, _window, override_attention
 from invariant_rag.attention.kernels import visible
-from invariant_rag.attention.parts import merged, part
+from invariant_rag.attention.merge_states import merged, part
 from invariant_rag.attention.ring import as_ring
-from invariant_rag.attention.rotary import Rotation
+from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import UnsupportedModel
-from invariant_rag.families import tiny_model
 from invariant_rag.methods import PINEInPlace, RoToR
 from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])
@@ -30,7 +30,7 @@ def test_gradients_flow_and_the_outputs_stay_the_same(llama: PreTrainedModel, me
     prepared = lm.prepare(prompt)
     arranged = Arranged([prepared.arrangement], [0], lm.backend, lm.reader.host.rotations, [{}])
     ids = torch.tensor([prepared.input_ids])
-    with attention_replaced(llama, arranged):
+    with override_attention(llama, arranged):
         logits = llama(ids, use_cache=False).logits[0, -4:]
     torch.testing.assert_close(logits, lm.logits(prompt), atol=1e-4, rtol=1e-4)
     logits.logsumexp(dim=-1).sum().backward()
@@ -63,7 +63,7 @@ def test_a_batch_of_several_arrangements_is_trained_as_one(llama: PreTrainedMode
     prepared = [lm.prepare(prompt) for prompt in prompts]
     arrangements = [each.arrangement for each in prepared]
     arranged = Arranged(arrangements, [0] * 3, lm.backend, lm.reader.host.rotations, [{}, {}, {}])
-    with attention_replaced(llama, arranged), torch.no_grad():
+    with override_attention(llama, arranged), torch.no_grad():
         logits = llama(torch.tensor([each.input_ids for each in prepared]), use_cache=False).logits
     for row, prompt in enumerate(prompts):
         torch.testing.assert_close(logits[row, -4:], lm.logits(prompt), atol=1e-4, rtol=1e-4)
@@ -133,7 +133,7 @@ def test_a_failure_inside_leaves_the_model_as_it_was(llama: PreTrainedModel) -> 
         raise KeyError("inside")
 
     before = llama.config._attn_implementation
-    with pytest.raises(KeyError, match="inside"), attention_replaced(llama, failing):
+    with pytest.raises(KeyError, match="inside"), override_attention(llama, failing):
         llama(torch.tensor([[3, 4]]))
     assert llama.config._attn_implementation == before
     assert InvariantModel(llama).generate(Prompt([3], [[4], [5]], [6]), max_new_tokens=1).token_ids

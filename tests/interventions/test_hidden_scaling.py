@@ -18,7 +18,7 @@ from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombinat
 from invariant_rag.interventions import HiddenScaling
 from invariant_rag.interventions.hidden_scaling import PUBLISHED
 from invariant_rag.testing import random_prompt, tiny_model
-from invariant_rag.testing.contract import plain_logits
+from invariant_rag.testing.contracts import plain_logits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUNS: dict[str, Any] = json.loads((GOLDEN / "hidden_scaling.json").read_text())

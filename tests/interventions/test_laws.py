@@ -12,12 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.attention.probe import probe
-from invariant_rag.attention.rotary import Rotation
+from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import UnknownName, UnsupportedCombination
 from invariant_rag.interventions import INTERVENTIONS, HiddenScaling, Intervention, MsPoE, Reading
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt, tiny_model
-from invariant_rag.testing.contract import plain_logits
+from invariant_rag.testing.contracts import plain_logits
 
 FAMILIES = (
     "llama",

@@ -20,7 +20,7 @@ from transformers import (
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
 from invariant_rag.testing import random_prompt
-from invariant_rag.testing.contract import plain_logits
+from invariant_rag.testing.contracts import plain_logits
 
 METHODS = ("rotor", "pine")
 PROMPTS = [

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.attention.probe import probe
 from invariant_rag.errors import InvariantRAGError, UnsupportedModel
-from invariant_rag.families import FAMILIES, FamilyReport, probe_families, tiny_model
 from invariant_rag.testing import random_prompt
-from invariant_rag.testing.contract import plain_logits
+from invariant_rag.testing.contracts import plain_logits
+from invariant_rag.testing.families import FAMILIES, FamilyReport, probe_families, tiny_model
 
 REFUSED = ("diffllama", "bloom", "xglm", "gptj", "falcon", "mpt", "mamba", "qwen3_next", "lfm2")
 SUPPORTED = tuple(family for family in FAMILIES if family not in REFUSED)

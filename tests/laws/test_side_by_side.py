@@ -13,9 +13,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt, SegmentSet
 from invariant_rag.errors import InvalidChoice
-from invariant_rag.families import tiny_model
 from invariant_rag.methods import APE
 from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
 
 PROMPT = random_prompt(random.Random(0), (3, 5, 1, 2), prefix=4, suffix=3)
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.citations import cite
+from invariant_rag.rag.citations import cite
 from invariant_rag.segments import Segment
 
 CHUNKS = [

@@ -12,8 +12,8 @@ import pytest
 
 from invariant_rag import RAG, Answer, InvariantModel, Segment
 from invariant_rag.errors import RetrievalError, UnknownName, UnsupportedCombination
-from invariant_rag.pipeline import RETRIEVERS, index_documents
-from invariant_rag.retrieval import BM25Retriever, Retriever
+from invariant_rag.rag.pipeline import RETRIEVERS, index_documents
+from invariant_rag.rag.retrieval import BM25Retriever, Retriever
 
 QUESTION = "Who built the mill of Brenn?"
 

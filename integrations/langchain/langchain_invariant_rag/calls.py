@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, TypeVar
 
-from invariant_rag.engine import Generation, InvariantModel
+from invariant_rag.generation.model import Generation, InvariantModel
+from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
-from invariant_rag.streaming import Abandoned, before_stop, stream_before_stop
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 

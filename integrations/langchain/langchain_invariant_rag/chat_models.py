@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal
 
-from invariant_rag.engine import Generation as EngineGeneration
+from invariant_rag.generation.model import Generation as EngineGeneration
 from invariant_rag.prompts import render_chat
 from invariant_rag.segments import Prompt
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun

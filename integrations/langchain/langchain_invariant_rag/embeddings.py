@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from invariant_rag.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
 from invariant_rag.segments import encodable
 from langchain_core.embeddings import Embeddings
 

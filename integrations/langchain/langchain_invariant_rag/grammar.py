@@ -21,7 +21,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from langchain_invariant_rag.errors import InvalidSchema, MissingPackage
 
 if TYPE_CHECKING:
-    from invariant_rag.engine import InvariantModel
+    from invariant_rag.generation.model import InvariantModel
     from transformers import PreTrainedTokenizerBase
 
 _LONGEST = 4096

@@ -12,7 +12,7 @@ from invariant_rag.methods import METHODS, Method
 from invariant_rag.orderings import ORDERINGS, Ordering
 
 if TYPE_CHECKING:
-    from invariant_rag.engine import InvariantModel
+    from invariant_rag.generation.model import InvariantModel
     from transformers import PreTrainedModel
 
 _PLAIN = (str, int, float, type(None), Path, tuple)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from invariant_rag.engine import Generation as EngineGeneration
+from invariant_rag.generation.model import Generation as EngineGeneration
 from invariant_rag.prompts import parse_marked
 from invariant_rag.segments import Prompt
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun

@@ -10,11 +10,11 @@ from typing import Any, Literal, Self
 
 import invariant_rag
 from invariant_rag.attention import resolve_backend
-from invariant_rag.batching import MicroBatcher
-from invariant_rag.cache import KeyValueCache
-from invariant_rag.engine import Generation, InvariantModel
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.fitting import Overflow
+from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.model import Generation, InvariantModel
+from invariant_rag.generation.overflow import Overflow
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering

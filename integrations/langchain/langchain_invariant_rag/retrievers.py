@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from invariant_rag.errors import RetrievalError
-from invariant_rag.retrieval import FaissRetriever, Retriever
+from invariant_rag.rag.retrieval import FaissRetriever, Retriever
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever

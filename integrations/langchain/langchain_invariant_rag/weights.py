@@ -9,9 +9,9 @@ from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
-from invariant_rag.embedded import EMBEDDED
-from invariant_rag.engine import InvariantModel
-from invariant_rag.loading import context_window
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.models.loading import context_window
 from transformers import AutoConfig
 
 _loaded: WeakValueDictionary[str, InvariantModel] = WeakValueDictionary()

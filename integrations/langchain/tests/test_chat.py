@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.embedded import EMBEDDED
 from invariant_rag.errors import ContextOverflow, UnsupportedCombination
 from invariant_rag.interventions import MsPoE
+from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Score
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from langchain_core.callbacks import BaseCallbackHandler

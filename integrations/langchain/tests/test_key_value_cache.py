@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.cache import KeyValueCache
+from invariant_rag.generation.kv_cache import KeyValueCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import LLMResult

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import RetrievalError
-from invariant_rag.retrieval import FaissRetriever
+from invariant_rag.rag.retrieval import FaissRetriever
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from invariant_rag import InvariantModel, Segment
-from invariant_rag.retrieval import BM25Retriever
+from invariant_rag.rag.retrieval import BM25Retriever
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.audit import Audit, audit
-from invariant_rag.audit.systems import as_system
+from invariant_rag.evaluation.audit import Audit, audit
+from invariant_rag.evaluation.audit.systems import as_system
 from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata
 from llama_index.core.llms.callbacks import llm_completion_callback
 

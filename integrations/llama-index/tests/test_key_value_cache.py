@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from cases import ORDERS, QUERY, TEXTS, nodes_of
 from invariant_rag import InvariantModel
-from invariant_rag.cache import KeyValueCache
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.prompts import mark
 from llama_index.core.llms import ChatMessage, TextBlock
 

@@ -12,7 +12,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import BaseModel
 
 from invariant_rag import Generation, InvariantModel, Prompt
-from invariant_rag.streaming import Abandoned, before_stop, stream_before_stop
+from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
 from llama_index.llms.invariant_rag.structured import IncompleteObject, schema_options
 
 

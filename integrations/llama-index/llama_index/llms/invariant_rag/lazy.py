@@ -8,10 +8,10 @@ from threading import Lock
 from typing import Any
 
 from invariant_rag import InvariantModel
-from invariant_rag.cache import KeyValueCache
-from invariant_rag.embedded import EMBEDDED
 from invariant_rag.errors import ModelNotFound
-from invariant_rag.loading import context_window
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.models.loading import context_window
 
 _EMBEDDED = {None: EMBEDDED["generator"], "native": EMBEDDED["native"]}
 _CONFIG_OPTIONS = ("revision", "token", "trust_remote_code", "cache_dir")

@@ -1,0 +1,23 @@
+"""Public names that are imported on first use, so that importing a package does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package.
+
+    Args:
+        package: The package's `__name__`.
+        homes: Each public name, and the module below the package that defines it.
+    """
+
+    def get_attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return get_attribute, lambda: sorted(homes)

@@ -1,0 +1,107 @@
+"""`invariant-rag bench speed`: what order invariance costs on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from invariant_rag.cli.console import errors_in_red, print_json, print_table, progress, say
+from invariant_rag.cli.folders import made
+
+
+def speed(
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="A method. Repeatable.", show_default="all"),
+    ] = None,
+    shape: Annotated[str, typer.Option(help="0.5b, 1b, 8b-layer or tiny.")] = "1b",
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="the shape's")] = None,
+    tokens: Annotated[list[int] | None, typer.Option(min=100, help="Tokens of a prompt. Repeatable.")] = None,
+    segments: Annotated[list[int] | None, typer.Option(min=1, help="Segments of a prompt. Repeatable.")] = None,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts of the batched decoding.")] = 8,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda...")] = "cpu",
+    backend: Annotated[str, typer.Option(help="auto, sdpa, flex or reference.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; each runs everything once.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Measure prefill, decoding and memory of methods against the plain model, side by side.
+
+    Ratios are medians over rounds in which everything runs in turn; they are comparable, the seconds are not. The floor
+    is what attention in both directions between segments must cost.
+    """
+    measured = []
+    with errors_in_red():
+        from invariant_rag.evaluation.benchmarks.speed import Setting, as_data, measure, runs
+        from invariant_rag.methods import METHODS, resolve_method
+
+        chosen = methods or [name for name in METHODS if name != "sequential"]
+        for name in chosen:
+            resolve_method(name)
+        settings = [
+            Setting(shape, layers, length, count, new_tokens, batch, dtype, device, backend, repeats)
+            for length in tokens or [2500]
+            for count in segments or [20]
+        ]
+        if out is not None:
+            made(out)
+        for setting in settings:
+            with progress(f"{setting.tokens} tokens, {setting.segments} segments", runs(setting, chosen)) as advance:
+                measured.append(as_data(setting, *measure(setting, chosen, advance)))
+    if out is not None:
+        (out / "speed.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        draw(measured, out / "speed.png")
+    if as_json:
+        print_json(measured)
+        return
+    for each in measured:
+        setting, machine = each["setting"], each["environment"]
+        say(
+            f"\n{setting['tokens']} tokens in {setting['segments']} segments, shape {setting['shape']}, "
+            f"{setting['dtype']}, {machine['device']}, {machine['threads']} threads",
+            style="bold",
+        )
+        print_table([_shown(row, each["floor"]) for row in each["rows"]], as_json=False)
+        gains = ", ".join(f"{name} {gain:.1f}x" for name, gain in each["batched"].items())
+        say(f"{setting['batch']} prompts decoded as one batch, against one after the other: {gains}")
+
+
+def _shown(row: dict[str, Any], floor: float) -> dict[str, str]:
+    seconds = row["prefill"]["seconds"]
+    ratios = row["ratios"]
+    return {
+        "": row["name"],
+        "first token": f"{ratios['prefill']:.2f}x",
+        "floor": f"{floor:.2f}x",
+        "seconds": f"{sorted(seconds)[len(seconds) // 2]:.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
+        "each further token": f"{ratios['decode']:.2f}x",
+        "all tokens": f"{ratios['whole']:.2f}x",
+        "peak memory": "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}x",
+    }
+
+
+def draw(measured: list[dict[str, Any]], path: Path) -> None:
+    """Draw the ratios of the time to the first token, one group of bars for each setting."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.6 + 0.28 * sum(len(each["rows"]) for each in measured)), layout="constrained")
+    axes = figure.subplots()
+    labels, widths, floors = [], [], []
+    for each in measured:
+        for row in each["rows"]:
+            labels.append(f"{row['name']} ({each['setting']['tokens']}/{each['setting']['segments']})")
+            widths.append(row["ratios"]["prefill"])
+            floors.append(each["floor"])
+    axes.barh(range(len(labels)), widths, color="#4477aa")
+    axes.scatter(floors, range(len(labels)), marker="|", s=120, color="#ee6677", label="floor of both directions")
+    axes.legend(loc="lower right")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("time to the first token, relative to the plain model (tokens/segments)")
+    figure.savefig(path, dpi=120)

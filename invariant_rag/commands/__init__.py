@@ -1,1 +1,0 @@
-"""The larger commands, one file each; `invariant_rag.cli` registers them."""

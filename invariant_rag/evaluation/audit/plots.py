@@ -1,0 +1,112 @@
+"""The plots of a report. They are drawn without pyplot, whose state is global."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from invariant_rag.evaluation.audit.auditing import Audit
+    from invariant_rag.evaluation.audit.bootstrap import Estimate
+    from invariant_rag.evaluation.audit.measures import Measured
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; black is the system as it is.
+_COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b3a100")
+_MARKERS = "osD^vPX<"
+
+
+def draw(audit: Audit) -> dict[str, bytes]:
+    """Return PNG images by name; those that the questions cannot tell are missing."""
+    drawn = {"flips": _flips(audit), "cost": _cost(audit)}
+    if any(each.slots or each.salts for each in audit.measured):
+        drawn["slots"] = _slots(audit)
+    return {name: _png(figure) for name, figure in drawn.items()}
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=144)
+    return buffer.getvalue()
+
+
+def _figure(width: float, panels: int) -> tuple[Figure, Sequence[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 3.8), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False, sharey=True)[0]
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+        each.grid(axis="y", color="#dddddd")
+        each.set_axisbelow(True)
+    return figure, list(axes)
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+
+
+def _slots(audit: Audit) -> Figure:
+    """Accuracy by the slot of the gold segments: in the input, and in salted canonical orders."""
+    figure, axes = _figure(9.0, 2)
+    for panel, (axis, where) in enumerate(zip(axes, ("in the input", "in salted canonical orders"), strict=True)):
+        for index, each in enumerate(audit.measured):
+            _curve(axis, each, (each.slots, each.salts)[panel], index, len(audit.measured))
+        count = audit.design.slots
+        axis.set_xticks(range(count), ["first", *map(str, range(2, count)), "last"])
+        axis.set_xlabel(f"slot of the gold document {where}")
+    axes[0].set_ylabel("accuracy")
+    axes[0].set_ylim(-0.03, 1.03)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    return figure
+
+
+def _curve(axis: Axes, measured: Measured, slots: Sequence[Estimate], index: int, count: int) -> None:
+    if not slots:
+        return
+    shift = 0.04 * (index - (count - 1) / 2)  # or the intervals would cover each other
+    values = [each.value for each in slots]
+    errors = [[each.value - each.low for each in slots], [each.high - each.value for each in slots]]
+    places = [slot + shift for slot in range(len(slots))]
+    axis.errorbar(places, values, errors, label=measured.name, capsize=2, lw=1.4, ms=5, **_style(index))
+
+
+def _flips(audit: Audit) -> Figure:
+    """Sensitivity of every question, most sensitive first."""
+    figure, (axis,) = _figure(9.0, 1)
+    for index, each in enumerate(audit.measured):
+        ranked = sorted(each.per_question, reverse=True)
+        numbers = range(1, len(ranked) + 1)
+        style = _style(index)
+        axis.plot(numbers, ranked, label=each.name, lw=1.6, ms=4, markevery=max(1, len(ranked) // 20), **style)
+    axis.set_xlabel("questions, those that change most first")
+    axis.set_ylabel("probability that\ntwo orders disagree")
+    axis.set_ylim(-0.03, 1.03)
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def _cost(audit: Audit) -> Figure:
+    """Seconds per answer against the worst case; without gold answers against the questions that never flip."""
+    figure, (axis,) = _figure(9.0, 1)
+    judged = "worst" in audit.measured[0].measures
+    for index, each in enumerate(audit.measured):
+        seconds, style = each.measures["seconds"].value, _style(index)
+        worst = each.measures["worst"] if judged else each.measures["flip_rate"]
+        value, low, high = (worst.value, worst.low, worst.high)
+        if not judged:
+            value, low, high = 1 - worst.value, 1 - worst.high, 1 - worst.low
+        axis.errorbar(seconds, value, [[value - low], [high - value]], label=each.name, ms=8, capsize=3, ls="", **style)
+        salted = each.measures.get("salted_worst")
+        if salted is not None:
+            axis.plot([seconds, seconds], [value, salted.value], lw=1, ls=":", color=style["color"])
+            axis.plot(seconds, salted.value, ms=8, mfc="white", ls="", **style)
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds per answer, one call after the other")
+    axis.set_ylabel("accuracy in the worst order" if judged else "questions that never flip")
+    axis.set_ylim(-0.03, 1.03)
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure

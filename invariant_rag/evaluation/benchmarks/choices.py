@@ -1,0 +1,64 @@
+"""Multiple choice: options as segments, in any of their orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.evaluation.benchmarks.base import Case, Scored
+
+LETTERS = "ABCDEFGHIJ"
+
+
+def option_orders(described: str, count: int) -> list[tuple[int, ...]]:
+    """Return orders of `count` options, each a tuple of the options' original places.
+
+    Args:
+        described: `all` (lexicographic: the first is the original order, the last the reversed one), `ends` (these
+            two), `rotations`, or numbers of orders within `all`, with commas between them.
+        count: Number of options.
+
+    Raises:
+        InvalidChoice: There is no such order.
+
+    >>> option_orders("ends", 3)
+    [(0, 1, 2), (2, 1, 0)]
+    """
+    if described == "rotations":
+        return [tuple((start + place) % count for place in range(count)) for start in range(count)]
+    every = list(permutations(range(count)))
+    if described == "all":
+        return every
+    if described == "ends":
+        return [every[0], every[-1]]
+    words = described.split(",")
+    if not all(word.strip().isdecimal() and int(word) < len(every) for word in words):
+        raise InvalidChoice(
+            f"orders: expected all, ends, rotations, or numbers from 0 to {len(every) - 1}, got {described!r}"
+        )
+    return [every[int(word)] for word in words]
+
+
+def choice_case(
+    name: str, prefix: str, options: Sequence[str], gold: int, order: Sequence[int], query: str, group: str = ""
+) -> Case:
+    """Return the case that shows the options in this order, lettered as they come, for ` A`, ` B`... to be scored."""
+    return Case(
+        question=name,
+        variant="".join(map(str, order)),
+        prefix=prefix,
+        segments=tuple(f"{letter}. {options[place]}\n" for letter, place in zip(LETTERS, order, strict=False)),
+        suffix="Answer:",
+        gold=(str(gold),),
+        query=query,
+        chat=False,
+        candidates=tuple(f" {letter}" for letter in LETTERS[: len(options)]),
+        group=group,
+    )
+
+
+def score_choice(case: Case, output: str) -> Scored:
+    """Compare the option behind the likeliest letter with the gold one."""
+    answer = case.variant[case.candidates.index(output)]
+    return Scored(answer, {"accuracy": float(answer == case.gold[0])})

@@ -1,0 +1,5 @@
+"""Score: the option behind the likeliest of ` A` to ` E`."""
+
+from invariant_rag.evaluation.benchmarks.choices import score_choice as score
+
+__all__ = ["score"]

@@ -1,0 +1,67 @@
+"""Cases: a question over retrieved triples, as retrieved and shuffled."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.evaluation.benchmarks.base import Case, Selection
+from invariant_rag.evaluation.benchmarks.sources import Source, entry, read_records
+
+PUBLIC = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
+OPENINGS = {
+    "original": "Below are the facts in the form of the triple meaningful to answer the question. ",
+    "swapped": "Below are knowledge statements expressed as triples meaningful to answer the question. ",
+}
+REQUEST = (
+    'Answer the given question in a JSON format, such as {"Answer": "xxx"}. '
+    "Only output the JSON, do NOT say any word or explain."
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be chosen.
+
+    Attributes:
+        triples: Triples in a prompt: 30 or 50 in the paper.
+        template: `original`, or `swapped`: the other wording of the paper's Appendix K.
+        shuffles: How many shuffled orders follow the initial one; their seeds are 0, 1, 2...
+    """
+
+    triples: int = 30
+    template: str = "original"
+    shuffles: int = 3
+
+
+def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
+    """Read the triples that the paper retrieved with MPNet, best first."""
+    if settings.template not in OPENINGS:
+        raise InvalidChoice(f"template: expected original or swapped, got {settings.template!r}")
+    name = f"mintaka_noshuffle_top{settings.triples}.json"
+    records = read_records(source.file(name, PUBLIC + name))
+    cases = []
+    for place, record in selection.of(records):
+        where = f"record {place}"
+        question, answers = entry(record, "question", where), entry(record, "answers", where)
+        knowledge = entry(record, "knowledges", where)
+        triples = [f"({', '.join(map(str, triple))})\n" for triple in knowledge[0]] if knowledge else []
+        triples = triples[: settings.triples] or ["(No information)"]
+        variants = {"initial": triples}
+        for seed in range(settings.shuffles):
+            variants[f"shuffle {seed}"] = random.Random(f"{seed} {place}").sample(triples, len(triples))
+        for variant, listed in variants.items():
+            cases.append(
+                Case(
+                    question=str(place),
+                    variant=variant,
+                    prefix="",
+                    segments=tuple(listed),
+                    suffix=f"\n\nQuestion: {question}, Answer: ",
+                    gold=tuple(map(str, answers)),
+                    query=question,
+                    system=OPENINGS[settings.template] + REQUEST,
+                )
+            )
+    return cases

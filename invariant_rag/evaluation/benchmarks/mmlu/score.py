@@ -1,0 +1,5 @@
+"""Score: the option behind the likeliest of ` A`, ` B`, ` C`, ` D`."""
+
+from invariant_rag.evaluation.benchmarks.choices import score_choice as score
+
+__all__ = ["score"]

@@ -1,0 +1,81 @@
+"""Cases: a word problem with conditions that can change places, in several orders."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import permutations
+
+from invariant_rag.errors import InvalidDataset
+from invariant_rag.evaluation.benchmarks.base import Case, Selection
+from invariant_rag.evaluation.benchmarks.sources import Source, entry, read_records
+
+NAME = "r_gsm.jsonl"
+# The prompt for word problems of openai/simple-evals, which PINE uses for this benchmark (Appendix E.3).
+REQUEST = (
+    "Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in "
+    'the format of "Answer:". Do not add anything other than the integer answer after "Answer:".\n\n'
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be chosen.
+
+    Attributes:
+        orders: The most orders of a problem: the initial one, the reversed one, then random ones.
+    """
+
+    orders: int = 6
+
+
+def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
+    """Read problems with their interchangeable conditions; the README shows the format."""
+    records = read_records(source.file(NAME, None))
+    cases = []
+    for place, record in selection.of(records):
+        where = f"record {place}"
+        problem, premises = entry(record, "question", where), entry(record, "interchangeable", where)
+        prefix, suffix = _around(problem, premises, where)
+        cases += [
+            Case(
+                question=str(place),
+                variant="".join(map(str, order)),
+                prefix=REQUEST + prefix,
+                segments=tuple(f"{premises[each]} " for each in order),
+                suffix=suffix,
+                gold=(str(entry(record, "answer", where)),),
+                query=problem,
+            )
+            for order in _orders(len(premises), settings.orders, f"{selection.seed} {place}")
+        ]
+    return cases
+
+
+def _around(problem: str, premises: list[str], where: str) -> tuple[str, str]:
+    """What stands before and after the premises, which must follow each other."""
+    if not premises:
+        raise InvalidDataset(f"{where}: expected interchangeable conditions, got none")
+    start = problem.find(premises[0])
+    rest = problem[max(start, 0) :]
+    for premise in premises:
+        rest = rest.lstrip()
+        if start < 0 or not rest.startswith(premise):
+            raise InvalidDataset(
+                f"{where}: expected the interchangeable conditions to follow each other in the question"
+            )
+        rest = rest.removeprefix(premise)
+    return problem[:start], rest.lstrip()
+
+
+def _orders(count: int, most: int, seed: str) -> list[tuple[int, ...]]:
+    """The initial order, the reversed one, then others: all where they are few enough."""
+    chosen = list(dict.fromkeys([tuple(range(count)), tuple(reversed(range(count)))]))
+    if count <= 6:
+        others = [order for order in permutations(range(count)) if order not in chosen]
+        random.Random(seed).shuffle(others)
+        return [*chosen, *others][:most]
+    drawn = random.Random(seed)
+    while len(chosen) < most:
+        chosen.append(tuple(drawn.sample(range(count), count)))
+    return chosen[:most]

@@ -1,0 +1,479 @@
+"""InvariantModel: a Hugging Face causal LM whose answer is a function of the set of segments.
+
+Invariance is bitwise because memory order is canonical: segments are put into physical order before the input ids are
+built, so every permutation of the input enters the model as the same tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+from transformers import PreTrainedModel
+
+from invariant_rag.attention import resolve_backend
+from invariant_rag.attention.probe import input_device
+from invariant_rag.attention.rope import pristine_frequencies
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
+from invariant_rag.generation.outputs import Generation, Usage, decode, to_generations
+from invariant_rag.generation.overflow import Overflow, TokenLimits
+from invariant_rag.generation.padding import batch_caches, left_pad, left_pad_positions
+from invariant_rag.generation.prefill import Reader
+from invariant_rag.generation.prepare import PreparedPrompt, prepare
+from invariant_rag.generation.streaming import TextStream, stream_text
+from invariant_rag.interventions import Intervention, resolve_intervention
+from invariant_rag.methods import Method, resolve_method
+from invariant_rag.models.loading import context_window, load_model
+from invariant_rag.orderings import Ordering, resolve_ordering
+from invariant_rag.prompts import Message, question_messages, render_chat, text_ids
+from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from invariant_rag.attention.call import Backend
+    from invariant_rag.routing import RoutedModel
+
+__all__ = ["Generation", "InvariantModel", "Usage"]
+
+
+class InvariantModel:
+    """A causal LM that reads its segments as a set.
+
+    The wrapped model is probed once, never patched, and unchanged after every call. Calls from several threads are
+    serialised per model; other code may call the same model meanwhile.
+
+    Args:
+        model: A causal LM of transformers.
+        tokenizer: Its tokenizer. None: prompts must be token ids.
+        method: How segments see each other: a name from `invariant-rag methods`, or a `Method`.
+        ordering: Which segment goes where: a name from `invariant-rag orderings`, or an `Ordering`. None: the
+            method's own default (`lexical`, but `given` for `sequential`).
+        backend: What computes the attention: `auto`, `sdpa` or `reference`.
+        max_segment_tokens: Tokens that one segment may have. None: no limit.
+        overflow: What happens to a prompt that is too long: `error`, `drop_last` or `trim_segments`.
+        cache: What keeps keys and values of sets and segments for later prompts, in any order. None: nothing is kept.
+        intervention: A change to the plain model's attention that lessens its position bias, for the method
+            `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It makes
+            nothing invariant; the ordering does.
+
+    Raises:
+        UnsupportedModel: The model cannot be arranged; the message says why.
+        UnknownName: No such method, ordering, backend, overflow or intervention.
+        UnsupportedCombination: The intervention does not go with the method or the model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        method: str | Method = "rotor",
+        ordering: str | Ordering | None = None,
+        backend: str | Backend = "auto",
+        max_segment_tokens: int | None = None,
+        overflow: Overflow = "error",
+        intervention: str | Intervention | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.method = resolve_method(method)
+        self.ordering = resolve_ordering(ordering, self.method.default_ordering)
+        self.backend = resolve_backend(backend)
+        self.intervention = resolve_intervention(intervention, self.method, model)
+        self._budget = TokenLimits(context_window(model.config), max_segment_tokens, overflow)
+        self.cache = cache
+        self.reader = self._new_reader()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path | None = None,
+        *,
+        method: str | Method = "rotor",
+        ordering: str | Ordering | None = None,
+        backend: str | Backend = "auto",
+        dtype: str | torch.dtype = "auto",
+        device_map: str | Mapping[str, Any] | None = "auto",
+        max_segment_tokens: int | None = None,
+        overflow: Overflow = "error",
+        intervention: str | Intervention | None = None,
+        cache: KeyValueCache | None = None,
+        **kwargs: Any,
+    ) -> InvariantModel:
+        """Load a model and its tokenizer. One that has no tokenizer takes token ids only, and a warning says so.
+
+        Args:
+            name: A hub id or a folder. None: the small model that comes with the package, which needs no network;
+                `native`: the same model, fine-tuned with RoToR attention.
+            method: As for `InvariantModel`, and so are the next two and the two about length.
+            ordering: Which segment goes where.
+            backend: What computes the attention.
+            dtype: As in transformers. An embedded model computes in float32 where this is `auto`.
+            device_map: As in transformers.
+            max_segment_tokens: Tokens that one segment may have.
+            overflow: What happens to a prompt that is too long.
+            intervention: As for `InvariantModel`.
+            cache: As for `InvariantModel`.
+            **kwargs: Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `quantization_config`...).
+
+        Raises:
+            ModelNotFound: There is no such model, or it is no causal LM.
+            UnknownName: No such method, ordering, backend, overflow or intervention.
+            UnsupportedModel: It cannot be arranged; the message says why.
+        """
+        method, backend = resolve_method(method), resolve_backend(backend)  # before anything is loaded
+        ordering = resolve_ordering(ordering, method.default_ordering)
+        model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **kwargs)
+        return cls(
+            model,
+            tokenizer,
+            method=method,
+            ordering=ordering,
+            backend=backend,
+            max_segment_tokens=max_segment_tokens,
+            overflow=overflow,
+            intervention=intervention,
+            cache=cache,
+        )
+
+    def with_method(
+        self,
+        method: str | Method | None = None,
+        *,
+        ordering: str | Ordering | None = None,
+        backend: str | Backend | None = None,
+        max_segment_tokens: int | None = None,
+        overflow: Overflow | None = None,
+        intervention: str | Intervention | None = None,
+    ) -> InvariantModel:
+        """Return a wrapper of the same weights with other choices; cheap. What is not given stays as it is.
+
+        A new method without an ordering brings its default ordering, and without an intervention none.
+        """
+        other = copy.copy(self)
+        if method is not None:
+            other.method = resolve_method(method)
+            other.ordering = resolve_ordering(other.method.default_ordering)
+            other.intervention = None
+        if ordering is not None:
+            other.ordering = resolve_ordering(ordering)
+        if backend is not None:
+            other.backend = resolve_backend(backend)
+        if max_segment_tokens is not None:
+            other._budget = replace(other._budget, max_segment_tokens=max_segment_tokens)
+        if overflow is not None:
+            other._budget = replace(other._budget, overflow=overflow)
+        if intervention is not None:
+            other.intervention = resolve_intervention(intervention, other.method, self.model)
+        other.reader = other._new_reader()
+        return other
+
+    def with_cache(self, cache: KeyValueCache | None) -> InvariantModel:
+        """Return a wrapper of the same weights that keeps keys and values of what it reads; None: that keeps none.
+
+        Raises:
+            InvalidChoice: It is no cache.
+            UnsupportedCombination: The model's rotary frequencies grow with the prompt, or an intervention is at work.
+        """
+        if not isinstance(cache, KeyValueCache | None):
+            raise InvalidChoice(
+                f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
+            )
+        other = copy.copy(self)
+        other.cache = cache
+        other.reader = other._new_reader()
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "reader"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.reader = self._new_reader()
+
+    def _new_reader(self) -> Reader:
+        return Reader.of(self.model, self.method, self.backend, self.intervention, self.cache)
+
+    def with_routing(self, alpha: float = 0.2, *, plain_order: Literal["given", "canonical"] = "given") -> RoutedModel:
+        """Return a model that asks this one and the plain model, and keeps one answer: see `invariant_rag.routing`.
+
+        Args:
+            alpha: How much more confident the invariant answer has to be.
+            plain_order: The order in which the plain model reads the segments. With `given`, an answer may depend on
+                it; with `canonical`, it does not.
+
+        Raises:
+            InvalidChoice: `alpha` is no finite number.
+            UnknownName: No such order.
+        """
+        from invariant_rag.routing import RoutedModel  # what is built on a model is imported when it is asked for
+
+        return RoutedModel.over(self, alpha=alpha, plain_order=plain_order)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the order in which segments are given changes no bit of the output."""
+        return self.ordering.invariant
+
+    @property
+    def name(self) -> str:
+        """Hub id, folder, or family of the wrapped model."""
+        return str(self.model.config._name_or_path or self.model.config.model_type)
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go."""
+        return input_device(self.model)
+
+    @property
+    def context_window(self) -> int | None:
+        """Tokens that prompt and answer may have together; None where the model states no limit."""
+        return self._budget.context_window
+
+    @property
+    def overflow(self) -> Overflow:
+        """What happens to a prompt that is too long."""
+        return self._budget.overflow
+
+    def __repr__(self) -> str:
+        return (
+            f"InvariantModel({self.name!r}, method={self.method.name!r}, ordering={self.ordering.name!r}, "
+            f"backend={self.backend.name!r})"
+        )
+
+    def chat_prompt(
+        self,
+        question: str | None = None,
+        segments: Iterable[Segment | str] = (),
+        system: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+    ) -> Prompt:
+        """Render a question over documents, or a conversation, through the model's chat template.
+
+        Args:
+            question: What to ask.
+            segments: The documents to answer from.
+            system: The system message; None for the default.
+            messages: Instead of the above: a conversation with segments in any turn. A content is a string, a
+                `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s.
+
+        Raises:
+            InvalidPrompt: Neither or both were given, or a message is not understood.
+            TokenizerRequired: The model has no tokenizer.
+        """
+        if (question is None) == (messages is None):
+            raise InvalidPrompt("expected either a question or messages")
+        if messages is not None:
+            return render_chat(messages, self.tokenizer)
+        chosen = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
+        return render_chat(question_messages(str(question), chosen, system), self.tokenizer, question)
+
+    def prepare(self, prompt: Prompt, *, new_tokens: int = 0) -> PreparedPrompt:
+        """Return a prompt as the model reads it, with room for `new_tokens` in the context window.
+
+        Raises:
+            InvalidPrompt: The prompt has no token, or one that the model does not know.
+            ContextOverflow: It is too long, and `overflow` is `error`.
+        """
+        prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self._budget, new_tokens)
+        self._check_vocabulary(prepared.input_ids)
+        return prepared
+
+    def logits(self, prompt: Prompt) -> torch.Tensor:
+        """Return the logits at every token of the suffix: float32 `[suffix length, vocabulary]`."""
+        prepared = self.prepare(prompt)
+        with self.reader.running():
+            logits = self.reader.logits(prepared, prepared.suffix_length)
+            suffix: torch.Tensor = logits[logits.shape[0] - prepared.suffix_length :].float().clone()
+            return suffix
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> Generation | list[Generation]:
+        """Generate with the model's own `generate`, from an arranged prefill.
+
+        Args:
+            prompt: One prompt, or several, which are decoded as one batch.
+            max_new_tokens: The most tokens to generate for each prompt. None: what a `generation_config` says, or 64.
+            seed: Seed for sampling; the global random state is put back afterwards. It is one for the whole process, so
+                answers repeat as long as no other thread draws from it meanwhile. None: sample from the global state.
+            **kwargs: The keywords of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
+                `logits_processor`... Decoding is greedy unless `do_sample` or a `generation_config` says otherwise.
+
+        Returns:
+            One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which those
+            of the same prompt follow each other.
+
+        Raises:
+            InvalidPrompt: A prompt ends with a segment: the tokens to generate follow a suffix.
+            UnsupportedCombination: Assisted decoding was asked for, `token_healing`, `use_cache=False` or
+                `prefill_chunk_size`; `guidance_scale` with a method without stock decoding; or the model gave its
+                cache up on the way.
+        """
+        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
+        prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
+        prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
+        if not prepared:
+            return []
+        with self.reader.running(), nullcontext() if seed is None else torch.random.fork_rng():
+            if seed is not None:
+                torch.manual_seed(seed)
+            generations = self._generate(prepared, wanted, kwargs)
+        return generations[0] if isinstance(prompt, Prompt) and len(generations) == 1 else generations
+
+    def stream(
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+    ) -> TextStream:
+        """Generate, and yield pieces of text as they come. Joined, they are the text that `generate` returns.
+
+        Closing the stream stops the generation. An error during generation is raised from it. Once it has ended,
+        its `generation` is what `generate` would have returned.
+
+        Args:
+            prompt: The prompt.
+            max_new_tokens: The most tokens to generate. None: as for `generate`.
+            seed: Seed for sampling.
+            **kwargs: As for `generate`; one sequence, no beams.
+
+        Raises:
+            TokenizerRequired: The model has no tokenizer.
+        """
+
+        def generate(**more: Any) -> Generation:
+            return self.generate(prompt, max_new_tokens=max_new_tokens, seed=seed, **more)
+
+        return stream_text(generate, self.tokenizer, kwargs)
+
+    def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
+        """Return the log-probability of each candidate as the continuation of the prompt.
+
+        Args:
+            prompt: The prompt.
+            candidates: Continuations, as text or token ids. They are scored in one batch.
+
+        Raises:
+            InvalidPrompt: A candidate has no token or one that the model does not know, there is no list of them, or
+                the prompt ends with a segment.
+        """
+        options = self.candidate_ids(candidates)
+        if not options:
+            return []
+        longest = max(map(len, options))
+        prepared = self.prepare_to_generate(prompt, longest)
+        last = prepared.input_ids[-1]
+        rows = [[last, *option[:-1]] + [option[-1]] * (longest - len(option)) for option in options]
+        with self.reader.running():
+            reading = self.reader.prefill(prepared)
+            cache = batch_caches([reading.cache], [0], len(options))
+            with self.reader.decoding([prepared], [0], [reading.memory]):
+                ids = torch.tensor(rows, device=self.device)
+                first = prepared.positions[-1]
+                positions = torch.arange(first, first + longest, device=self.device).expand(len(options), -1)
+                logits = self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits
+            logprobs = torch.log_softmax(logits.float(), dim=-1)
+            return [
+                float(logprobs[row, torch.arange(len(option)), torch.tensor(option)].double().sum())
+                for row, option in enumerate(options)
+            ]
+
+    def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
+        """Return the token ids of continuations to score.
+
+        Raises:
+            InvalidPrompt: A candidate has no token or one that the model does not know, or there is no list of them.
+            TokenizerRequired: One is text, and the model has no tokenizer.
+        """
+        if isinstance(candidates, str):
+            raise InvalidPrompt(
+                f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
+            )
+        options = [text_ids(each, self.tokenizer) for each in candidates]
+        if not all(options):
+            raise InvalidPrompt(f"expected candidates of at least one token, got none in {candidates!r}")
+        for option in options:
+            self._check_vocabulary(option)
+        return options
+
+    def prepare_to_generate(self, prompt: Prompt, new_tokens: int) -> PreparedPrompt:
+        """Return a prompt as the model reads it, which ends with a token to go on from.
+
+        Raises:
+            InvalidPrompt: It has segments and no suffix.
+        """
+        prepared = self.prepare(prompt, new_tokens=new_tokens)
+        if not prepared.suffix_length and prepared.order:
+            raise InvalidPrompt("expected a suffix of at least one token behind the segments, got none")
+        return prepared
+
+    @contextmanager
+    def reading(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
+        """Let the wrapped model's own forward read these prompts as they are arranged, with gradients: for training.
+
+        >>> with lm.reading([prepared]):  # doctest: +SKIP
+        ...     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
+        ...     logits = lm.model(ids, position_ids=positions, use_cache=False).logits
+        ...     loss = cross_entropy(logits[0, -prepared.suffix_length : -1], answer_ids)
+
+        Args:
+            prompts: One per row of the batch, from `prepare`, all of one length.
+
+        Raises:
+            InvalidPrompt: Their lengths differ.
+        """
+        lengths = {len(prompt.input_ids) for prompt in prompts}
+        if len(lengths) > 1:
+            raise InvalidPrompt(f"expected prompts of one length to read together, got {sorted(lengths)} tokens")
+        attending = self.reader.attending(prompts, [0] * len(prompts), [{} for _ in prompts], whole=True)
+        with self.reader.host.lock, pristine_frequencies(self.model), attending:
+            yield
+
+    def _check_vocabulary(self, ids: TokenIds) -> None:
+        vocabulary, largest = self.model.config.get_text_config(decoder=True).vocab_size, max(ids)
+        if largest >= vocabulary:
+            raise InvalidPrompt(f"expected token ids below {vocabulary}, the model's vocabulary, got {largest}")
+
+    def _generate(
+        self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, kwargs: dict[str, Any]
+    ) -> list[Generation]:
+        stock = self.reader.stock_decoding
+        options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
+        ids, mask, padding = left_pad(prepared, options["pad_token_id"], self.device)
+        if not all(each.is_natural for each in prepared):
+            options["position_ids"] = left_pad_positions(prepared, padding, self.device)
+        copies = max(options["num_beams"], options["num_return_sequences"])
+        if len(prepared) == copies == 1:  # `generate` reads it; rows of a batch are read before, each as it is arranged
+            readings = [self.reader.known(prepared[0])]
+            cache, attending = readings[0].cache, self.reader.generating(prepared[0], readings[0])
+        else:
+            readings = [self.reader.prefill(each) for each in prepared]
+            cache = batch_caches([each.cache for each in readings], padding, copies)
+            attending = self.reader.decoding(prepared, padding, [each.memory for each in readings])
+        with attending:
+            output = decode(self.model, ids, mask, cache, max_new_tokens, options)
+        cached = [each.cached_tokens for each in readings]
+        return to_generations(output, prepared, cached, self.model, self.tokenizer, options)

@@ -1,0 +1,31 @@
+"""Finding and loading models: causal LMs, embedding models, and the small ones that come with the package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invariant_rag._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from invariant_rag.models.embedded import EMBEDDED, model_card
+    from invariant_rag.models.embedders import load_embedder
+    from invariant_rag.models.hub import hub_reachable
+    from invariant_rag.models.loading import load_model
+
+_HOMES = {
+    "EMBEDDED": "embedded",
+    "hub_reachable": "hub",
+    "load_embedder": "embedders",
+    "load_model": "loading",
+    "model_card": "embedded",
+}
+
+__all__ = [
+    "EMBEDDED",
+    "hub_reachable",
+    "load_embedder",
+    "load_model",
+    "model_card",
+]
+
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,0 +1,81 @@
+"""Loading models: any causal LM of transformers, or the small one that comes with the package."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from invariant_rag.errors import InvalidChoice, ModelNotFound
+from invariant_rag.models.embedded import EMBEDDED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_SHARED = ("revision", "token", "trust_remote_code", "cache_dir")
+_logger = logging.getLogger(__name__)
+
+
+def load_model(
+    name: str | Path | None,
+    *,
+    dtype: str | torch.dtype,
+    device_map: str | Mapping[str, Any] | None,
+    **kwargs: Any,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Load a causal LM, ready to generate, and its tokenizer; None, with a warning, where there is no tokenizer.
+
+    Args:
+        name: A hub id or a folder. None: the embedded generator; `native`: the one fine-tuned with RoToR attention.
+        dtype: As in transformers. An embedded model computes in float32 where this is `auto`.
+        device_map: As in transformers.
+        **kwargs: Passed on to `from_pretrained`.
+
+    Raises:
+        InvalidChoice: There is no such dtype.
+        ModelNotFound: There is no such model, or it is no causal LM.
+    """
+    dtype = as_dtype(dtype)
+    place: str | Path
+    if name is None or name == "native":
+        place = EMBEDDED["native" if name else "generator"]
+        dtype = torch.float32 if dtype == "auto" else dtype
+    else:
+        place = name
+    try:
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, device_map=device_map, **kwargs)
+    except (OSError, ValueError) as error:  # not found, or found and not a causal LM
+        raise ModelNotFound(f"expected a causal LM at {str(place)!r}: {error}") from error
+    tokenizer: PreTrainedTokenizerBase | None = None
+    try:
+        shared = {key: kwargs[key] for key in _SHARED if key in kwargs}
+        tokenizer = AutoTokenizer.from_pretrained(place, **shared)
+    except (OSError, ValueError) as error:
+        _logger.warning("no tokenizer at %r, so prompts must be token ids: %s", str(place), error)
+    return model.eval(), tokenizer
+
+
+def as_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Return a dtype by its name in torch; `auto`, which transformers knows, as it is.
+
+    Raises:
+        InvalidChoice: torch has no dtype of that name.
+    """
+    found = dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if found != "auto" and not isinstance(found, torch.dtype):
+        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or another of torch's, got {dtype!r}")
+    return found
+
+
+def context_window(config: PreTrainedConfig) -> int | None:
+    """Tokens that a model's positions reach; dynamic scalings reach farther than they were trained for."""
+    text = config.get_text_config(decoder=True)
+    window: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if window is not None and rope.get("rope_type") == "dynamic":
+        window = int(window * rope["factor"])
+    return window

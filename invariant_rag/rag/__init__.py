@@ -1,0 +1,41 @@
+"""Retrieval-augmented generation: from files to chunks, to retrieved segments, to a cited answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invariant_rag._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from invariant_rag.rag.citations import Citation, cite
+    from invariant_rag.rag.documents import Document, chunk_documents, load_documents
+    from invariant_rag.rag.pipeline import RAG, Answer
+    from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever, Retriever
+
+_HOMES = {
+    "Answer": "pipeline",
+    "BM25Retriever": "retrieval",
+    "Citation": "citations",
+    "Document": "documents",
+    "FaissRetriever": "retrieval",
+    "RAG": "pipeline",
+    "Retriever": "retrieval",
+    "chunk_documents": "documents",
+    "cite": "citations",
+    "load_documents": "documents",
+}
+
+__all__ = [
+    "RAG",
+    "Answer",
+    "BM25Retriever",
+    "Citation",
+    "Document",
+    "FaissRetriever",
+    "Retriever",
+    "chunk_documents",
+    "cite",
+    "load_documents",
+]
+
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,0 +1,116 @@
+"""The laws of a method, as tests: subclass `MethodContract`, name the method, and pytest runs the suite."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from invariant_rag.attention import BACKENDS
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.methods import Method, resolve_method
+from invariant_rag.segments import Prompt
+from invariant_rag.testing.families import tiny_model
+from invariant_rag.testing.tiny_models import random_prompt
+
+_LENGTHS = ((2, 2, 2), (1, 5, 3, 2), (4, 1, 1, 6, 2), (3, 3))
+
+
+@cache
+def _model(dtype: torch.dtype) -> PreTrainedModel:
+    model: Any = tiny_model("llama", num_hidden_layers=2, eos_token_id=None)
+    wanted: PreTrainedModel = model.to(dtype)
+    return wanted
+
+
+def plain_logits(model: PreTrainedModel, prompt: Prompt) -> torch.Tensor:
+    """Logits of the untouched model at the suffix of a prompt of token ids, its segments in the order given."""
+    segments = [token for segment in prompt.segments for token in segment.token_ids or ()]
+    ids = torch.tensor([[*map(int, prompt.prefix), *segments, *map(int, prompt.suffix)]])
+    with torch.no_grad():
+        logits: torch.Tensor = model(ids).logits[0, ids.shape[1] - len(prompt.suffix) :].float()
+    return logits
+
+
+class MethodContract:
+    """What every method must do. Set `method`, and run the class with pytest.
+
+    Attributes:
+        method: A registry name, or an instance.
+    """
+
+    method: str | Method
+
+    def wrapped(self, dtype: torch.dtype = torch.float32, **options: object) -> InvariantModel:
+        """Return a tiny model that runs the method on the lexical ordering, or as the options say."""
+        chosen = {"ordering": "lexical", **options}
+        return InvariantModel(_model(dtype), method=self.method, **chosen)  # type: ignore[arg-type]
+
+    def prompts(self) -> list[Prompt]:
+        """Return random prompts with segments of equal and of different lengths, one with a duplicate, one with one."""
+        random_state = random.Random(0)
+        prompts = [random_prompt(random_state, lengths) for lengths in _LENGTHS]
+        twice = prompts[1].segments
+        doubled = Prompt(prompts[1].prefix, [*twice, twice[1]], prompts[1].suffix)
+        return [*prompts, doubled, random_prompt(random_state, (4,))]
+
+    def test_permutations_change_no_bit_of_logits_and_tokens(self) -> None:
+        """Law 1, for methods that claim it."""
+        for dtype in (torch.float32, torch.bfloat16):
+            lm = self.wrapped(dtype)
+            for prompt in self.prompts():
+                shuffled = prompt.shuffled(random.Random(1))
+                assert torch.equal(lm.logits(prompt), lm.logits(shuffled))
+                assert lm.generate(prompt, max_new_tokens=4).token_ids == (
+                    lm.generate(shuffled, max_new_tokens=4).token_ids
+                )
+
+    def test_one_segment_or_none_is_the_plain_model(self) -> None:
+        """Law 2."""
+        for segments in ([], [[5, 6, 7]]):
+            prompt = Prompt(prefix=[3, 4], segments=segments, suffix=[8, 9])
+            torch.testing.assert_close(self.wrapped().logits(prompt), plain_logits(_model(torch.float32), prompt))
+
+    def test_the_model_is_unchanged_after_a_call(self) -> None:
+        """Law 3: the model's own logits are bit-equal before and after."""
+        lm, prompt = self.wrapped(), self.prompts()[0]
+        before = plain_logits(lm.model, prompt)
+        implementation = lm.model.config._attn_implementation
+        lm.generate(prompt, max_new_tokens=2)
+        assert lm.model.config._attn_implementation == implementation
+        assert torch.equal(before, plain_logits(lm.model, prompt))
+
+    def test_every_backend_agrees_with_the_reference(self) -> None:
+        """Law 4. Truth is the reference in a float64 model; the budget is 4 times what float32 costs the reference."""
+        prompts = self.prompts()
+        exact = [self.wrapped(torch.float64, backend="reference").logits(prompt) for prompt in prompts]
+        rounded = [self.wrapped(backend="reference").logits(prompt) for prompt in prompts]
+        budget = 4 * max(float((a - b).abs().max()) for a, b in zip(rounded, exact, strict=True))
+        for backend in BACKENDS[1:]:
+            fast = [self.wrapped(backend=backend).logits(prompt) for prompt in prompts]
+            error = max(float((a - b).abs().max()) for a, b in zip(fast, exact, strict=True))
+            assert error <= budget, f"{backend}: {error:.1e} over the budget of {budget:.1e}"
+
+    def test_decoding_equals_recomputing_at_every_step(self) -> None:
+        """Law 6, greedy, 16 tokens."""
+        lm = self.wrapped()
+        for prompt in self.prompts()[:2]:
+            written = lm.generate(prompt, max_new_tokens=16).token_ids
+            again = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *written[:-1]]))
+            assert tuple(again[len(prompt.suffix) - 1 :].argmax(dim=-1).tolist()) == written
+
+    def test_a_batch_equals_single_calls(self) -> None:
+        """Law 7."""
+        lm, prompts = self.wrapped(), self.prompts()
+        single = [lm.generate(prompt, max_new_tokens=6).token_ids for prompt in prompts]
+        assert [each.token_ids for each in lm.generate(prompts, max_new_tokens=6)] == single
+
+    def test_it_says_what_it_is(self) -> None:
+        """Tables are made of names, papers and docstrings."""
+        method = resolve_method(self.method)
+        assert method.name
+        assert method.paper
+        assert type(method).__doc__

@@ -1,0 +1,81 @@
+"""Rotations are found by observation, and turn as the model's own do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from invariant_rag.attention.probe import probe
+from invariant_rag.attention.rope import Rotation, identify
+from invariant_rag.testing.families import tiny_model
+
+
+class _Frequencies(nn.Module):
+    def __init__(self, *frequencies: float) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.tensor(frequencies))
+
+
+@pytest.fixture(params=[False, True], ids=["half-split", "interleaved"])
+def rotation(request: pytest.FixtureRequest) -> Rotation:
+    return Rotation(_Frequencies(1.0, 0.3, 0.05), "inv_freq", request.param)
+
+
+def test_rotations_add_up_and_undo_each_other(rotation: Rotation) -> None:
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    turned = rotation.rotate(rotation.rotate(x, 700), -3)
+    torch.testing.assert_close(turned, rotation.rotate(x, 697))
+    torch.testing.assert_close(rotation.rotate(turned, -697), x)
+    assert torch.equal(rotation.rotate(x, 0), x)
+
+
+def test_dimensions_beyond_the_rotary_ones_do_not_turn(rotation: Rotation) -> None:
+    x = torch.randn(4, 8)
+    assert torch.equal(rotation.rotate(x, 9)[:, 6:], x[:, 6:])
+    assert not torch.equal(rotation.rotate(x, 9)[:, :6], x[:, :6])
+
+
+def test_rotating_each_by_its_own_shift_is_rotating_one_by_one(rotation: Rotation) -> None:
+    x, shifts = torch.randn(2, 3, 8), torch.tensor([[5, -2, 0], [40, 1, -40]])
+    together = rotation.rotate_each(x, shifts, 40)
+    for head in range(2):
+        for token in range(3):
+            one = rotation.rotate(x[head, token].double(), int(shifts[head, token])).float()
+            torch.testing.assert_close(together[head, token], one)
+
+
+def test_the_table_of_angles_follows_the_frequencies(rotation: Rotation) -> None:
+    x, shift = torch.randn(1, 8), torch.tensor([3])
+    before = rotation.rotate_each(x, shift, 10)
+    rotation.module.inv_freq = torch.tensor([0.7, 0.2, 0.01])
+    after = rotation.rotate_each(x, shift, 10)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, rotation.rotate(x, 3))
+
+
+def test_a_layer_without_rotation_leaves_everything_as_it_is() -> None:
+    x = torch.randn(2, 3, 8)
+    still = Rotation(None)
+    assert torch.equal(still.rotate(x, 5), x)
+    assert torch.equal(still.rotate_each(x, torch.tensor([[1], [2]]), 5), x)
+
+
+def test_what_no_candidate_explains_is_not_explained() -> None:
+    positions = torch.tensor([0, 1, 5])
+    noise = torch.randn(2, 3, 8)
+    candidates = [Rotation(None), Rotation(_Frequencies(1.0, 0.3, 0.05), "inv_freq")]
+    assert identify(candidates, positions, [noise], tolerance=1e-3) is None
+    constant = noise[:, :1].expand(2, 3, 8)
+    assert identify(candidates, positions, [constant], tolerance=1e-3) is candidates[0]
+
+
+def test_two_bases_in_one_model_are_told_apart() -> None:
+    names = [rotation.buffer for rotation in probe(tiny_model("gemma3_text", num_hidden_layers=6))]
+    assert names == ["sliding_attention_inv_freq"] * 5 + ["full_attention_inv_freq"]
+
+
+def test_a_model_in_bfloat16_is_probed_alike() -> None:
+    single = probe(tiny_model("glm4"))
+    half = probe(tiny_model("glm4").to(torch.bfloat16))
+    assert [each.interleaved for each in half] == [each.interleaved for each in single] == [True] * 4

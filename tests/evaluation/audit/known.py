@@ -1,0 +1,55 @@
+"""Systems of known behaviour, and questions for them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+from invariant_rag.evaluation.audit import Audit
+from invariant_rag.segments import Segment
+
+
+def records(count: int = 24, size: int = 4) -> list[dict[str, object]]:
+    """Questions of which one segment, not always the same, holds the answer; no two segments are equal."""
+    return [
+        {
+            "id": f"q{number}",
+            "question": f"What is number {number}?",
+            "segments": [
+                f"Number {number} is right{number}." if place == number % size else f"Nothing {number} {place}."
+                for place in range(size)
+            ],
+            "answers": [f"right{number}"],
+        }
+        for number in range(count)
+    ]
+
+
+def first(question: str, segments: Sequence[Segment]) -> str:
+    """Answer from the first segment."""
+    return segments[0].text
+
+
+def sorting(question: str, segments: Sequence[Segment]) -> str:
+    """Sort, and answer from the first segment."""
+    return min(segment.text for segment in segments)
+
+
+def symmetric(question: str, segments: Sequence[Segment]) -> str:
+    """Answer from the right segment, wherever it is."""
+    return next(segment.text for segment in segments if "right" in segment.text)
+
+
+def at_random(question: str, segments: Sequence[Segment]) -> str:
+    """Answer from any segment."""
+    return random.choice(segments).text
+
+
+def numbers(result: Audit | dict[str, object]) -> dict[str, object]:
+    """Everything that an audit found but seconds."""
+    found = json.loads(json.dumps(result.as_dict() if isinstance(result, Audit) else result))
+    for each in found["measured"]:
+        del each["measures"]["seconds"]
+        each["versus_as_it_is"].pop("seconds", None)
+    return dict(found, system="")

@@ -1,0 +1,111 @@
+"""Claims about the report: it holds everything, trusts no document, and opens in a browser without complaint."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from invariant_rag.evaluation.audit import Audit, audit
+from invariant_rag.segments import Segment
+from tests.evaluation.audit.known import first, records
+
+HOSTILE = '</td><script>document.title="taken"</script>| `x` \n# heading'
+
+
+def hostile_first(question: str, segments: Sequence[Segment]) -> str:
+    return f"{first(question, segments)} {HOSTILE}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("report")
+    questions = records()
+    questions[0]["question"] = HOSTILE
+    audit(hostile_first, questions, out=target)
+    return target
+
+
+class Page(HTMLParser):
+    """Collects tags and what they point at."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+
+def test_the_page_is_one_file_with_three_plots_in_it(folder: Path) -> None:
+    page = Page((folder / "report.html").read_text())
+    assert page.tags.count("img") == 3
+    assert page.sources
+    assert all(source.startswith("data:") for source in page.sources)
+
+
+def test_nothing_in_a_document_or_an_answer_becomes_markup(folder: Path) -> None:
+    assert "script" not in Page((folder / "report.html").read_text()).tags
+    markdown = (folder / "report.md").read_text()
+    assert "<script" not in markdown
+    assert "\n# heading" not in markdown
+    tables = [line for line in markdown.splitlines() if line.startswith("| ") and "document.title" in line]
+    assert tables
+    for line in tables:
+        assert len(re.findall(r"(?<!\\)\|", line)) == 3  # two cells
+
+
+def test_the_markdown_shows_its_plots_and_the_numbers_of_the_audit(folder: Path) -> None:
+    markdown = (folder / "report.md").read_text()
+    shown = re.findall(r"!\[\w+\]\((.*?)\)", markdown)
+    assert len(shown) == 3
+    assert all((folder / path).read_bytes().startswith(b"\x89PNG") for path in shown)
+    found = json.loads((folder / "audit.json").read_text())
+    assert found["advice"]["headline"] in markdown
+    spread = next(each for each in found["measured"] if each["name"] == "sort")["measures"]["salted_spread"]["value"]
+    assert re.search(rf"\| salted spread \|[^|]*\| {spread:.3f} ", markdown)
+
+
+def test_without_gold_answers_there_is_no_plot_of_accuracy_by_slot(tmp_path: Path) -> None:
+    bare = [{"question": each["question"], "segments": each["segments"]} for each in records(3)]
+    result: Audit = audit(first, bare, remedies=[], out=tmp_path)
+    assert "accuracy" not in result["as it is"].measures
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["cost.png", "flips.png"]
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on this machine")
+def test_a_browser_shows_every_image_and_logs_no_error(folder: Path, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    # A copy with a script of ours at its end, which says what was loaded where --dump-dom shows it.
+    probe = (
+        '<script>onload = () => { document.title = "loaded " + [...document.images].map(i => i.naturalWidth).join(" ")'
+        ' + " wide " + document.documentElement.scrollWidth; }</script></body>'
+    )
+    page = tmp_path / "probed.html"
+    page.write_text((folder / "report.html").read_text().replace("</body>", probe))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,2000", "--enable-logging=stderr"]
+    run = subprocess.run(
+        [CHROMIUM, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    title = re.search(r"<title>(.*?)</title>", run.stdout)
+    assert title is not None
+    loaded, _, width = title[1].removeprefix("loaded ").partition(" wide ")
+    assert [int(each) > 600 for each in loaded.split()] == [True] * 3
+    assert int(width) <= 1280  # nothing sticks out sideways
+    assert "CONSOLE" not in run.stderr

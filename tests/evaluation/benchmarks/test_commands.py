@@ -1,0 +1,120 @@
+"""Claims about `invariant-rag bench` and `invariant-rag reproduce`, asked through typer's runner with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from invariant_rag.cli import app
+from invariant_rag.evaluation.benchmarks import BENCHMARKS
+from invariant_rag.evaluation.benchmarks.published import published_tables
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def saved(chat_llama: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder named like a model of the papers."""
+    folder = tmp_path_factory.mktemp("models") / "Qwen1.5-4B-Chat"
+    chat_llama.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def fixed(saved: Path, files: Path, tmp_path: Path) -> list[object]:
+    return ["--model", saved, "--data", files, "--out", tmp_path / "runs", "--limit", 1, "--max-new-tokens", 3]
+
+
+def test_every_benchmark_is_a_command_that_names_its_settings():
+    for name, benchmark in BENCHMARKS.items():
+        result = invoke("bench", name, "--help")
+        assert result.exit_code == 0, result.output
+        assert all(f"{setting}=" in result.output for setting in benchmark.described_settings())
+
+
+def test_benchmarks_are_listed():
+    rows = json.loads(invoke("bench", "list", "--json").stdout)
+    assert [row["benchmark"] for row in rows] == list(BENCHMARKS)
+    assert invoke("bench", "list").exit_code == 0
+
+
+def test_bench_prints_figures_beside_published_numbers(fixed: list[object]):
+    options = ["--set", "documents=10", "--method", "pine", "--overflow", "trim_segments"]
+    result = invoke("bench", "lost-in-the-middle", *fixed, *options)
+    assert result.exit_code == 0, result.output
+    assert "1 questions, 3 records; best_subspan_em in per cent" in result.stdout
+    assert "| PINE | 10 documents, gold at 0 | 57.2 |" in result.stdout
+    assert "3/3" in result.stderr
+
+
+def test_two_processes_with_half_of_every_layer_write_the_run_of_one(fixed: list[object], tmp_path: Path):
+    command = ["bench", "xquad", *fixed, "--json"]
+    assert invoke(*command, "--tp").exit_code == 2  # not started by torchrun
+    alone = json.loads(invoke(*command).stdout)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(Path(sys.executable).parent / "invariant-rag")
+    split = [*command[:-1], "--tp", "--out", tmp_path / "split", "--json"]
+    done = subprocess.run(
+        [*torchrun, "--no-python", script, *map(str, split)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)  # of the first process alone
+    assert found["summary"] == alone["summary"]
+    assert found["config"] == alone["config"]
+    records = [(Path(each["folder"]) / "records.jsonl").read_text() for each in (alone, found)]
+    assert records[0] == records[1]
+
+
+def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
+    command = ["bench", "xquad", *fixed, "--json"]
+    first = json.loads(invoke(*command).stdout)
+    assert first["summary"]["records"] == 5
+    assert first["config"]["settings"] == {"slots": ""}
+    refused = invoke(*command)
+    assert refused.exit_code == 2
+    assert "--resume" in refused.stderr
+    assert json.loads(invoke(*command, "--resume").stdout) == first
+
+
+def test_wrong_settings_are_one_red_line(fixed: list[object]):
+    for wrong in ("docs=3", "documents=x"):
+        result = invoke("bench", "lost-in-the-middle", *fixed, "--set", wrong)
+        assert (result.exit_code, result.stderr.count("error: ")) == (2, 1)
+    assert invoke("bench", "xquad", *fixed, "--set", "slots").exit_code == 2
+
+
+def test_published_tables_are_listed():
+    rows = json.loads(invoke("reproduce", "--json").stdout)
+    assert [row["table"] for row in rows] == list(published_tables())
+
+
+def test_reproduce_measures_the_chosen_row_of_a_table(fixed: list[object], files: Path):
+    table = files / "mintaka_noshuffle_top50.json"
+    table.write_bytes((files / "mintaka_noshuffle_top30.json").read_bytes())
+    result = invoke("reproduce", "rotor-table-10", *fixed, "--row", "RoToR", "--overflow", "trim_segments")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if line.startswith("| RoToR (")]
+    assert len(lines) == 6
+    assert "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |" in lines[0]
+
+
+def test_an_unknown_table_is_refused(fixed: list[object]):
+    result = invoke("reproduce", "rotor-table-99", *fixed)
+    assert result.exit_code == 2
+    assert "rotor-table-1" in result.stderr

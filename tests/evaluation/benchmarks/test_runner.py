@@ -1,0 +1,236 @@
+"""Runs: every case once, nothing lost, nothing overwritten, and the same records however often it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from invariant_rag import InvariantModel
+from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidRun, RunExists, UnknownName
+from invariant_rag.evaluation.benchmarks import BENCHMARKS
+from invariant_rag.evaluation.benchmarks.records import RecordFile
+from invariant_rag.evaluation.benchmarks.runner import Plan, Run, run
+from tests.evaluation.conftest import SMALL
+
+LINES = [{"id": f"{number}/0", "text": "ü" * number} for number in range(4)]
+
+
+@pytest.fixture(scope="session")
+def planned(data_of: Callable[[str], Path]) -> Callable[..., Plan]:
+    def plan(name: str = "mmlu", **more: Any) -> Plan:
+        options = {
+            "settings": SMALL.get(name, {}),
+            "data": data_of(name),
+            "max_new_tokens": 3,
+            "overflow": "trim_segments",
+        }
+        return Plan(name, **{**options, **more})
+
+    return plan
+
+
+@pytest.fixture(scope="session")
+def choices(planned: Callable[..., Plan]) -> Plan:
+    return planned(settings={"orders": "ends"}, limit=3, batch_size=2)
+
+
+@pytest.fixture(scope="session")
+def finished(choices: Plan, lm: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An undisturbed run."""
+    return run(choices, tmp_path_factory.mktemp("undisturbed"), model=lm)
+
+
+def copied(finished: Run, out: Path) -> Path:
+    folder = out / finished.folder.name
+    shutil.copytree(finished.folder, folder)
+    return folder / "records.jsonl"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_runs_end_to_end(name, planned, lm: InvariantModel, tmp_path: Path):
+    done = run(planned(name, limit=2), tmp_path, model=lm)
+    lines = (done.folder / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in done.records]
+    summary = json.loads((done.folder / "summary.json").read_text())
+    assert summary["records"] == len(lines)
+    assert 0 <= summary["worst"]["value"] <= summary["mean"]["value"] <= summary["best"]["value"] <= 1
+    assert f"## {name}: " in done.markdown()
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
+def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method, planned, lm: InvariantModel, tmp_path):
+    flips = run(planned("xquad", method=method, limit=2, max_new_tokens=8), tmp_path, model=lm).summary["flips"]
+    assert flips["value"] == (1 if method == "sequential" else 0)
+
+
+def test_config_says_what_decides_the_records(finished: Run):
+    config = json.loads((finished.folder / "config.json").read_text())
+    assert config.pop("versions").keys() >= {"torch", "transformers", "invariant-rag", "python"}
+    assert config == finished.config
+    assert config["data"].keys() == {"mmlu_validation.json"}
+    assert config["settings"] == {"split": "validation", "orders": "ends"}
+    assert finished.folder.name.endswith(config["key"])
+    assert all(record["run"] == config["key"] for record in finished.records)
+
+
+def test_records_hold_what_the_model_said(finished: Run, lm: InvariantModel, load):
+    cases = {case.id: case for case in load("mmlu", orders="ends")}
+    for record in finished.records:
+        case = cases[record["id"]]
+        assert record["logprobs"] == lm.score(case.prompt(lm), case.candidates)
+        assert record["output"] == case.candidates[record["logprobs"].index(max(record["logprobs"]))]
+        assert record["scores"] == BENCHMARKS["mmlu"].score(case, record["output"]).scores
+
+
+def test_a_run_is_never_overwritten(finished: Run, choices: Plan, lm: InvariantModel):
+    before = {path.name: path.read_bytes() for path in finished.folder.iterdir()}
+    with pytest.raises(RunExists, match=finished.folder.name):
+        run(choices, finished.folder.parent, model=lm)
+    assert before == {path.name: path.read_bytes() for path in finished.folder.iterdir()}
+
+
+def test_a_finished_run_is_resumed_without_asking_anything(finished: Run, choices: Plan, lm: InvariantModel, tmp_path):
+    copied(finished, tmp_path)
+    asked: list[int] = []
+    again = run(choices, tmp_path, model=lm, resume=True, on_record=lambda: asked.append(1))
+    assert not asked
+    assert (again.records, again.summary) == (finished.records, finished.summary)
+
+
+@given(data=st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(data, finished: Run, choices: Plan, lm, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cut")
+    file = copied(finished, out)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: data.draw(st.integers(0, len(whole)), label="bytes")])
+    again = run(choices, out, model=lm, resume=True)
+    assert again.records == finished.records
+    assert again.summary == finished.summary
+    assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+def test_a_larger_limit_goes_on_with_the_same_run(finished: Run, choices: Plan, lm: InvariantModel, tmp_path: Path):
+    copied(finished, tmp_path)
+    asked: list[int] = []
+    more = Plan(**{**vars(choices), "limit": 4})
+    again = run(more, tmp_path, model=lm, resume=True, on_record=lambda: asked.append(1))
+    assert again.folder.name == finished.folder.name
+    assert len(asked) == 2
+    assert {record["id"] for record in finished.records} < {record["id"] for record in again.records}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"method": "pine"}, {"ordering": "frequency"}, {"seed": 1}, {"settings": {"orders": "all"}}, {"batch_size": 3}],
+)
+def test_other_settings_are_another_run(other, finished: Run, choices: Plan, lm: InvariantModel, tmp_path: Path):
+    changed = run(Plan(**{**vars(choices), "limit": 1, **other}), tmp_path, model=lm)
+    assert changed.folder.name != finished.folder.name
+
+
+def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned, lm: InvariantModel, tmp_path: Path):
+    with pytest.raises(ContextOverflow):
+        run(planned("mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"batch_size": 0}, {"max_new_tokens": 0}])
+def test_numbers_without_meaning_are_refused(wrong):
+    with pytest.raises(InvalidChoice):
+        Plan("mmlu", **wrong)
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path: Path):
+    with pytest.raises(UnknownName, match="'xquad'"):
+        run(Plan("squad"), tmp_path)
+
+
+@given(st.integers(0, 200))
+def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("records") / "records.jsonl"
+    with RecordFile(path, "k") as file:
+        file.append(LINES)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(0, len(whole) - cut)])
+    kept = path.read_bytes().count(b"\n")
+    with RecordFile(path, "k") as file:
+        assert list(file.records.values()) == [{**line, "run": "k"} for line in LINES[:kept]]
+        file.append(LINES[kept:])
+    assert path.read_bytes() == whole
+
+
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"id": "a", "run": "k"}\n{"id"\n{"id": "b", "run": "k"}\n')
+    with pytest.raises(InvalidRun, match="line 2"):
+        RecordFile(path, "k")
+
+
+def test_records_of_other_settings_are_an_error(tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"id": "a", "run": "other"}\n')
+    with pytest.raises(InvalidRun, match="other"):
+        RecordFile(path, "k")
+
+
+_CHILD = """
+import sys, time
+from pathlib import Path
+from invariant_rag.evaluation.benchmarks.records import RecordFile
+with RecordFile(Path(sys.argv[1]), "k") as file:
+    start = len(file.records)
+    print(start, flush=True)
+    for number in range(start, 100000):
+        file.append([{"id": str(number), "text": "x" * 5000}])
+"""
+
+
+def test_a_killed_writer_loses_nothing_that_it_wrote(tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    counts: list[int] = []
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            counts.append(int(child.stdout.readline()))
+            size = path.stat().st_size
+            for _ in _until(lambda size=size: path.stat().st_size > size + 20_000):
+                pass
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+    with RecordFile(path, "k") as file:
+        assert [*file.records] == [str(number) for number in range(len(file.records))]
+    assert counts == sorted(set(counts))
+
+
+def _until(there: Callable[[], bool]) -> Iterator[None]:
+    import time
+
+    deadline = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        yield
+
+
+@pytest.mark.parametrize(("alpha", "branch", "method"), [(-2.0, "invariant", "rotor"), (2.0, "plain", "sequential")])
+@pytest.mark.parametrize("name", ["mmlu", "timeline"])
+def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(
+    name: str, alpha: float, branch: str, method: str, planned: Callable[..., Plan], lm: InvariantModel, tmp_path: Path
+) -> None:
+    routed = run(planned(name, alpha=alpha, limit=1), tmp_path / "routed", model=lm)
+    ordering = "given" if method == "sequential" else None
+    alone = run(planned(name, method=method, ordering=ordering, limit=1), tmp_path / "alone", model=lm)
+    assert {record["branch"] for record in routed.records} == {branch}
+    assert [record["output"] for record in routed.records] == [record["output"] for record in alone.records]
+    assert routed.folder.name != alone.folder.name

@@ -1,0 +1,142 @@
+"""Prompts of several threads: decoded together, answered as each alone."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig, PreTrainedModel
+
+from invariant_rag import Generation, InvariantModel, MicroBatcher, Prompt
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.methods import METHODS
+from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
+
+PROMPTS = [random_prompt(random.Random(seed), (3, 1 + seed, 4), prefix=2, suffix=3) for seed in range(5)]
+OPTIONS = {"max_new_tokens": 4}
+
+
+@contextmanager
+def batch_sizes(model: PreTrainedModel) -> Iterator[list[int]]:
+    """Count the rows of every forward pass that decodes."""
+    sizes: list[int] = []
+
+    def note(_module: Any, _arguments: Any, keywords: dict[str, Any]) -> None:
+        if keywords["input_ids"].shape[1] == 1:
+            sizes.append(keywords["input_ids"].shape[0])
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield sizes
+    finally:
+        hook.remove()
+
+
+def waiting(
+    batcher: MicroBatcher, pool: ThreadPoolExecutor, lms: Sequence[InvariantModel], prompts: Sequence[Prompt]
+) -> list[Future[Generation]]:
+    """Start a call for each prompt while it is somebody else's turn, and return once all of them wait."""
+    with batcher._turn:
+        calls = []
+        for number, (lm, prompt) in enumerate(zip(lms, prompts, strict=True), start=1):
+            calls.append(pool.submit(batcher.generate, lm, prompt, OPTIONS, batch_size=4))
+            while len(batcher._waiting) < number:
+                time.sleep(0.001)
+    return calls
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prompts_that_wait_are_decoded_together_and_answered_as_each_alone(method: str, llama: PreTrainedModel) -> None:
+    lm, batcher = InvariantModel(llama, method=method), MicroBatcher()
+    alone = [lm.generate(prompt, **OPTIONS) for prompt in PROMPTS]
+    with ThreadPoolExecutor(5) as pool, batch_sizes(llama) as sizes:
+        found = [call.result() for call in waiting(batcher, pool, [lm] * 5, PROMPTS)]
+    assert [each.token_ids for each in found] == [each.token_ids for each in alone]
+    for one, other in zip(found, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert (one.order, one.usage) == (other.order, other.usage)
+    assert sorted(set(sizes)) == [1, 4]
+
+
+def test_models_that_differ_are_not_mixed(llama: PreTrainedModel) -> None:
+    rotor, pine = InvariantModel(llama), InvariantModel(llama, method="pine")
+    with ThreadPoolExecutor(4) as pool, batch_sizes(llama) as sizes:
+        calls = waiting(MicroBatcher(), pool, [rotor, pine, rotor, pine], PROMPTS[:4])
+        found = [call.result().token_ids for call in calls]
+    asked = zip([rotor, pine, rotor, pine], PROMPTS, strict=False)
+    assert found == [lm.generate(prompt, **OPTIONS).token_ids for lm, prompt in asked]
+    assert set(sizes) == {2}
+
+
+def test_a_prompt_that_fails_fails_alone(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    prompts = [PROMPTS[0], Prompt([], [], []), PROMPTS[1]]
+    with ThreadPoolExecutor(3) as pool:
+        first, bad, last = waiting(MicroBatcher(), pool, [lm] * 3, prompts)
+        with pytest.raises(InvalidPrompt):
+            bad.result()
+        assert first.result().token_ids == lm.generate(PROMPTS[0], **OPTIONS).token_ids
+        assert last.result().token_ids == lm.generate(PROMPTS[1], **OPTIONS).token_ids
+
+
+def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama: PreTrainedModel) -> None:
+    calls: list[int] = []
+
+    class Interrupted(InvariantModel):
+        def generate(self, prompt: Any, **_: Any) -> Any:
+            calls.append(len(prompt))
+            raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        for answer in waiting(MicroBatcher(), pool, [Interrupted(llama)] * 2, PROMPTS[:2]):
+            with pytest.raises(KeyboardInterrupt):
+                answer.result()
+    assert calls == [2]
+
+
+def test_a_batch_has_room_for_one_at_least(llama: PreTrainedModel) -> None:
+    with pytest.raises(InvalidChoice):
+        MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], batch_size=0)
+
+
+def test_sampled_answers_are_those_of_each_prompt_alone(llama: PreTrainedModel) -> None:
+    lm, batcher = InvariantModel(llama), MicroBatcher()
+    options = {"max_new_tokens": 6, "do_sample": True, "seed": 3}
+    alone = [lm.generate(prompt, **options).token_ids for prompt in PROMPTS]
+    with ThreadPoolExecutor(5) as pool:
+        with batcher._turn:
+            calls = [pool.submit(batcher.generate, lm, prompt, options) for prompt in PROMPTS]
+            while len(batcher._waiting) < len(PROMPTS):
+                time.sleep(0.001)
+        assert [call.result().token_ids for call in calls] == alone
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_return_sequences": 2}, {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)}],
+)
+def test_several_answers_to_one_prompt_are_refused(options: dict[str, Any], llama: PreTrainedModel) -> None:
+    with pytest.raises(InvalidChoice, match="num_return_sequences"):
+        MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], options)
+
+
+def test_several_answers_that_a_model_gives_by_itself_are_refused() -> None:
+    model = tiny_model("llama")
+    model.generation_config.num_return_sequences = 2
+    with pytest.raises(InvalidChoice, match="num_return_sequences"):
+        MicroBatcher().generate(InvariantModel(model), PROMPTS[0])
+
+
+def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:
+    batcher = MicroBatcher()
+    with batcher._turn:
+        copied = pickle.loads(pickle.dumps(batcher))
+        answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds the copy's turn
+    assert len(answer.token_ids) == OPTIONS["max_new_tokens"]

@@ -1,0 +1,309 @@
+"""InvariantModel as a user meets it: loading, wrapping, choosing, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag.arrangement import RowArrangement
+from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.hook import Arranged, override_attention
+from invariant_rag.attention.sdpa import SDPA
+from invariant_rag.ensembles import RingAverage
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidChoice,
+    InvalidPrompt,
+    ModelNotFound,
+    TokenizerRequired,
+    UnknownName,
+    UnsupportedCombination,
+)
+from invariant_rag.methods import PINE
+from invariant_rag.orderings import Frequency
+from invariant_rag.testing.families import tiny_model
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A saved model with its tokenizer."""
+    chat_llama.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_is_loaded_with_its_tokenizer(folder: Path, chat_llama: PreTrainedModel) -> None:
+    lm = InvariantModel.from_pretrained(folder, method="pine", ordering="frequency", backend="sdpa", dtype="float32")
+    assert repr(lm) == f"InvariantModel({str(folder)!r}, method='pine', ordering='frequency', backend='sdpa')"
+    prompt = lm.chat_prompt("Why?", ["one", "two"])
+    wrapped = InvariantModel(chat_llama, lm.tokenizer, method=PINE(), ordering=Frequency())
+    assert torch.equal(lm.logits(prompt), wrapped.logits(prompt))
+    assert lm.context_window == 4096
+
+
+def test_a_folder_without_a_tokenizer_takes_token_ids_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        lm = InvariantModel.from_pretrained(GOLDEN / "gqa")
+    assert "no tokenizer" in caplog.text
+    assert lm.tokenizer is None
+    assert lm.logits(PROMPT).shape == (2, 512)
+    with pytest.raises(TokenizerRequired, match="token ids"):
+        lm.logits(Prompt("text", ["more"], "text"))
+
+
+def test_what_is_no_model_is_a_typed_error(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ModelNotFound, match="expected a causal LM"):
+            InvariantModel.from_pretrained(place)
+
+
+def test_another_method_shares_the_weights_and_brings_its_own_ordering(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama, ordering="frequency", max_segment_tokens=5)
+    other = lm.with_method("sequential")
+    assert other.model is lm.model
+    assert (other.method.name, other.ordering.name) == ("sequential", "given")
+    assert lm.with_method("pine", ordering="lexical-reversed").ordering.name == "lexical-reversed"
+    assert lm.with_method(backend="reference").ordering.name == "frequency"
+    assert (lm.method.name, lm.ordering.name) == ("rotor", "frequency"), "the first is as it was"
+    with pytest.raises(ContextOverflow, match="max_segment_tokens=5"):
+        other.logits(Prompt([1], [[2] * 6], [3]))
+    assert len(other.with_method(overflow="trim_segments").prepare(Prompt([1], [[2] * 6], [3])).input_ids) == 7
+
+
+def test_too_long_is_an_error_that_names_the_numbers(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    prompt = Prompt([3], [[5] * 300, [6] * 300], [7])
+    with pytest.raises(ContextOverflow, match=r"512 tokens.*602 in the prompt") as caught:
+        lm.logits(prompt)
+    assert "overflow=" in caught.value.hint
+    almost = Prompt([3], [[5] * 250, [6] * 250], [7])
+    with pytest.raises(ContextOverflow, match="20 to generate"):
+        lm.generate(almost, max_new_tokens=20)
+    assert lm.generate(almost, max_new_tokens=10).usage.total_tokens == 512
+
+
+def test_a_thousand_segments_work(golden_model: PreTrainedModel) -> None:
+    lm = InvariantModel(golden_model)
+    prompt = Prompt([3], [[5 + index % 400] for index in range(1000)], [7])
+    assert torch.isfinite(lm.logits(prompt)).all()
+    assert len(lm.generate(prompt, max_new_tokens=1).order) == 1000
+
+
+def test_an_empty_prompt_is_refused_and_empty_parts_are_not(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    for nothing in (Prompt(), Prompt([], [[], []], [])):
+        with pytest.raises(InvalidPrompt, match="empty prompt"):
+            lm.logits(nothing)
+    plain = lm.logits(Prompt([], [], [3, 4]))
+    assert torch.equal(lm.logits(Prompt([], [[], []], [3, 4])), plain)
+    assert torch.equal(lm.logits(Prompt.of([3, 4])), plain)
+
+
+def test_segments_are_read_with_their_titles(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = InvariantModel(chat_llama, tokenizer)
+    prompt = lm.chat_prompt("Why?", [Segment("It rains.", title="Weather"), "Nothing."], system="Be short.")
+    text = tokenizer.decode(list(lm.prepare(prompt).input_ids))
+    assert "Document (Title: Weather): It rains.\n" in text
+    assert "Document: Nothing.\n" in text
+    assert text.startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n")
+    assert text.endswith("\nQuestion: Why?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_conversation_may_carry_segments_in_any_turn(
+    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    lm = InvariantModel(chat_llama, tokenizer)
+    messages = [
+        {"role": "user", "content": [SegmentSet(["one", "two"]), "What?"]},
+        {"role": "assistant", "content": "That."},
+        {"role": "user", "content": ["And of these? ", Segment("three"), Segment("four"), "Which?"]},
+    ]
+    prompt = lm.chat_prompt(messages=messages)
+    assert [len(each) for each in prompt.sets] == [2, 2]
+    swapped = [*messages[:2], {"role": "user", "content": ["And of these? ", SegmentSet(["four", "three"]), "Which?"]}]
+    assert torch.equal(lm.logits(prompt), lm.logits(lm.chat_prompt(messages=swapped)))
+    with pytest.raises(InvalidPrompt, match="either"):
+        lm.chat_prompt()
+    with pytest.raises(InvalidPrompt, match="either"):
+        lm.chat_prompt("Why?", messages=messages)
+
+
+@pytest.mark.parametrize("wrong", ["hello", None, 7, ["hello"]])
+def test_what_is_no_prompt_is_refused_with_how_to_build_one(wrong: Any, llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    for ask in (lm.generate, lm.logits, lambda prompt: lm.score(prompt, [[1]])):
+        with pytest.raises(InvalidPrompt, match="expected a Prompt, got") as caught:
+            ask(wrong)
+        assert "chat_prompt" in caught.value.hint
+
+
+def test_a_single_candidate_and_a_folder_for_a_cache_are_refused(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    with pytest.raises(InvalidPrompt, match="several candidates"):
+        lm.score(Prompt([1], [[2], [3]], [4]), "abc")
+    with pytest.raises(InvalidChoice, match="KeyValueCache, got str"):
+        lm.with_cache("folder")
+
+
+def test_wrong_names_are_refused_before_anything_is_loaded() -> None:
+    for wrong in ({"method": "x"}, {"ordering": "x"}, {"backend": "x"}):
+        with pytest.raises(UnknownName, match="'x'"):
+            InvariantModel.from_pretrained("no/such-model", **wrong)
+    with pytest.raises(InvalidChoice, match=r"dtype.*'floot'"):
+        InvariantModel.from_pretrained("no/such-model", dtype="floot")
+
+
+def test_a_token_that_the_model_does_not_know_is_refused(llama: PreTrainedModel) -> None:
+    with pytest.raises(InvalidPrompt, match=r"below 128.*got 128"):
+        InvariantModel(llama).logits(Prompt([3], [[128]], [4]))
+
+
+def test_keywords_that_are_none_are_as_if_not_given(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    options = {"generation_config": None, "num_beams": None, "stop_strings": None, "temperature": None}
+    assert lm.generate(PROMPT, max_new_tokens=3, **options) == lm.generate(PROMPT, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
+def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama: PreTrainedModel, method: str) -> None:
+    lm = InvariantModel(llama, method=method, ordering="lexical")
+    prompts = [Prompt([1, 2], [[3, 4], [5], [6, 7, 8]], [9]), Prompt([1], [[8, 8, 8], [7, 6]], [5, 4, 3])]
+    prepared = [lm.prepare(prompt) for prompt in prompts]
+    ids = torch.tensor([each.input_ids for each in prepared])
+    embedded = llama.get_input_embeddings()(ids).detach().requires_grad_()
+    with lm.reading(prepared):
+        logits = llama(inputs_embeds=embedded, use_cache=False).logits
+    for row, prompt in zip(logits, prompts, strict=True):
+        expected = lm.logits(prompt)
+        torch.testing.assert_close(row[-len(expected) :], expected, atol=1e-4, rtol=1e-4)
+    (gradient,) = torch.autograd.grad(logits[0, -1].logsumexp(0), embedded)
+    assert (gradient[0].abs().sum(-1) > 0).all()  # every token of the first prompt has a part in it
+    assert not gradient[1].any()
+
+
+def test_the_models_own_forward_is_arranged_for_every_token(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    prepared, ids = lm.prepare(PROMPT), torch.tensor([lm.prepare(PROMPT).input_ids])
+    arranged = Arranged([prepared.arrangement], [0], lm.backend, lm.reader.host.rotations, [{}])
+    with torch.no_grad():
+        with override_attention(llama, arranged):
+            expected = llama(ids, use_cache=False).logits
+        with lm.reading([prepared]):
+            assert torch.equal(llama(ids, use_cache=False).logits, expected)
+
+
+def test_prompts_of_different_lengths_are_not_read_together(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    prepared = [lm.prepare(Prompt([1], [[2]], [3])), lm.prepare(Prompt([1], [[2, 2]], [3]))]
+    with pytest.raises(InvalidPrompt, match=r"one length to read together, got \[3, 4\]"), lm.reading(prepared):
+        pass
+
+
+@pytest.mark.parametrize("config", [GenerationConfig(), GenerationConfig(do_sample=False)])
+def test_a_generation_config_leaves_the_rest_to_the_model(config: GenerationConfig) -> None:
+    lm = InvariantModel(tiny_model("llama", eos_token_id=None))
+    written = lm.generate(PROMPT, max_new_tokens=6).token_ids
+    model = tiny_model("llama", eos_token_id=written[2])
+    model.generation_config.update(eos_token_id=written[2], do_sample=True)
+    short = InvariantModel(model).generate(PROMPT, max_new_tokens=6, generation_config=config)
+    assert short.token_ids == written[: written.index(written[2]) + 1]
+    assert short.finish_reason == "stop"
+
+
+def test_a_generation_config_may_say_how_long_and_how() -> None:
+    lm, config = InvariantModel(tiny_model("llama", eos_token_id=None)), GenerationConfig(max_new_tokens=70)
+    assert len(lm.generate(PROMPT, generation_config=config).token_ids) == 70
+    assert len(lm.generate(PROMPT, max_new_tokens=3, generation_config=config).token_ids) == 3
+    assert len(lm.generate(PROMPT).token_ids) == 64
+    sampling = GenerationConfig(do_sample=True, temperature=5.0, max_new_tokens=8)
+    texts = {lm.generate(PROMPT, seed=seed, generation_config=sampling).token_ids for seed in range(4)}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"prompt_lookup_num_tokens": 3},
+        {"token_healing": True},
+        {"use_mtp": True},
+        {"use_cache": False},
+        {"generation_config": GenerationConfig(use_cache=False)},
+        {"prefill_chunk_size": 4},
+    ],
+)
+def test_decoding_that_would_read_the_prompt_anew_is_refused(option: dict[str, Any], llama: PreTrainedModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="arranged prefill"):
+        InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
+
+
+def test_what_is_not_asked_for_is_not_refused(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    assert lm.generate(PROMPT, max_new_tokens=2, token_healing=False) == lm.generate(PROMPT, max_new_tokens=2)
+
+
+def test_a_model_that_gives_its_cache_up_is_refused() -> None:
+    short = {"original_max_position_embeddings": 8, "eos_token_id": None}
+    lm = InvariantModel(tiny_model("phi3", **short))
+    assert len(lm.prepare(PROMPT).input_ids) > 8
+    lm.generate(PROMPT, max_new_tokens=4)  # beyond it from the beginning
+    shorter = Prompt([3], [[5, 6], [7]], [11, 12])
+    lm.generate(shorter, max_new_tokens=2)
+    with pytest.raises(UnsupportedCombination, match="gave its cache up"):
+        lm.generate(shorter, max_new_tokens=6)
+
+
+@pytest.mark.parametrize("method", ["pine", "ape", "structured"])
+def test_guidance_goes_with_stock_decoding_alone(method: str, llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    guided = lm.generate(PROMPT, max_new_tokens=4, guidance_scale=3.0)
+    assert guided.logprobs != lm.generate(PROMPT, max_new_tokens=4).logprobs
+    with pytest.raises(UnsupportedCombination, match="guidance_scale"):
+        lm.with_method(method).generate(PROMPT, max_new_tokens=4, guidance_scale=3.0)
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "ape", "sequential"])
+def test_a_prompt_is_read_once_and_then_the_model_decodes(method: str, llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama, method=method)
+    lengths, attentions = [], []
+
+    def look(module: object, args: object, kwargs: dict[str, Any]) -> None:
+        lengths.append(kwargs["input_ids"].shape[1])
+        attentions.append(llama.config._attn_implementation)
+
+    with llama.register_forward_pre_hook(look, with_kwargs=True):
+        lm.generate(PROMPT, max_new_tokens=4)
+    assert lengths == [len(lm.prepare(PROMPT).input_ids), 1, 1, 1]
+    assert set(attentions[1:]) == ({"sdpa"} if lm.method.stock_decoding else {attentions[0]})
+    assert llama.config._attn_implementation == "sdpa"
+
+
+def test_the_last_layer_attends_from_the_last_text_alone(llama: PreTrainedModel) -> None:
+    asked = []
+
+    class Listening(SDPA):
+        def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
+            asked.append(call.queries.shape[1])
+            return super().rows(arrangement, call)
+
+    lm = InvariantModel(llama, backend=Listening())
+    lm.generate(PROMPT, max_new_tokens=3)
+    prepared = lm.prepare(PROMPT)
+    *before, last = asked
+    assert before == [len(prepared.input_ids)] * (llama.config.num_hidden_layers - 1)
+    assert last == prepared.suffix_length
+
+
+@pytest.mark.parametrize("wrong", [[[-1]], [[10**6]], [5, 6], "yes", [[]]])
+def test_candidates_that_cannot_be_scored_are_refused(wrong: Any, llama: PreTrainedModel) -> None:
+    for scored in (InvariantModel(llama), RingAverage(InvariantModel(llama))):
+        with pytest.raises(InvalidPrompt):
+            scored.score(PROMPT, wrong)

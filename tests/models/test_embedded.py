@@ -1,0 +1,149 @@
+"""The models that come with the package, over fresh questions and over the documents of the cookbook."""
+
+from __future__ import annotations
+
+import random
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from invariant_rag import RAG, InvariantModel, Segment
+from invariant_rag.evaluation.order_check import check_order
+from invariant_rag.models.embedded import EMBEDDED, model_card
+from invariant_rag.models.hub import hub_reachable
+from invariant_rag.orderings import MonoT5
+from invariant_rag.segments import document_rendering
+
+COOKBOOK = Path(__file__).parents[2] / "cookbook"
+ATLAS = COOKBOOK / "data" / "atlas"
+# Questions whose answers were right when the model was trained; `cookbook/embedded/evaluate.py` lists all of them.
+DEMO = {
+    "What colour is the flag of Gesthaven?": "orange and black",
+    "What does Kellstead export?": "blue glass",
+    "In which year was Honford founded?": "1142",
+    "Which language is spoken in Listine?": "Ceine",
+    "What colour is the banner of Kosa?": "crimson and gold",
+}
+
+
+@pytest.fixture(scope="module")
+def rag() -> RAG:
+    return RAG.from_documents(ATLAS, k=10)
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Any:
+    """The module that measured the models."""
+    sys.path.insert(0, str(COOKBOOK / "embedded"))
+    try:
+        import evaluate
+    finally:
+        sys.path.pop(0)
+    return evaluate
+
+
+def test_it_needs_no_network_and_computes_in_float32() -> None:
+    lm = InvariantModel.from_pretrained()
+    assert lm.model.dtype == torch.float32
+    assert lm.chat_prompt("Why?", ["one"]).prefix.startswith("<|system|>Answer")
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_every_embedded_model_is_small_and_has_a_card(name: str) -> None:
+    (weights,) = EMBEDDED[name].glob("*.safetensors")
+    assert weights.stat().st_size < 25_000_000
+    card = model_card(name)
+    for section in ("## Data", "## Size and training", "## Measured", "## What it cannot do"):
+        assert section in card
+    assert "parameters" in card
+
+
+def fresh_share(evaluation: Any, lm: InvariantModel, documents: int) -> float:
+    asked = evaluation.items(40, documents, seed="test")
+    return float(evaluation.measure(lm, asked, "")["exact_match"])
+
+
+@pytest.mark.parametrize("method", ["sequential", "rotor"])
+def test_it_answers_fresh_questions_over_ten_documents(evaluation: Any, method: str) -> None:
+    assert fresh_share(evaluation, InvariantModel.from_pretrained(method=method), 10) >= 0.75
+
+
+def test_native_answers_fresh_questions_over_twenty_documents(evaluation: Any) -> None:
+    assert fresh_share(evaluation, InvariantModel.from_pretrained("native"), 20) >= 0.75
+
+
+@pytest.mark.parametrize("name", [None, "native"])
+def test_the_order_of_fresh_documents_changes_no_bit(evaluation: Any, name: str | None) -> None:
+    (item,) = evaluation.items(1, 10, seed="order")
+    lm = InvariantModel.from_pretrained(name)
+    prompt = lm.chat_prompt(item.question.text, item.documents)
+    expected = lm.logits(prompt)
+    for seed in range(5):
+        assert torch.equal(lm.logits(prompt.shuffled(random.Random(seed))), expected)
+
+
+def test_monot5_ranks_the_document_that_answers_first(evaluation: Any) -> None:
+    scorer, first = MonoT5(EMBEDDED["monot5"]), 0
+    asked = evaluation.items(20, 10, seed="test")
+    for item in asked:
+        scores = scorer.score_texts([document_rendering(each) for each in item.documents], item.question.text)
+        first += max(range(10), key=scores.__getitem__) == item.question.slot
+    assert first >= 15
+
+
+def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so() -> None:
+    lm = InvariantModel.from_pretrained(ordering="monot5")
+    prompt = lm.chat_prompt(
+        "Who founded Kellstead?", ["It rains.", Segment("Teso Carno founded Kellstead.", title="K")]
+    )
+    with pytest.warns(UserWarning, match="embedded MonoT5"):
+        prepared = lm.prepare(prompt)
+    assert prepared.order[-1] == 1  # the best stands nearest to the question
+    assert lm.prepare(prompt).order == prepared.order  # once is enough: another warning would be an error
+
+
+def test_the_hub_is_reachable_if_it_answers_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert hub_reachable()
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert not hub_reachable()
+        server.shutdown()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert not hub_reachable(timeout=1.0)
+
+
+@pytest.mark.parametrize("question", DEMO)
+def test_it_answers_the_questions_of_the_demo_from_ten_chunks(rag: RAG, question: str) -> None:
+    answer = rag.ask(question, max_new_tokens=20)
+    assert len(answer.segments) == 10
+    assert answer.text == DEMO[question]
+    assert answer.generation.finish_reason == "stop"
+    assert any(DEMO[question] in citation.segment.text for citation in answer.citations)
+
+
+def test_its_answer_ignores_the_order_of_the_chunks_and_the_plain_models_output_does_not(rag: RAG) -> None:
+    check = check_order(rag.model, rag.prompt(next(iter(DEMO))), 5, max_new_tokens=20)
+    assert check.identical
+    assert check.plain_distinct > 1
+
+
+def test_a_batch_of_questions_is_answered_like_each_alone(rag: RAG) -> None:
+    prompts = [rag.prompt(question).shuffled(random.Random(0)) for question in DEMO]
+    batch = rag.model.generate(prompts, max_new_tokens=20)
+    assert [each.text for each in batch] == list(DEMO.values())

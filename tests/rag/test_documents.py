@@ -1,0 +1,255 @@
+"""Documents from files, and chunks from documents."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+from invariant_rag.errors import RetrievalError
+from invariant_rag.rag.documents import Document, chunk_documents, load_documents
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_pdf(path: Path, pages: list[str], *, title: str | None = None, password: str | None = None) -> Path:
+    """Write a real PDF with one line of Helvetica per page."""
+    writer = PdfWriter()
+    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font_object = DictionaryObject({NameObject(key): NameObject(value) for key, value in font.items()})
+    for text in pages:
+        page = writer.add_blank_page(300, 200)
+        fonts = DictionaryObject({NameObject("/F1"): font_object})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        content = DecodedStreamObject()
+        content.set_data(f"BT /F1 12 Tf 10 100 Td ({text}) Tj ET".encode())
+        page[NameObject("/Contents")] = content
+    if title:
+        writer.add_metadata({"/Title": title})
+    if password:
+        writer.encrypt(password, algorithm="RC4-128")
+    writer.write(path)
+    return path
+
+
+def without_space(text: str) -> str:
+    return "".join(text.split())
+
+
+# Loading
+
+
+def test_a_short_first_line_before_a_blank_one_is_the_title(tmp_path):
+    file = write(tmp_path / "orn.txt", "Castle Orn\n\nIt stands above the Aru.\n\nIt has a market.\n")
+    expected = Document("It stands above the Aru.\n\nIt has a market.", "Castle Orn", {"source": file.as_posix()})
+    assert load_documents(file) == [expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It stands above the Aru.\n\nIt has a market.",
+        "A line\nand the next one\n\nand a paragraph",
+        "- an item\n\n- another item",
+        "word " * 50 + "\n\nmore",
+        "Only one line",
+    ],
+    ids=["a sentence", "no blank line", "a list", "a long line", "nothing below"],
+)
+def test_a_first_line_that_is_no_heading_stays_in_the_text(tmp_path, text):
+    (document,) = load_documents(write(tmp_path / "a.txt", text))
+    assert (document.title, document.text) == (None, text)
+
+
+def test_a_markdown_heading_is_the_title(tmp_path):
+    (document,) = load_documents(write(tmp_path / "a.md", "## Castle Orn ##\nIt stands above the Aru.\n"))
+    assert (document.title, document.text) == ("Castle Orn", "It stands above the Aru.")
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes("\ufeffOrn\n\nA castle.".encode())
+    assert load_documents(file)[0].title == "Orn"
+
+
+def test_a_jsonl_file_gives_one_document_per_line_with_its_other_fields(tmp_path):
+    records = [{"text": "one", "title": "First", "year": 12}, {"text": "two", "title": None}]
+    file = write(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, records)) + "\n")
+    source = file.as_posix()
+    assert load_documents(file) == [
+        Document("one", "First", {"source": source, "line": 1, "year": 12}),
+        Document("two", None, {"source": source, "line": 3}),
+    ]
+
+
+def test_a_pdf_gives_one_document_per_page_that_has_text(tmp_path):
+    file = write_pdf(tmp_path / "atlas.pdf", ["The Aru rises here.", "", "Orn is a castle."], title="Atlas")
+    source = file.as_posix()
+    assert load_documents(file) == [
+        Document("The Aru rises here.", "Atlas", {"source": source, "page": 1}),
+        Document("Orn is a castle.", "Atlas", {"source": source, "page": 3}),
+    ]
+
+
+def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_path):
+    for name in ("b.txt", "a/z.md", "a/c.TXT", "picture.png", ".hidden.txt", ".git/inside.txt"):
+        write(tmp_path / name, name)
+    assert [document.text for document in load_documents(str(tmp_path))] == ["a/c.TXT", "a/z.md", "b.txt"]
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path):
+    file = write(tmp_path / "a.txt", "text")
+    assert len(load_documents([file, tmp_path, tmp_path / ".." / tmp_path.name / "a.txt"])) == 1
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RetrievalError, match=r"no such file or folder: .*gone\.txt"):
+        load_documents(tmp_path / "gone.txt")
+
+
+def test_a_named_file_with_another_suffix_is_refused_with_the_ones_that_work(tmp_path):
+    with pytest.raises(RetrievalError, match=r"a\.docx: .*'\.docx'; choose from \.jsonl, \.md, \.pdf, \.txt"):
+        load_documents(write(tmp_path / "a.docx", "text"))
+
+
+@pytest.mark.parametrize("paths", [[], ["empty"]], ids=["no path", "an empty folder"])
+def test_finding_nothing_is_an_error(tmp_path, paths):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RetrievalError, match=r"no document in .*; looked for \.jsonl, \.md, \.pdf, \.txt"):
+        load_documents([tmp_path / path for path in paths])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken", "is not JSON"),
+        ('{"title": "no text"}', 'expected an object with a string in "text"'),
+        ('{"text": 7}', 'expected an object with a string in "text"'),
+        ('["text"]', 'expected an object with a string in "text"'),
+        ('{"text": "a", "title": 7}', 'expected a string or null in "title", got int'),
+    ],
+)
+def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path, line, message):
+    file = write(tmp_path / "a.jsonl", '{"text": "good"}\n' + line)
+    with pytest.raises(RetrievalError, match=rf"a\.jsonl, line 2: {message}"):
+        load_documents(file)
+
+
+def test_text_that_is_not_utf_8_is_refused_with_its_path(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(RetrievalError, match=r"a\.txt: is not UTF-8 text"):
+        load_documents(tmp_path)
+
+
+def test_a_file_that_the_system_refuses_is_named(tmp_path, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    file = write(tmp_path / "a.txt", "text")
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
+        load_documents(file)
+
+
+def test_a_pdf_without_text_is_refused_and_the_hint_says_ocr(tmp_path):
+    with pytest.raises(RetrievalError, match=r"scan\.pdf: no text on its 2 pages") as caught:
+        load_documents(write_pdf(tmp_path / "scan.pdf", ["", ""]))
+    assert "OCR" in caught.value.hint
+
+
+def test_a_broken_pdf_is_refused_with_its_path(tmp_path):
+    with pytest.raises(RetrievalError, match=r"a\.pdf: cannot be read as PDF"):
+        load_documents(write(tmp_path / "a.pdf", "this is no PDF"))
+
+
+def test_a_pdf_behind_a_password_is_refused_with_its_path(tmp_path):
+    with pytest.raises(RetrievalError, match=r"a\.pdf: cannot be read as PDF"):
+        load_documents(write_pdf(tmp_path / "a.pdf", ["secret"], password="key"))
+
+
+# Chunking
+
+
+def test_paragraphs_that_fit_share_a_chunk():
+    text = "One.\n\nTwo.\n\nThree is longer."
+    assert [each.text for each in chunk_documents([Document(text)], max_chars=16)] == [
+        "One.\n\nTwo.",
+        "Three is longer.",
+    ]
+
+
+def test_a_long_paragraph_is_cut_between_sentences_then_words_then_letters():
+    text = "A first sentence. A second one! 山は高い。川は長い。 Wordwithoutanyspaces."
+    chunks = chunk_documents([Document(text)], max_chars=17)
+    expected = ["A first sentence.", "A second one!", "山は高い。川は長い。", "Wordwithoutanyspa", "ces."]
+    assert [each.text for each in chunks] == expected
+
+
+def test_lines_are_kept_whole_where_there_are_no_sentences():
+    rows = ["river | length", "Aru | 120 km", "Veil | 80 km"]
+    assert [each.text for each in chunk_documents([Document("\n".join(rows))], max_chars=15)] == rows
+
+
+def test_a_chunk_carries_title_source_page_index_and_offset():
+    document = Document("One two. Three four.", "Numbers", {"source": "n.pdf", "page": 3})
+    first, second = chunk_documents([document], max_chars=11)
+    assert (first.title, second.title) == ("Numbers", "Numbers")
+    assert dict(first.metadata) == {"source": "n.pdf", "page": 3, "chunk": 0, "start": 0}
+    assert dict(second.metadata) == {"source": "n.pdf", "page": 3, "chunk": 1, "start": 9}
+
+
+def test_overlap_repeats_whole_words_from_before():
+    document = Document("alpha beta gamma delta epsilon")
+    chunks = [each.text for each in chunk_documents([document], max_chars=16, overlap=6)]
+    assert chunks == ["alpha beta", "beta gamma", "gamma delta", "delta epsilon"]
+
+
+@pytest.mark.parametrize("text", ["", " \n\n\t "])
+def test_a_document_without_text_gives_no_chunk(text):
+    assert chunk_documents([Document(text)]) == []
+
+
+@pytest.mark.parametrize(("max_chars", "overlap"), [(0, 0), (10, 10), (10, -1)])
+def test_impossible_sizes_are_refused(max_chars, overlap):
+    with pytest.raises(RetrievalError, match="expected max_chars >= 1 and 0 <= overlap < max_chars"):
+        chunk_documents([Document("text")], max_chars=max_chars, overlap=overlap)
+
+
+texts = st.text(st.sampled_from("ab.!。 \n\t\r\0"), max_size=200) | st.text(st.characters(), max_size=200)
+
+
+@given(texts, st.integers(1, 60), st.data())
+def test_chunking_loses_nothing_but_white_space(text, max_chars, data):
+    overlap = data.draw(st.integers(0, max_chars - 1))
+    chunks = chunk_documents([Document(text)], max_chars=max_chars, overlap=overlap)
+    stop = 0
+    for index, chunk in enumerate(chunks):
+        start = chunk.metadata["start"]
+        assert chunk.metadata["chunk"] == index
+        assert 1 <= len(chunk.text) <= max_chars
+        assert text[start : start + len(chunk.text)] == chunk.text
+        assert start >= stop - overlap
+        assert not text[stop:start].strip()
+        stop = start + len(chunk.text)
+    assert not text[stop:].strip()
+
+
+@given(texts, st.integers(1, 60))
+def test_without_overlap_nothing_is_said_twice(text, max_chars):
+    chunks = chunk_documents([Document(text)], max_chars=max_chars)
+    assert without_space("".join(chunk.text for chunk in chunks)) == without_space(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 100_000, "\n" * 100_000 + "x", "a. " * 40_000], ids=["letters", "lines", "sentences"]
+)
+def test_huge_texts_are_chunked_whole(text):
+    chunks = chunk_documents([Document(text)])
+    assert without_space("".join(chunk.text for chunk in chunks)) == without_space(text)

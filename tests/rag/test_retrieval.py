@@ -1,0 +1,236 @@
+"""Retrieval, with real FAISS, a real sentence embedder and real BM25."""
+
+import math
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from invariant_rag.errors import RetrievalError
+from invariant_rag.models.embedders import load_embedder
+from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever
+from invariant_rag.segments import Segment
+
+CORPUS = [
+    Segment("The Aru rises in the Veil hills and flows to the sea.", title="Aru"),
+    Segment("Castle Orn stands on a rock above the water.", title="Orn"),
+    Segment("On Fridays farmers sell cheese and apples in the square.", title="Market"),
+    Segment("Castle Orn stands on a rock above the water.", title="Orn", metadata={"source": "copy.txt"}),
+    Segment("Castle Orn stands on a rock above the water.", title="Orn", metadata={"source": "copy.txt"}),
+    Segment("Castle Orn stands on a rock above the water."),
+    Segment("7"),
+    Segment(""),
+    Segment("A bell tower of 112 steps was built in the year 1204.", metadata={"page": 2}),
+    Segment("The bridge of Tal was washed away by a flood, and rebuilt in stone.", score=9.0),
+    *(Segment(f"Village number {number} has a well and {number % 3} mills.") for number in range(20)),
+]
+QUERIES = ["Which river flows to the sea?", "Where can I buy food?", "castle", "7", "xyzzy", ""]
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return load_embedder(device="cpu")
+
+
+@pytest.fixture(scope="module", params=["faiss", "bm25"])
+def build(request):
+    """Build a retriever of either kind over a corpus."""
+    if request.param == "bm25":
+        return BM25Retriever
+    embedder = Remembering(request.getfixturevalue("minilm"))
+    return lambda segments: FaissRetriever(segments, embedder)
+
+
+class Remembering:
+    """The real embedder, which embeds every question once: many tests ask the same ones."""
+
+    def __init__(self, embedder):
+        self.encode_document = embedder.encode_document
+        self._encode_query = embedder.encode_query
+        self._known = {}
+
+    def encode_query(self, texts, /, *, show_progress_bar):
+        (text,) = texts
+        if text not in self._known:
+            self._known[text] = self._encode_query(texts, show_progress_bar=show_progress_bar)
+        return self._known[text]
+
+
+class Flat:
+    """An embedder for which all texts are alike, except those it is told about."""
+
+    def __init__(self, special=None):
+        self.special = special or {}
+        self.encoded = []
+
+    def encode_document(self, texts, /, *, show_progress_bar):
+        self.encoded += texts
+        return np.array([self.special.get(text, [1, 0]) for text in texts], dtype=np.float32)
+
+    def encode_query(self, texts, /, *, show_progress_bar):
+        return np.array([[1, 0]] * len(texts), dtype=np.float32)
+
+
+def exact(segments):
+    """Everything that a result holds; two results are equal only if they are equal bit for bit."""
+    return [(each.canonical_key, each.score.hex()) for each in segments]
+
+
+def test_permuting_the_corpus_changes_nothing(build):
+    retriever = build(CORPUS)
+    expected = {(query, k): exact(retriever.retrieve(query, k)) for query in QUERIES for k in (1, 3, 10, 100)}
+    shuffler = random.Random(0)
+    for _ in range(5):
+        permuted = build(shuffler.sample(CORPUS, len(CORPUS)))
+        for (query, k), result in expected.items():
+            assert exact(permuted.retrieve(query, k)) == result
+
+
+def test_fewer_are_the_beginning_of_more(build):
+    retriever = build(CORPUS)
+    for query in QUERIES:
+        everything = exact(retriever.retrieve(query, len(CORPUS)))
+        for k in range(1, len(CORPUS)):
+            assert exact(retriever.retrieve(query, k)) == everything[:k]
+
+
+def test_every_chunk_comes_once_best_first_with_its_score(build):
+    found = build(CORPUS).retrieve("castle on the water", 100)
+    assert Counter((each.text, each.title, str(each.metadata)) for each in found) == Counter(
+        (each.text, each.title, str(each.metadata)) for each in CORPUS
+    )
+    scores = [each.score for each in found]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_the_callers_segments_are_left_alone(build):
+    build(CORPUS).retrieve("castle", 5)
+    assert [each.score for each in CORPUS].count(9.0) == 1
+    assert [each.score for each in CORPUS].count(None) == len(CORPUS) - 1
+
+
+def test_threads_get_what_one_caller_gets(build):
+    retriever = build(CORPUS)
+    expected = [exact(retriever.retrieve(query, 5)) for query in QUERIES]
+    with ThreadPoolExecutor(8) as pool:
+        for results in pool.map(lambda _: [exact(retriever.retrieve(query, 5)) for query in QUERIES], range(16)):
+            assert results == expected
+
+
+@pytest.mark.parametrize("text", ["\0\0", "\ud800 lone", "שלום עולם", "x" * 100_000, "<|im_end|>"], ids=ascii)
+def test_hostile_text_is_indexed_found_and_returned_unchanged(build, text):
+    found = build([Segment(text), Segment("something else")]).retrieve(text, 2)
+    assert text in [each.text for each in found]
+
+
+def test_an_empty_corpus_gives_nothing(build):
+    assert build([]).retrieve("castle", 5) == []
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_asking_for_less_than_one_chunk_is_an_error(build, k):
+    with pytest.raises(RetrievalError, match=f"k: expected at least 1, got {k}"):
+        build(CORPUS).retrieve("castle", k)
+
+
+def test_segments_of_token_ids_cannot_be_indexed(build):
+    with pytest.raises(RetrievalError, match="expected segments with text"):
+        build([Segment(token_ids=(1, 2))])
+
+
+# FAISS
+
+
+def test_meaning_is_found_where_no_word_is_shared(minilm):
+    retriever = FaissRetriever(CORPUS, minilm)
+    assert retriever.retrieve("Where can I buy groceries?", 1)[0].title == "Market"
+
+
+def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
+    (found,) = FaissRetriever(CORPUS, minilm).retrieve("Where does the river end?", 1)
+    vectors = minilm.encode([f"{found.title}\n{found.text}", "Where does the river end?"]).astype(np.float64)
+    cosine = vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors, axis=1))
+    # A float32 dot product of D terms is off by at most D roundings; the embeddings themselves were batched otherwise.
+    assert abs(found.score - cosine) <= 2 * vectors.shape[1] * np.finfo(np.float32).eps
+
+
+def test_identical_chunks_are_embedded_once_and_all_returned():
+    embedder = Flat()
+    retriever = FaissRetriever([Segment("a", metadata={"n": n}) for n in range(5)] + [Segment("b")], embedder)
+    assert sorted(embedder.encoded) == ["a", "b"]
+    assert len(retriever.retrieve("a", 10)) == 6
+
+
+def test_a_tie_across_the_last_place_is_decided_by_content_hash():
+    corpus = [Segment(f"chunk {number}") for number in range(40)]
+    levels = {segment.text: number % 4 for number, segment in enumerate(corpus)}
+    retriever = FaissRetriever(corpus, Flat({text: [1, level] for text, level in levels.items()}))
+    expected = sorted(corpus, key=lambda each: (levels[each.text], each.content_hash))
+    for k in range(1, len(corpus) + 1):
+        assert [each.text for each in retriever.retrieve("", k)] == [each.text for each in expected[:k]]
+
+
+def test_an_embedder_can_be_given_by_its_folder(minilm):
+    folder = minilm.model_card_data.base_model or minilm[0].auto_model.name_or_path
+    by_name = FaissRetriever(CORPUS[:3], folder).retrieve("castle", 3)
+    assert exact(by_name) == exact(FaissRetriever(CORPUS[:3], minilm).retrieve("castle", 3))
+
+
+# BM25
+
+
+def test_bm25_is_the_published_formula():
+    corpus = ["river river sea", "river hill", "hill castle market town"]
+    found = {each.text: each.score for each in BM25Retriever(map(Segment, corpus)).retrieve("river sea", 3)}
+    lengths = [len(text.split()) for text in corpus]
+    for text, length in zip(corpus, lengths, strict=True):
+        expected = 0.0
+        for word in ("river", "sea"):
+            holding = sum(word in each.split() for each in corpus)
+            weight = math.log(1 + (len(corpus) - holding + 0.5) / (holding + 0.5))
+            count = text.split().count(word)
+            expected += weight * count / (count + 1.5 * (1 - 0.75 + 0.75 * length * len(corpus) / sum(lengths)))
+        assert found[text] == pytest.approx(expected, rel=8 * float(np.finfo(np.float32).eps))
+
+
+def test_bm25_breaks_ties_by_content_hash():
+    corpus = [
+        Segment(f"chunk{number} " + "words " * (number % 3) + "other " * (2 - number % 3)) for number in range(99)
+    ]
+    found = BM25Retriever(corpus).retrieve("words", 99)
+    assert len({each.score for each in found}) == 3
+    assert found == sorted(found, key=lambda each: (-each.score, each.content_hash))
+
+
+def test_titles_digits_and_capitals_are_words_too():
+    retriever = BM25Retriever(CORPUS)
+    assert retriever.retrieve("7", 1)[0].text in {"7", "Village number 7 has a well and 1 mills."}
+    assert retriever.retrieve("MARKET", 1)[0].title == "Market"
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("塔の高さは？", "塔は古い石で、高さは三十メートルです。"),
+        ("图书馆在哪里", "新的图书馆位于河边。"),
+        ("office", "The o\ufb03ce is by the river."),
+        ("\uff26\uff21\uff38 number", "Our fax is out of order."),
+        ("STRASSE", "Die Straße ist lang."),
+    ],
+)
+def test_words_are_found_without_spaces_between_them_and_in_other_forms_of_their_letters(query, text):
+    found = BM25Retriever([Segment("橋は赤く塗られた。"), Segment(text), Segment("Nothing else.")]).retrieve(query, 3)
+    assert found[0].text == text
+    assert found[0].score > found[1].score
+
+
+def test_chunks_without_a_word_of_the_query_score_zero_and_come_last():
+    found = BM25Retriever(CORPUS).retrieve("bridge", len(CORPUS))
+    assert found[0].text.startswith("The bridge of Tal")
+    assert [each.score for each in found[1:]] == [0.0] * (len(CORPUS) - 1)
+
+
+def test_a_corpus_without_words_scores_zero():
+    assert [each.score for each in BM25Retriever([Segment(""), Segment("...")]).retrieve("castle", 2)] == [0.0, 0.0]
