@@ -5,7 +5,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from llama_index.llms.invariant_rag.generation.streaming import read_in_thread
+
+from llama_index.llms.invariant_rag.streaming import read_in_thread
 
 
 async def test_an_error_in_the_thread_is_raised_where_the_stream_is_read() -> None:

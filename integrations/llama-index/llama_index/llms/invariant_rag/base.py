@@ -27,7 +27,6 @@ from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import Model
-from llama_index.llms.invariant_rag.generation.streaming import read_in_thread
 from llama_index_instrumentation import get_dispatcher
 
 from invariant_rag import Generation, InvariantModel, Prompt
@@ -42,6 +41,7 @@ from llama_index.llms.invariant_rag.choices import check_model, check_names, che
 from llama_index.llms.invariant_rag.lazy import LazyModel
 from llama_index.llms.invariant_rag.marks import read_marked
 from llama_index.llms.invariant_rag.messages import read_messages
+from llama_index.llms.invariant_rag.streaming import read_in_thread
 from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
 
 dispatcher = get_dispatcher(__name__)
