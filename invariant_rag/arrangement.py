@@ -1,15 +1,19 @@
-"""Layouts, rows and runs: which keys a token sees, and at which rotary shift.
+"""Layouts and arrangements: which keys every token of a prompt sees, and at which rotary shift.
 
-Rotary scores depend on position differences only. So a token never has to be moved: it stays at its own position,
-which is nearly always its index, and the keys it should see elsewhere are seen through a constant shift per segment.
+Rotary scores depend on position differences only. So a token never moves: it keeps its own position, which is nearly
+always its index in memory, and keys that it should see elsewhere are rotated by a constant shift per segment.
+
+An arrangement is a list of *blocks* of neighbouring queries. A block keeps what it is (causal, a ring, or rows of any
+other kind), so that no layer has to recognise it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from invariant_rag.errors import InvalidChoice
@@ -17,7 +21,7 @@ from invariant_rag.errors import InvalidChoice
 if TYPE_CHECKING:
     import torch
 
-    from invariant_rag.attention.call import AttentionCall, Backend
+    from invariant_rag.attention.call import AttentionCall, Backend, BlockBackend
 
 Slots: TypeAlias = Literal["stacked", "natural", "shared"]
 
@@ -79,7 +83,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Run:
-    """Keys `start` to `stop`, seen as if they lay `shift` positions later (earlier when negative)."""
+    """Keys `start` to `stop` (exclusive), seen as if they lay `shift` positions later (earlier when negative)."""
 
     start: int
     stop: int
@@ -90,8 +94,8 @@ class Run:
 class Row:
     """What the tokens of one span see: runs of keys from far to near.
 
-    The last run ends with the span itself, and within the span attention is causal. Positions along the row are
-    running sums of the runs' lengths, so the last key of a row lies right at the last token of the span.
+    The last run ends with the span itself, and attention within the span is causal. Positions along the row are running
+    sums of the runs' lengths, so the last key of a row lies at the last token of the span.
     """
 
     queries: Span
@@ -99,71 +103,183 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Keys in the row."""
+        """Number of keys in the row."""
         return sum(run.stop - run.start for run in self.runs)
 
     @property
-    def is_causal_prefix(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether the span sees everything before it where it lies, as in a plain causal model."""
         return len(self.runs) == 1 and self.runs[0] == Run(0, self.queries.stop, 0)
 
 
+class Block(Protocol):
+    """Neighbouring queries that a backend computes together."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The block as rows, for backends without a kernel for its kind."""
+        ...
+
+    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
+        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Queries that see everything before them where it lies, as in a plain causal model."""
+
+    queries: Span
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One row with one run."""
+        return (Row(self.queries, (Run(0, self.queries.stop, 0),)),)
+
+    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
+        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
+        backend.causal(self, call, out)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Neighbouring rows of any kind."""
+
+    rows: tuple[Row, ...]
+
+    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
+        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
+        backend.row_by_row(self, call, out)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The segments of one set in a ring: each sees the prefix, the segments behind it, those before it, then itself.
+
+    A segment that ends at `e` sees the segments behind it at the shift `-T`, where `T` is the length of the set, the
+    segments before it where they lie, and the prefix at the shift `e - stop` (RoToR, arXiv 2502.08662, section 3.2).
+    The last segment of the set sees everything where it lies, as in a plain causal model, so it is no part of the
+    block.
+
+    Attributes:
+        origin: First token of the set: the length of the prefix.
+        ends: End of every segment of the set that has tokens, in memory order; at least two.
+    """
+
+    origin: int
+    ends: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        """End of the set."""
+        return self.ends[-1]
+
+    @property
+    def shift(self) -> int:
+        """Shift of the segments behind the one that sees them."""
+        return self.origin - self.stop
+
+    @cached_property
+    def segments(self) -> tuple[Span, ...]:
+        """The segments of the block: all of the set but the last."""
+        return tuple(Span(a, b) for a, b in pairwise((self.origin, *self.ends[:-1])))
+
+    def prefix_shift(self, segment: Span) -> int:
+        """Shift of the prefix, as a segment of the block sees it."""
+        return segment.stop - self.stop
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """One row for each segment of the block."""
+        return tuple(
+            Row(
+                each,
+                (
+                    *((Run(0, self.origin, self.prefix_shift(each)),) if self.origin else ()),
+                    Run(each.stop, self.stop, self.shift),
+                    Run(self.origin, each.stop, 0),
+                ),
+            )
+            for each in self.segments
+        )
+
+    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
+        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
+        backend.ring(self, call, out)
+
+
 class Arrangement(Protocol):
-    """What a method decides for given lengths. A backend carries it out."""
+    """What a method decides for the lengths of a prompt. A backend computes it."""
 
     @property
     def layout(self) -> Layout:
-        """Where everything lies."""
+        """Where the texts and segments of the prompt lie in memory."""
         ...
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Rotary position of every token of the prompt; the tokens that follow count on from the last one."""
+        """Rotary position of every token of the prompt; generated tokens count on from the last one."""
         ...
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is plain causal attention, so that the model can run as it is."""
+        """Whether this is plain causal attention, so that the model can run with its own attention."""
         ...
 
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D]` of one layer for one prompt, or for the end of it.
+        """Return the attention output `[H, Q, D_v]` of one layer for one prompt.
 
-        The queries are the prompt's, or its last text's and those of tokens behind it.
+        The queries are all tokens of the prompt, or a stretch of its last text and the tokens generated behind it.
         """
         ...
 
 
 @dataclass(frozen=True)
 class RowArrangement:
-    """An arrangement that is the same for every layer, head and input: a list of rows that cover the prompt."""
+    """An arrangement that is the same for every layer, head and input.
+
+    Attributes:
+        layout: Where the texts and segments lie in memory.
+        blocks: Blocks that cover the prompt, in memory order.
+        positions: Rotary position of every token.
+    """
 
     layout: Layout
-    rows: tuple[Row, ...]
+    blocks: tuple[Block, ...]
     positions: tuple[int, ...]
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of all blocks."""
+        return tuple(row for block in self.blocks for row in block.rows)
+
+    @cached_property
     def is_plain(self) -> bool:
-        """Whether this is plain causal attention, so that the model can run as it is."""
-        return all(row.is_causal_prefix for row in self.rows) and self.positions == natural_positions(self.layout)
+        """Whether this is plain causal attention, so that the model can run with its own attention."""
+        is_causal = self.blocks in ((), (Causal(Span(0, self.layout.length)),))
+        return is_causal and self.positions == natural_positions(self.layout)
 
-    def rows_from(self, first: int, stop: int) -> Sequence[Row]:
-        """The rows of the tokens `first` to `stop`: all of the prompt, or tokens of its last text and those behind it.
+    def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
+        """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text.
 
-        The last text, which generated tokens join, sees everything before it where it lies.
+        The last text, which generated tokens continue, sees everything before it where it lies.
         """
-        return [Row(Span(first, stop), (Run(0, stop, 0),))] if first else self.rows
+        return (Causal(Span(query_start, stop)),) if query_start else self.blocks
+
+    def rows_from(self, query_start: int, stop: int) -> Iterator[Row]:
+        """Yield the rows of `blocks_from`."""
+        return (row for block in self.blocks_from(query_start, stop) for row in block.rows)
 
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D]` of one layer for one prompt."""
+        """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
         return backend.rows(self, call)
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """How the texts behind a set weigh its segments against everything else.
+    """How the texts behind a set weigh its segments against all other keys.
 
-    The keys of the set have a softmax of their own, over scores divided by the temperature. It is merged with the rest
+    The keys of the set get a softmax of their own, over scores divided by the temperature. It is merged with the rest
     by log-sum-exps, of which the set's becomes `factor * log-sum-exp + offset`.
     """
 
@@ -174,28 +290,28 @@ class Weighting:
 
 @dataclass(frozen=True)
 class WeightedArrangement(RowArrangement):
-    """Rows, and a weighting for each set that the texts behind it apply. None: the set is read like any other keys."""
+    """Rows, and for each set the weighting that texts behind it apply; None: its keys are weighed like all others."""
 
     weightings: tuple[Weighting | None, ...]
 
-    def behind(self, start: int) -> list[tuple[Span, Weighting]]:
-        """The sets that a token at or behind `start` weighs, and how: those that end before it."""
+    def weighted_sets(self, start: int) -> list[tuple[Span, Weighting]]:
+        """Return the sets that end before token `start` and are weighed, each with its weighting."""
         pairs = zip(self.layout.set_spans, self.weightings, strict=True)
         sets = [(Span(spans[0].start, spans[-1].stop), each) for spans, each in pairs if each is not None]
         return [(span, each) for span, each in sets if span.stop <= start]
 
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D]` of one layer for one prompt."""
+        """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
         return backend.weighted(self, call)
 
 
 def natural_positions(layout: Layout) -> tuple[int, ...]:
-    """Every token at its index."""
+    """Return every token's index as its position."""
     return tuple(range(layout.length))
 
 
 def shared_positions(layout: Layout) -> tuple[int, ...]:
-    """All segments of a set at the same positions; what follows starts behind the longest of them."""
+    """Return positions at which all segments of a set start alike; the next text starts behind the longest of them."""
     positions: list[int] = []
     start = 0
     for text, segments in zip(layout.texts, (*layout.sets, ()), strict=True):
@@ -207,20 +323,34 @@ def shared_positions(layout: Layout) -> tuple[int, ...]:
     return tuple(positions)
 
 
+def arrange_ring(layout: Layout) -> RowArrangement:
+    """Arrange every set as a ring (RoToR, arXiv 2502.08662, section 3.2)."""
+    blocks: list[Block] = []
+    causal_from = 0
+    for spans in layout.set_spans:
+        segments = [span for span in spans if len(span)]
+        if len(segments) < 2:
+            continue
+        if causal_from < segments[0].start:
+            blocks.append(Causal(Span(causal_from, segments[0].start)))
+        blocks.append(Ring(segments[0].start, tuple(span.stop for span in segments)))
+        causal_from = segments[-1].start
+    if causal_from < layout.length:
+        blocks.append(Causal(Span(causal_from, layout.length)))
+    return RowArrangement(layout, tuple(blocks), natural_positions(layout))
+
+
 def arrange_rows(
     layout: Layout, orders: Sequence[Sequence[Sequence[int]]], *, slots: Slots = "stacked"
 ) -> RowArrangement:
-    """Turn lists of segments into rows.
+    """Arrange every segment by the list of segments that it sees.
 
     Args:
-        layout: Where everything lies.
+        layout: Where the texts and segments lie in memory.
         orders: For each set and each of its segments, the segments that it sees, far to near, itself last. Texts see
             everything before them where it lies.
         slots: Where a row sees its segments. `stacked`: one behind the other. `natural`: each where it lies. `shared`:
-            likewise, but all segments of a set lie at the same positions.
-
-    Returns:
-        The arrangement, with neighbouring rows merged where together they are plain causal attention.
+            likewise, but all segments of a set have the same positions.
 
     Raises:
         InvalidChoice: A row does not end with its own segment.
@@ -228,30 +358,38 @@ def arrange_rows(
     place = _stacked if slots == "stacked" else _in_place
     rows: list[Row] = []
     for text, spans, order in zip(layout.text_spans, (*layout.set_spans, ()), (*orders, ()), strict=True):
-        _append(rows, Row(text, (Run(0, text.stop, 0),)))
+        rows.append(Row(text, (Run(0, text.stop, 0),)))
         for own, (segment, seen) in enumerate(zip(spans, order, strict=True)):
             if not seen or seen[-1] != own:
                 raise InvalidChoice(f"expected the row of segment {own} to end with itself, got {list(seen)}")
-            row = [spans[j] for j in seen]
-            _append(rows, Row(segment, place(text.stop, row)))
+            rows.append(Row(segment, place(text.stop, [spans[j] for j in seen])))
     positions = shared_positions(layout) if slots == "shared" else natural_positions(layout)
-    return RowArrangement(layout, tuple(rows), positions)
+    return RowArrangement(layout, _blocks(row for row in rows if len(row.queries)), positions)
+
+
+def _blocks(rows: Iterable[Row]) -> tuple[Block, ...]:
+    """Group neighbouring rows: plain causal ones into one block, and stretches of others into another."""
+    blocks: list[Block] = []
+    for causal, group in groupby(rows, key=attrgetter("is_causal")):
+        some = tuple(group)
+        blocks.append(Causal(Span(some[0].queries.start, some[-1].queries.stop)) if causal else Rows(some))
+    return tuple(blocks)
 
 
 def _stacked(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
-    """Runs of a row whose spans stand one behind the other, as the last of them sees it."""
+    """Return the runs of a row whose spans are stacked one behind the other, as the last of them sees it."""
     starts = list(accumulate((len(span) for span in row), initial=prefix))
-    moved = starts[-2] - row[-1].start  # how far the reader itself stands from its natural position
+    moved = starts[-2] - row[-1].start  # distance of the row's own segment from its natural position
     seen = ((span.start, span.stop, at - span.start - moved) for at, span in zip(starts, row, strict=False))
-    return _merged([(0, prefix, -moved), *seen])
+    return _joined([(0, prefix, -moved), *seen])
 
 
 def _in_place(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
-    """Runs of a row whose spans are seen where they lie."""
-    return _merged([(0, prefix, 0), *((span.start, span.stop, 0) for span in row)])
+    """Return the runs of a row whose spans are seen where they lie."""
+    return _joined([(0, prefix, 0), *((span.start, span.stop, 0) for span in row)])
 
 
-def _merged(runs: Iterable[tuple[int, int, int]]) -> tuple[Run, ...]:
+def _joined(runs: Iterable[tuple[int, int, int]]) -> tuple[Run, ...]:
     """Join runs (start, stop, shift) that are neighbours in memory and share a shift; leave out empty ones."""
     result: list[list[int]] = []
     for start, stop, shift in runs:
@@ -262,13 +400,3 @@ def _merged(runs: Iterable[tuple[int, int, int]]) -> tuple[Run, ...]:
         else:
             result.append([start, stop, shift])
     return tuple(Run(*each) for each in result)
-
-
-def _append(rows: list[Row], row: Row) -> None:
-    """Append a row, joining it with the one before where both together are plain causal attention."""
-    if not len(row.queries):
-        return
-    if rows and rows[-1].is_causal_prefix and row.is_causal_prefix:
-        start = rows.pop().queries.start
-        row = Row(Span(start, row.queries.stop), row.runs)
-    rows.append(row)

@@ -65,6 +65,29 @@ class UnsupportedCombination(InvariantRAGError):
     hint = "Change one of the two, and leave the other."
 
 
+class ImmutableModel(InvariantRAGError, AttributeError):
+    """An attribute of an `InvariantModel` was assigned or deleted."""
+
+    _CALLS: ClassVar[dict[str, str]] = {
+        "cache": "lm.with_cache(cache)",
+        "alpha": "lm.with_routing(alpha=...)",
+        "plain_order": "lm.with_routing(plain_order=...)",
+        "model": "InvariantModel(model, tokenizer)",
+        "tokenizer": "InvariantModel(model, tokenizer)",
+        **{
+            name: f"lm.with_method({name}=...)"
+            for name in ("method", "ordering", "backend", "max_segment_tokens", "overflow", "intervention")
+        },
+    }
+
+    def __init__(self, attribute: str) -> None:
+        call = self._CALLS.get(attribute)
+        super().__init__(
+            f"expected no assignment to {attribute!r}: a wrapper never changes",
+            hint=f"Make another one: {call}." if call else "Make another one, with with_method or with_cache.",
+        )
+
+
 class ModelNotFound(InvariantRAGError, OSError):
     """There is no causal LM with a tokenizer under that name."""
 

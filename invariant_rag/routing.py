@@ -168,19 +168,12 @@ class RoutedScores(list[float]):
 class RoutedModel(InvariantModel):
     """An `InvariantModel` that generates and scores twice, and keeps one result. Made by `with_routing`.
 
-    `generate`, `stream` and `score` are routed. `logits`, `prepare` and `reading` are those of the invariant branch.
-
-    Attributes:
-        alpha: How much more confident the invariant branch has to be.
-        plain_order: The order in which the plain branch reads: `given`, or `canonical` (the ordering of the model).
+    `generate`, `stream` and `score` are routed. `logits`, `prepare` and `arranged` are those of the invariant branch.
     """
 
-    alpha: float = ALPHA
-    plain_order: PlainOrder = "given"
-
     @classmethod
-    def over(cls, model: InvariantModel, *, alpha: float = ALPHA, plain_order: PlainOrder = "given") -> Self:
-        """Return a model that routes between `model` and the plain model; same weights.
+    def over(cls, lm: InvariantModel, *, alpha: float = ALPHA, plain_order: PlainOrder = "given") -> Self:
+        """Return a model that routes between `lm` and the plain model; same weights.
 
         Raises:
             InvalidChoice: `alpha` is no finite number.
@@ -190,18 +183,31 @@ class RoutedModel(InvariantModel):
             raise InvalidChoice(f"alpha: expected a finite number, got {alpha}")
         if plain_order not in get_args(PlainOrder):
             raise UnknownName("plain_order", plain_order, get_args(PlainOrder))
-        routed = cls.__new__(cls)
-        vars(routed).update(vars(model))
-        routed.alpha = alpha
-        routed.plain_order = plain_order
+        routed = object.__new__(cls)
+        vars(routed).update(vars(lm), _routing=(alpha, plain_order))
         return routed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.invariant_branch, self.alpha, self.plain_order)
+
+    @property
+    def alpha(self) -> float:
+        """How much more confident the invariant branch has to be."""
+        alpha: float = vars(self)["_routing"][0]
+        return alpha
+
+    @property
+    def plain_order(self) -> PlainOrder:
+        """The order of the segments in the plain branch: `given`, or `canonical` (the ordering of the model)."""
+        plain_order: PlainOrder = vars(self)["_routing"][1]
+        return plain_order
 
     @property
     def invariant_branch(self) -> InvariantModel:
         """The model without routing."""
-        model = InvariantModel.__new__(InvariantModel)
-        vars(model).update({name: value for name, value in vars(self).items() if name not in ("alpha", "plain_order")})
-        return model
+        lm = object.__new__(InvariantModel)
+        vars(lm).update({name: value for name, value in vars(self).items() if name != "_routing"})
+        return lm
 
     @property
     def plain_branch(self) -> InvariantModel:
@@ -282,6 +288,10 @@ class RoutedModel(InvariantModel):
         return RoutedGeneration(
             **values, branch=branch, plain_confidence=confidences[0], invariant_confidence=confidences[1]
         )
+
+
+def _unpickled(lm: InvariantModel, alpha: float, plain_order: PlainOrder) -> RoutedModel:
+    return RoutedModel.over(lm, alpha=alpha, plain_order=plain_order)
 
 
 def _copied(options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.arrangement import Layout, Row, RowArrangement, Run, Span, arrange_rows
+from invariant_rag.arrangement import Layout, Ring, Row, RowArrangement, Run, Span, arrange_rows
 from invariant_rag.methods import RoToR, Sequential
 
 layouts = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 3)), max_size=3).flatmap(
@@ -137,12 +137,12 @@ def test_rotor_needs_three_shifts_only(layout: Layout) -> None:
     total, ends = sum(lengths), [sum(lengths[: i + 1]) for i in range(len(lengths))]
     for row in RoToR().arrange(layout).rows:
         if row.queries.start >= prefix + total or row.queries.stop <= prefix:
-            assert row.is_causal_prefix
+            assert row.is_causal
             continue
         inside = [
             i for i, end in enumerate(ends) if row.queries.start < prefix + end <= row.queries.stop and lengths[i]
         ]
-        if len(inside) == 1 and not row.is_causal_prefix:
+        if len(inside) == 1 and not row.is_causal:
             end = ends[inside[0]]
             expected = [
                 Run(0, prefix, end - total),
@@ -150,6 +150,14 @@ def test_rotor_needs_three_shifts_only(layout: Layout) -> None:
                 Run(prefix, prefix + end, 0),
             ]
             assert list(row.runs) == [run for run in expected if run.start < run.stop]
+
+
+@given(layouts)
+def test_rotor_is_the_ring_of_its_rows(layout: Layout) -> None:
+    arrangement = RoToR().arrange(layout)
+    assert arrangement.rows == arrange_rows(layout, ring(layout)).rows
+    rings = [block for block in arrangement.blocks if isinstance(block, Ring)]
+    assert len(rings) == sum(sum(map(bool, segments)) > 1 for segments in layout.sets)
 
 
 def test_rotor_on_a_worked_example() -> None:
@@ -176,11 +184,11 @@ def test_rows_are_merged_only_into_rows_that_are_truly_plain(
             expected[token] == {key: token - key for key in range(token + 1)}
             for token in range(row.queries.start, row.queries.stop)
         )
-        if row.is_causal_prefix:
+        if row.is_causal:
             assert truly
-    assert arrangement.is_plain == all(row.is_causal_prefix for row in arrangement.rows)
+    assert arrangement.is_plain == all(row.is_causal for row in arrangement.rows)
     neighbours = zip(arrangement.rows, arrangement.rows[1:], strict=False)
-    assert not any(one.is_causal_prefix and two.is_causal_prefix for one, two in neighbours)
+    assert not any(one.is_causal and two.is_causal for one, two in neighbours)
 
 
 @given(layouts)

@@ -12,56 +12,59 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from invariant_rag.arrangement import Ring
+from invariant_rag.attention.blockwise import Blockwise
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import Part, merged
-from invariant_rag.attention.ring import Ring, turned_queries
-from invariant_rag.attention.rowwise import RowWise
+from invariant_rag.attention.merge_states import AttentionState, merge_attn_states
+from invariant_rag.attention.ring import rotate_for_prefix
 
 _masks: dict[tuple[Ring, int | None, torch.device], BlockMask] = {}
-_KEPT = 64
+_MAX_MASKS = 64
 
 
-class Flex(RowWise):
-    """Compute rings with FlexAttention, compiled once; everything else as the other backends do."""
+class Flex(Blockwise):
+    """Compute rings with FlexAttention, compiled once on a GPU; everything else as `sdpa` does."""
 
     name: ClassVar[str] = "flex"
 
-    def attend_ring(self, ring: Ring, call: AttentionCall, out: torch.Tensor) -> bool:
-        """Fill `out` `[H, Q, D_v]` for the rows of a ring; not while gradients with dropout are recorded."""
+    def ring(self, block: Ring, call: AttentionCall, out: torch.Tensor) -> None:
+        """Fill `out` `[H, Q, D_v]` where the queries of the ring are; row by row while training with dropout."""
         if call.dropout:
-            return False
-        start, stop, behind = ring.origin, ring.rows[-1].queries.stop, ring.rows[0].queries.stop
-        again = call.rotation.rotate(call.keys[:, behind : ring.stop], ring.shift)
-        keys = torch.cat((again, call.keys[:, start:stop]), dim=1)
-        values = torch.cat((call.values[:, behind : ring.stop], call.values[:, start:stop]), dim=1)
-        parts = [_part(call, call.queries[:, start:stop], keys, values, _doubled_mask(ring, call.window, keys.device))]
+            self.row_by_row(block, call, out)
+            return
+        start, last_stop, behind = block.origin, block.ends[-2], block.ends[0]
+        rotated = call.rotation.rotate(call.keys[:, behind : block.stop], block.shift)
+        keys = torch.cat((rotated, call.keys[:, start:last_stop]), dim=1)
+        values = torch.cat((call.values[:, behind : block.stop], call.values[:, start:last_stop]), dim=1)
+        mask = _doubled_mask(block, call.sliding_window, keys.device)
+        states = [_attend(call, call.queries[:, start:last_stop], keys, values, mask)]
         if start:
-            turned = turned_queries(ring.rows, call)
-            mask = _prefix_mask(ring, call.window, keys.device) if call.window is not None else None
-            parts.append(_part(call, turned, call.keys[:, :start], call.values[:, :start], mask))
+            window = call.sliding_window
+            prefix_mask = None if window is None else _prefix_mask(block, window, keys.device)
+            rotated = rotate_for_prefix(block, block.segments, call)
+            states.append(_attend(call, rotated, call.keys[:, :start], call.values[:, :start], prefix_mask))
         if call.sinks is not None:
-            total = call.sinks.float()[:, None].expand(-1, stop - start)
-            parts.append(Part(torch.zeros_like(parts[0].out), total))
-        out[:, start:stop] = merged(parts)
-        return True
+            lse = call.sinks.float()[:, None].expand(-1, last_stop - start)
+            states.append(AttentionState(torch.zeros_like(states[0].out), lse))
+        out[:, start:last_stop] = merge_attn_states(states).out
 
 
-def _part(
+def _attend(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: BlockMask | None
-) -> Part:
+) -> AttentionState:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        out, more = _kernel(queries.device.type == "cuda")(
+        out, aux = _kernel(queries.device.type == "cuda")(
             queries[None],
             keys[None],
             values[None],
-            score_mod=None if call.softcap is None else _capped(call.softcap),
+            score_mod=None if call.softcap is None else _softcap(call.softcap),
             block_mask=mask,
             scale=call.scaling,
-            enable_gqa=call.groups > 1,
+            enable_gqa=call.num_key_value_groups > 1,
             return_aux=AuxRequest(lse=True),
         )
-    return Part(out[0], more.lse[0])
+    return AttentionState(out[0], aux.lse[0])
 
 
 @cache
@@ -70,40 +73,41 @@ def _kernel(compiled: bool) -> Any:
 
 
 @cache
-def _capped(softcap: float) -> Any:
+def _softcap(softcap: float) -> Any:
     def squash(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return softcap * torch.tanh(score / softcap)
 
     return squash
 
 
-def _doubled_mask(ring: Ring, window: int | None, device: torch.device) -> BlockMask:
-    """Which of `[segments behind the first, turned | all segments of the rows]` each query sees; kept per shape."""
-    known = (Ring(tuple(ring.rows), ring.origin, ring.stop, ring.shift), window, device)
-    if known not in _masks:
-        if len(_masks) >= _KEPT:
+def _doubled_mask(ring: Ring, sliding_window: int | None, device: torch.device) -> BlockMask:
+    """Return which of `[segments behind the first, rotated | segments]` each query sees; kept for each ring."""
+    key = (ring, sliding_window, device)
+    if key not in _masks:
+        if len(_masks) >= _MAX_MASKS:
             _masks.pop(next(iter(_masks)))
-        start, behind = ring.origin, ring.rows[0].queries.stop
-        again, count = ring.stop - behind, ring.rows[-1].queries.stop - start
-        ends = torch.tensor([row.queries.stop for row in ring.rows for _ in range(len(row.queries))], device=device)
-        limit = window if window is not None else 1 << 30
+        start, behind = ring.origin, ring.ends[0]
+        rotated, count = ring.stop - behind, ring.ends[-2] - start
+        ends = torch.tensor([each.stop for each in ring.segments for _ in range(len(each))], device=device)
+        limit = sliding_window if sliding_window is not None else 1 << 30
 
         def sees(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            turned = key < again
-            token = torch.where(turned, key + behind, key - again + start)
-            place = torch.where(turned, token + ring.shift, token)
-            away = query + start - place
-            return torch.where(turned, token >= ends[query], away >= 0) & (away < limit)
+            is_rotated = key < rotated
+            token = torch.where(is_rotated, key + behind, key - rotated + start)
+            position = torch.where(is_rotated, token + ring.shift, token)
+            distance = query + start - position
+            return torch.where(is_rotated, token >= ends[query], distance >= 0) & (distance < limit)
 
-        _masks[known] = create_block_mask(sees, None, None, count, again + count, device=device)
-    return _masks[known]
+        _masks[key] = create_block_mask(sees, None, None, count, rotated + count, device=device)
+    return _masks[key]
 
 
-def _prefix_mask(ring: Ring, window: int, device: torch.device) -> BlockMask:
-    """How much of the prefix each query sees through a sliding window."""
-    shifts = torch.tensor([row.runs[0].shift for row in ring.rows for _ in range(len(row.queries))], device=device)
+def _prefix_mask(ring: Ring, sliding_window: int, device: torch.device) -> BlockMask:
+    """Return how much of the prefix each query sees through a sliding window."""
+    shifts = [ring.prefix_shift(each) for each in ring.segments for _ in range(len(each))]
+    shift_of = torch.tensor(shifts, device=device)
 
     def sees(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return query + ring.origin - key - shifts[query] < window
+        return query + ring.origin - key - shift_of[query] < sliding_window
 
     return create_block_mask(sees, None, None, len(shifts), ring.origin, device=device)

@@ -1,7 +1,8 @@
-"""Where we meet transformers: an attention function that is selected for the length of a `with` block.
+"""The hook into transformers: an attention function that a model uses for the length of a `with` block.
 
-Nothing is patched. Inside the block the model's configs name our function; the arrangements at work are held in a
-context variable, so other threads that call the same model meanwhile still get the model's own attention.
+No modelling code is patched. Inside the block the model's configs name our function in transformers' attention
+interface. The function at work is held in a context variable, so other threads that call the same model meanwhile still
+get the model's own attention.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -21,24 +22,27 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention.call import AttentionCall, Backend
+from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import UnsupportedModel
 
 Output: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-Memory: TypeAlias = dict[int, dict[str, Any]]
-"""What layers keep of one prompt between calls, by layer."""
 
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer hands to its attention function.
+    """What a layer passes to its attention function.
 
     Attributes:
         module: The layer's attention module.
         layer: Index of the layer.
-        queries: `[B, H, Q, D]`, keys `[B, H_kv, S, D]` and values `[B, H_kv, S, D_v]`, rotated, cache included.
-        window: Sliding window of the layer, None without one.
-        extra: Whatever else the layer passed.
+        queries: `[B, H, Q, D]`, rotated.
+        keys: `[B, H_kv, S, D]`, rotated, those of the cache included.
+        values: `[B, H_kv, S, D_v]`.
+        scaling: Factor on the scores.
+        sliding_window: Sliding window of the layer; None without one.
+        dropout: Dropout probability of the attention weights.
+        extra: All other keywords of the layer.
     """
 
     module: nn.Module
@@ -47,73 +51,75 @@ class LayerInputs:
     keys: torch.Tensor
     values: torch.Tensor
     scaling: float
-    window: int | None
+    sliding_window: int | None
     dropout: float
     extra: dict[str, Any]
 
 
-class Attending(Protocol):
-    """What takes the place of a model's attention: it returns `[B, Q, H, D_v]`."""
+class AttentionFunction(Protocol):
+    """A replacement of a model's attention."""
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
-        """Compute one layer's attention."""
+        """Return one layer's attention output `[B, Q, H, D_v]`."""
         ...
 
 
-_attending: ContextVar[Attending | None] = ContextVar("attending", default=None)
+_active: ContextVar[AttentionFunction | None] = ContextVar("attention_function", default=None)
 _names: dict[str, str] = {}
 
 
-def attending_now() -> Attending | None:
-    """What stands in for attention in this thread; None outside of every block. Other threads may be in another one."""
-    return _attending.get()
+def active_attention() -> AttentionFunction | None:
+    """Return the attention function of the innermost `override_attention` in this thread; None outside of all."""
+    return _active.get()
 
 
 @contextmanager
-def override_attention(model: PreTrainedModel, attending: Attending, *, last: int | None = None) -> Iterator[None]:
-    """Run the model's layers with `attending` in place of their attention; leave the model as it was.
+def override_attention(
+    model: PreTrainedModel, attention: AttentionFunction, *, until_layer: int | None = None
+) -> Iterator[None]:
+    """Run the model's layers with another attention function; restore the model afterwards.
 
     Not to be entered twice for one model at a time: callers hold the model's lock.
 
     Args:
         model: The model.
-        attending: What takes the place of its attention.
-        last: Index of the last layer: once it has attended, the model attends by itself again. None: only behind the
-            block.
+        attention: The function.
+        until_layer: Restore the model as soon as this layer has attended. None: at the end of the block.
     """
-    configs = {id(config): config for config in map(_config_of, model.modules()) if config is not None}.values()
-    with ExitStack() as replaced:
-        wanted = attending if last is None else _Once(attending, last, replaced.close)
-        replaced.callback(_attending.reset, _attending.set(wanted))
-        for config in configs:
+    with ExitStack() as restore:
+        wanted = attention if until_layer is None else _OneForward(attention, until_layer, restore.close)
+        restore.callback(_active.reset, _active.set(wanted))
+        for config in _attention_configs(model):
             original = config._attn_implementation_internal
-            replaced.callback(setattr, config, "_attn_implementation_internal", original)
+            restore.callback(setattr, config, "_attn_implementation_internal", original)
             config._attn_implementation_internal = _registered(original or "eager")
         yield
 
 
 @dataclass(frozen=True)
-class _Once:
-    """Attends in one forward, and is done with its last layer."""
+class _OneForward:
+    """Attends in one forward pass, and restores the model after its last layer."""
 
-    attending: Attending
-    last: int
-    done: Callable[[], None]
+    attention: AttentionFunction
+    last_layer: int
+    restore: Callable[[], None]
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
-        out = self.attending(inputs)
-        if inputs.layer == self.last:
-            self.done()
+        out = self.attention(inputs)
+        if inputs.layer == self.last_layer:
+            self.restore()
         return out
 
 
-def _config_of(module: nn.Module) -> PreTrainedConfig | None:
-    config = getattr(module, "config", None)
-    return config if isinstance(config, PreTrainedConfig) else None
+@once_per_model
+def _attention_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Return the configs of the model and its modules, each once."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values())
 
 
 def _registered(original: str) -> str:
-    """Name of our function on top of the implementation that the model was using."""
+    """Return the name of our function over the implementation that the model was using; registers it once."""
     if original not in _names:
         # The original is not part of the name: transformers looks for words such as "flash" in it.
         name = f"invariant_rag_{len(_names)}"
@@ -132,8 +138,8 @@ def _attention_over(original: str) -> Callable[..., Output]:
         attention_mask: torch.Tensor | None,
         **options: Any,
     ) -> Output:
-        attending = _attending.get()
-        if attending is None:
+        attention_function = _active.get()
+        if attention_function is None:
             own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
             result: Output = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)(
                 module, query, key, value, attention_mask, **options
@@ -147,29 +153,33 @@ def _attention_over(original: str) -> Callable[..., Output]:
             keys=key,
             values=value,
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            window=None if attention_mask is None else attention_mask.shape[2],
+            sliding_window=None if attention_mask is None else attention_mask.shape[2],
             dropout=options.pop("dropout", 0.0),
             extra=options,
         )
-        return attending(inputs), None
+        return attention_function(inputs), None
 
     return attention
 
 
 def _mask_over(original: str) -> Callable[..., torch.Tensor | None]:
     def mask(**options: Any) -> torch.Tensor | None:
-        if _attending.get() is None:
+        if _active.get() is None:
             result: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[original](**options)
             return result
-        window = _window(options["mask_function"])
-        # Arrangements decide what is visible; the mask only has to say how far, which an empty tensor can.
-        return None if window is None else torch.empty((1, 1, window, 0), device=options.get("device", "cpu"))
+        sliding_window = _sliding_window(options["mask_function"])
+        # Arrangements decide what is visible. The mask only has to carry the window: the shape of an empty tensor does.
+        return (
+            None
+            if sliding_window is None
+            else torch.empty((1, 1, sliding_window, 0), device=options.get("device", "cpu"))
+        )
 
     return mask
 
 
-def _window(visible: Callable[..., Any], longest: int = 1 << 24) -> int | None:
-    """Read the sliding window off a mask function `(batch, head, query, key) -> bool`; None where there is none.
+def _sliding_window(visible: Callable[..., Any], longest: int = 1 << 24) -> int | None:
+    """Find the sliding window of a mask function `(batch, head, query, key) -> bool`; None where there is none.
 
     Raises:
         UnsupportedModel: The mask is neither causal nor a causal sliding window (chunked, bidirectional...).
@@ -194,49 +204,66 @@ def _window(visible: Callable[..., Any], longest: int = 1 << 24) -> int | None:
     return near
 
 
-@dataclass
-class Arranged:
-    """Attend as arrangements say, one for each prompt of the batch.
+@dataclass(frozen=True)
+class PromptState:
+    """One prompt of a batch, as the layers attend to it.
 
     Attributes:
-        arrangements: One for each prompt. Rows of the batch are spread evenly over them (beams, returned sequences).
-        padding: For each prompt, the tokens of padding on the left of its keys.
-        backend: What computes them.
-        rotations: The rotary embedding of each layer.
-        memories: For each prompt, what its layers keep for later calls. The prefill's are handed on to decoding.
-        whole: Whether the outputs of all tokens are wanted. Otherwise the last layer, whose outputs no other layer
-            reads, attends from the last text alone, and gives zeros for what stands before it.
+        arrangement: What every token sees.
+        padding: Tokens of padding on the left of its keys.
+        scratch: Values that each layer keeps for later forward passes over the prompt, by layer. The prefill hands them
+            on to decoding.
     """
 
-    arrangements: Sequence[Arrangement]
-    padding: Sequence[int]
+    arrangement: Arrangement
+    padding: int = 0
+    scratch: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt, without padding and without generated tokens."""
+        return self.arrangement.layout.length
+
+
+@dataclass(frozen=True)
+class ArrangedAttention:
+    """The attention function of arranged prompts.
+
+    Attributes:
+        prompts: The prompts of the batch. Its rows are spread evenly over them (beams, returned sequences).
+        backend: What computes the arrangements.
+        rotations: The rotary embedding of each layer.
+        last_text_only: Whether only the outputs of the last text are wanted. Then the last layer, whose outputs no
+            other layer uses, attends from the last text alone, and returns zeros for the tokens before it.
+    """
+
+    prompts: Sequence[PromptState]
     backend: Backend
     rotations: Sequence[Rotation]
-    memories: Sequence[Memory]
-    whole: bool = True
+    last_text_only: bool = False
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
-        """Compute one layer's attention: `[B, Q, H, D_v]`."""
-        repeats = inputs.queries.shape[0] // len(self.arrangements)
-        outs = [self._one(inputs, row, row // repeats) for row in range(inputs.queries.shape[0])]
-        return outs[0][None] if len(outs) == 1 else torch.stack(outs)
+        """Return one layer's attention output `[B, Q, H, D_v]`."""
+        rows = inputs.queries.shape[0]
+        repeats = rows // len(self.prompts)
+        if rows == 1:
+            return self._attend(inputs, 0, self.prompts[0])[None]
+        return torch.stack([self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)])
 
-    def _one(self, inputs: LayerInputs, row: int, prompt: int) -> torch.Tensor:
-        """One row of the batch: `[Q, H, D_v]`."""
-        memory = self.memories[prompt].setdefault(inputs.layer, {})
-        call, skipped = unpad_row(inputs, row, self.padding[prompt], self.rotations[inputs.layer], memory)
-        arrangement = self.arrangements[prompt]
-        if not self.whole and inputs.layer == len(self.rotations) - 1:
-            unread = max(0, arrangement.layout.text_spans[-1].start - call.first)
-            call, skipped = replace(call, queries=call.queries[:, unread:]), skipped + unread
-        out = (arrangement.attend(self.backend, call) if call.queries.shape[1] else call.empty()).transpose(0, 1)
+    def _attend(self, inputs: LayerInputs, row: int, prompt: PromptState) -> torch.Tensor:
+        """Return the output of one row of the batch `[Q, H, D_v]`."""
+        call, skipped = unpad_row(inputs, row, prompt, self.rotations[inputs.layer])
+        if self.last_text_only and inputs.layer == len(self.rotations) - 1:
+            unused = max(0, prompt.arrangement.layout.text_spans[-1].start - call.query_start)
+            call, skipped = replace(call, queries=call.queries[:, unused:]), skipped + unused
+        has_queries = bool(call.queries.shape[1])
+        out = (prompt.arrangement.attend(self.backend, call) if has_queries else call.new_output()).transpose(0, 1)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
 
 
-def unpad_row(
-    inputs: LayerInputs, row: int, padding: int, rotation: Rotation, memory: dict[str, torch.Tensor]
-) -> tuple[AttentionCall, int]:
-    """Return one row of the batch without its padding, and how many of its queries are padding themselves."""
+def unpad_row(inputs: LayerInputs, row: int, prompt: PromptState, rotation: Rotation) -> tuple[AttentionCall, int]:
+    """Return one row of a batch without its padding, and how many of its queries are padding."""
+    padding = prompt.padding
     skipped = max(0, padding - (inputs.keys.shape[2] - inputs.queries.shape[2]))
     call = AttentionCall(
         queries=inputs.queries[row, :, skipped:],
@@ -244,10 +271,10 @@ def unpad_row(
         values=inputs.values[row, :, padding:],
         rotation=rotation,
         scaling=inputs.scaling,
-        window=inputs.window,
+        sliding_window=inputs.sliding_window,
         softcap=inputs.extra.get("softcap"),
         sinks=inputs.extra.get("s_aux"),
         dropout=inputs.dropout,
-        memory=memory,
+        scratch=prompt.scratch.setdefault(inputs.layer, {}),
     )
     return call, skipped

@@ -1,4 +1,4 @@
-"""Softmax attention from neighbouring queries to keys that were already put in place: what backends share."""
+"""Softmax attention from neighbouring queries to keys that lie where the queries see them: what the backends share."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import torch
 import torch.nn.functional as F
 
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import can_split, merged, part
+from invariant_rag.attention.merge_states import can_split, merge_attn_states, partial_attention
 
 _BLOCK = 512  # queries at a time where there is a mask, so that memory is linear in tokens
 
 
 def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attend from neighbouring queries to keys that lie as the queries see them.
-
-    The queries are the last of the keys' tokens, and see causally within the layer's window.
+    """Attend causally, within the layer's sliding window, from the last Q of S tokens.
 
     Args:
         call: The layer's constants.
         queries: `[H, Q, D]`.
-        keys: `[H_kv, S, D]`.
+        keys: `[H_kv, S, D]`, rotated to where the queries see them.
         values: `[H_kv, S, D_v]`.
 
     Returns:
@@ -27,8 +25,8 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
     """
     count, length = queries.shape[1], keys.shape[1]
     if can_split(call, length):
-        return _attend_in_halves(call, queries, keys, values)
-    if call.softcap is None and call.sinks is None and count == length and (call.window or length) >= length:
+        return _attend_unmasked(call, queries, keys, values)
+    if call.softcap is None and call.sinks is None and count == length and (call.sliding_window or length) >= length:
         return F.scaled_dot_product_attention(
             queries[None],
             keys[None],
@@ -36,13 +34,13 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
             is_causal=True,
             scale=call.scaling,
             dropout_p=call.dropout,
-            enable_gqa=call.groups > 1,
+            enable_gqa=call.num_key_value_groups > 1,
         )[0]
     blocks = []
     for start in range(0, count, _BLOCK):
         stop = min(start + _BLOCK, count)
         last = length - count + stop
-        first = 0 if call.window is None else max(0, length - count + start + 1 - call.window)
+        first = 0 if call.sliding_window is None else max(0, length - count + start + 1 - call.sliding_window)
         blocks.append(_attend_masked(call, queries[:, start:stop], keys[:, first:last], values[:, first:last]))
     return torch.cat(blocks, dim=1)
 
@@ -50,50 +48,54 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
 def _attend_masked(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    mask = visible(queries.shape[1], keys.shape[1], call.window, queries.device)
+    mask = causal_mask(queries.shape[1], keys.shape[1], call.sliding_window, queries.device)
     # The heads that share keys are stacked along the queries: one larger product instead of several small ones.
     packed = queries.reshape(keys.shape[0], -1, queries.shape[-1])
     if call.softcap is not None or call.sinks is not None:
         scores = (packed @ keys.transpose(1, 2)).reshape(*queries.shape[:2], -1)
-        return weigh(call, scores * call.scaling, values, mask)
+        return masked_softmax_values(call, scores * call.scaling, values, mask)
     out = F.scaled_dot_product_attention(
         packed[None],
         keys[None],
         values[None],
-        attn_mask=mask.repeat(call.groups, 1),
+        attn_mask=mask.repeat(call.num_key_value_groups, 1),
         scale=call.scaling,
         dropout_p=call.dropout,
     )
     return out.reshape(*queries.shape[:2], values.shape[-1])
 
 
-def _attend_in_halves(
+def _attend_unmasked(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attend without a mask: to what lies before the queries, all of it, and causally to their own keys."""
+    """Attend without a mask: to everything before the queries, and causally to their own keys."""
     before = keys.shape[1] - queries.shape[1]
-    own = part(call, queries, keys[:, before:], values[:, before:], causal=True)
-    return merged([part(call, queries, keys[:, :before], values[:, :before]), own] if before else [own])
+    own = partial_attention(call, queries, keys[:, before:], values[:, before:], is_causal=True)
+    if not before:
+        return own.out
+    return merge_attn_states([partial_attention(call, queries, keys[:, :before], values[:, :before]), own]).out
 
 
-def visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Boolean `[Q, S]`: which of S keys each of the last Q tokens sees."""
+def causal_mask(queries: int, keys: int, sliding_window: int | None, device: torch.device) -> torch.Tensor:
+    """Return a boolean mask `[Q, S]`: which of S keys each of the last Q tokens sees."""
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+    return (distance >= 0) if sliding_window is None else (distance >= 0) & (distance < sliding_window)
 
 
-def weigh(call: AttentionCall, scores: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Turn scaled scores `[H, Q, S]` into outputs `[H, Q, D_v]`. The mask broadcasts against the scores."""
-    return mix(call, capped(call, scores).masked_fill(~mask, float("-inf")), values)
+def masked_softmax_values(
+    call: AttentionCall, scores: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Turn scaled scores `[H, Q, S]` into outputs `[H, Q, D_v]`. The boolean mask broadcasts against the scores."""
+    return softmax_values(call, apply_softcap(call, scores).masked_fill(~mask, float("-inf")), values)
 
 
-def capped(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
+def apply_softcap(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
     """Squash scaled scores as the layer does."""
     return scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
 
 
-def mix(call: AttentionCall, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Turn final scores `[H, Q, S]`, minus infinity where nothing is seen, into outputs `[H, Q, D_v]`."""
+def softmax_values(call: AttentionCall, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Turn masked scores `[H, Q, S]`, minus infinity where nothing is seen, into outputs `[H, Q, D_v]`."""
     if call.sinks is not None:
         sinks = call.sinks.to(scores).view(-1, 1, 1).expand(-1, scores.shape[1], 1)
         scores = torch.cat((scores, sinks), dim=-1)

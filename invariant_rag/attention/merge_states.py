@@ -1,79 +1,84 @@
-"""Attention in parts: over some of the keys at a time, without masks, merged by log-sum-exps."""
+"""Attention over some of the keys at a time, without masks, merged by log-sum-exps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
 import torch
 
 from invariant_rag.attention.call import AttentionCall
-
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""PyTorch's fused attention on a CPU: the only public name of it does not hand out the log-sum-exps."""
+from invariant_rag.attention.fused import attention_with_lse
 
 
-class Part(NamedTuple):
-    """Attention to some keys: outputs `[H, Q, D_v]`, and log-sum-exps of the scores `[H, Q]`, at least in float32."""
+class AttentionState(NamedTuple):
+    """Attention to some of the keys.
+
+    Attributes:
+        out: Outputs `[H, Q, D_v]`.
+        lse: Log-sum-exps of the scores `[H, Q]`, at least in float32.
+    """
 
     out: torch.Tensor
-    total: torch.Tensor
+    lse: torch.Tensor
+
+    def queries(self, which: slice) -> AttentionState:
+        """Return the state of some of the queries."""
+        return AttentionState(self.out[:, which], self.lse[:, which])
 
 
 def can_split(call: AttentionCall, length: int) -> bool:
-    """Whether attention over `length` keys may be computed in parts: on a CPU, softmax attention and nothing else."""
+    """Return whether attention over `length` keys may be computed in parts: plain softmax attention on a CPU."""
     return (
         call.queries.device.type == "cpu"
         and call.queries.shape[-1] == call.values.shape[-1]
         and call.softcap is None
         and call.sinks is None
         and call.dropout == 0.0
-        and (call.window is None or call.window >= length)
+        and (call.sliding_window is None or call.sliding_window >= length)
         and not (torch.is_grad_enabled() and any(each.requires_grad for each in (call.queries, call.keys, call.values)))
     )
 
 
-def part(
+def partial_attention(
     call: AttentionCall,
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
-    causal: bool = False,
+    is_causal: bool = False,
     mask: torch.Tensor | None = None,
-) -> Part:
-    """Attend from queries `[H, Q, D]` to keys and values `[H_kv, S, D]`.
+) -> AttentionState:
+    """Attend from queries to some of the keys.
 
     Args:
         call: The layer's constants.
         queries: `[H, Q, D]`.
         keys: `[H_kv, S, D]`.
         values: `[H_kv, S, D]`.
-        causal: Query t sees the keys 0 to t.
+        is_causal: Query t sees the keys 0 to t.
         mask: Boolean `[Q, S]`: what each query sees, at least one key each. None: everything.
     """
     heads, count, _ = queries.shape
-    if not causal:
+    if not is_causal:
         # The heads that share keys are stacked along the queries: one larger product instead of several small ones.
         queries = queries.reshape(keys.shape[0], -1, queries.shape[-1])
         if mask is not None:
             bias = torch.zeros(mask.shape, dtype=queries.dtype).masked_fill_(~mask, float("-inf"))
-            mask = bias.repeat(call.groups, 1)[None, None]
-    out, total = _fused(queries[None], keys[None], values[None], is_causal=causal, attn_mask=mask, scale=call.scaling)
-    return Part(out[0].reshape(heads, count, -1), total[0].reshape(heads, count))
+            mask = bias.repeat(call.num_key_value_groups, 1)[None, None]
+    out, lse = attention_with_lse(
+        queries[None], keys[None], values[None], scaling=call.scaling, is_causal=is_causal, mask=mask
+    )
+    return AttentionState(out[0].reshape(heads, count, -1), lse[0].reshape(heads, count))
 
 
-def merged(parts: list[Part]) -> torch.Tensor:
-    """Return attention over the keys of all parts `[H, Q, D_v]`."""
-    return joined(parts).out
-
-
-def joined(parts: list[Part]) -> Part:
-    """Return attention over the keys of all parts, as a part."""
-    if len(parts) == 1:
-        return parts[0]
-    total = reduce(torch.logaddexp, (each.total for each in parts))
-    out = parts[0].out * (parts[0].total - total).exp()[..., None]
-    for each in parts[1:]:
-        out.addcmul_(each.out.to(out.dtype), (each.total - total).exp()[..., None])
-    return Part(out.to(parts[0].out.dtype), total)
+def merge_attn_states(states: Sequence[AttentionState]) -> AttentionState:
+    """Merge attention to disjoint keys into attention to all of them."""
+    if len(states) == 1:
+        return states[0]
+    lse = reduce(torch.logaddexp, [each.lse for each in states])
+    out = states[0].out * (states[0].lse - lse).exp()[..., None]
+    for each in states[1:]:
+        out.addcmul_(each.out.to(out.dtype), (each.lse - lse).exp()[..., None])
+    return AttentionState(out.to(states[0].out.dtype), lse)

@@ -1,4 +1,4 @@
-"""Look before running: can this model be arranged at all, and how does each of its layers rotate?
+"""The probe at load time: can this model's attention be arranged, and which rotary embedding does each layer have?
 
 Nothing here knows a family by name. With attention that returns each token's own value, no token may influence
 another, and the same token at several positions must differ by a rotation alone. A model that passes, and whose
@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag.arrangement import Layout, arrange_rows
-from invariant_rag.attention.hook import Arranged, LayerInputs, override_attention
-from invariant_rag.attention.rope import Rotation, candidates, identify, pristine_frequencies
+from invariant_rag.attention.hook import ArrangedAttention, LayerInputs, PromptState, override_attention
+from invariant_rag.attention.rope import Rotation, candidates, identify, reset_dynamic_rope
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
 
@@ -26,7 +26,7 @@ _KNOWN_TENSORS = {"position_ids", "cache_position", "s_aux"}
 
 @dataclass
 class _Observer:
-    """Attention in which every token sees only itself; keeps what each layer passed."""
+    """An attention function in which every token sees only itself; records what each layer passes."""
 
     seen: dict[int, LayerInputs] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
@@ -45,7 +45,7 @@ def probe(model: PreTrainedModel) -> list[Rotation]:
     Raises:
         UnsupportedModel: Order enters this model in a way that an arrangement cannot undo; the message says how.
     """
-    with torch.inference_mode(), pristine_frequencies(model):
+    with torch.inference_mode(), reset_dynamic_rope(model):
         return _probe(model)
 
 
@@ -97,7 +97,9 @@ def _refuse_unknown_inputs(family: str, observer: _Observer) -> None:
     for inputs in observer.seen.values():
         unknown = {k for k, v in inputs.extra.items() if isinstance(v, torch.Tensor)} - _KNOWN_TENSORS
         if unknown:
-            raise UnsupportedModel(f"{family}: its attention takes {', '.join(sorted(unknown))}, which we do not know")
+            raise UnsupportedModel(
+                f"{family}: its attention takes {', '.join(sorted(unknown))}, which is not supported"
+            )
         if inputs.extra.get("is_causal") is False:
             raise UnsupportedModel(f"{family}: its attention is not causal")
 
@@ -107,7 +109,7 @@ def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Rotation
     config = model.config.get_text_config(decoder=True)
     length = min(12, config.vocab_size)
     tokens = torch.arange(length, device=input_device(model))[None]
-    plain = Arranged([arrange_rows(Layout((length,), ()), [])], [0], SDPA(), rotations, [{}])
+    plain = ArrangedAttention([PromptState(arrange_rows(Layout((length,), ()), []))], SDPA(), rotations)
     own = model(input_ids=tokens, use_cache=False).logits
     with override_attention(model, plain):
         ours = model(input_ids=tokens, use_cache=False).logits

@@ -1,4 +1,4 @@
-"""The specification: every query on its own, in float64, with keys moved to the positions that the row gives them."""
+"""The specification: every query on its own, in float64, with keys moved to the positions that its row gives them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from invariant_rag.attention.call import AttentionCall
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import RowArrangement, Span, WeightedArrangement, Weighting
-    from invariant_rag.methods.pine import ImportanceArrangement
+    from invariant_rag.methods.pine import RankedArrangement
 
 
 class Reference:
@@ -22,35 +22,35 @@ class Reference:
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
-        for row in arrangement.rows_from(call.first, call.keys.shape[1]):
+        for row in arrangement.rows_from(call.query_start, call.keys.shape[1]):
             keys = [(index, run.shift) for run in row.runs for index in range(run.start, run.stop)]
             for query in range(row.queries.start, row.queries.stop):
                 seen = keys[: row.length - (row.queries.stop - 1 - query)]
                 for head in range(out.shape[0]):
                     moved = [(index, index + shift) for index, shift in seen]
-                    out[head, query - call.first] = _one_query(call, head, query, query, moved)
+                    out[head, query - call.query_start] = _one_query(call, head, query, query, moved)
         return out.to(call.queries)
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for rows that weigh the sets before them (APE, section 4)."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
-        for row in arrangement.rows_from(call.first, call.keys.shape[1]):
+        for row in arrangement.rows_from(call.query_start, call.keys.shape[1]):
             keys = [(index, index + run.shift) for run in row.runs for index in range(run.start, run.stop)]
-            sets = arrangement.behind(row.queries.start)
+            sets = arrangement.weighted_sets(row.queries.start)
             for query in range(row.queries.start, row.queries.stop):
                 seen = keys[: row.length - (row.queries.stop - 1 - query)]
                 for head in range(out.shape[0]):
-                    out[head, query - call.first] = _one_query(call, head, query, query, seen, sets)
+                    out[head, query - call.query_start] = _one_query(call, head, query, query, seen, sets)
         return out.to(call.queries)
 
-    def importance(self, arrangement: ImportanceArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for PINE: rows sorted by importance (PINE, section 3.3)."""
+    def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for PINE: rows ranked by importance (PINE, section 3.3)."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
         ranking = _Ranking(arrangement, call)
         for head in range(out.shape[0]):
-            for query in range(call.first, call.keys.shape[1]):
+            for query in range(call.query_start, call.keys.shape[1]):
                 keys = ranking.row(head, query)
-                out[head, query - call.first] = _one_query(call, head, query, keys[-1][1], keys)
+                out[head, query - call.query_start] = _one_query(call, head, query, keys[-1][1], keys)
         return out.to(call.queries)
 
 
@@ -76,9 +76,9 @@ def _one_query(
     Returns:
         `[D_v]` in float64.
     """
-    keys = keys if call.window is None else keys[-call.window :]
-    kv = head // call.groups
-    own = call.rotation.rotate(call.queries[head, query - call.first].double(), position - query)
+    keys = keys if call.sliding_window is None else keys[-call.sliding_window :]
+    kv = head // call.num_key_value_groups
+    own = call.rotation.rotate(call.queries[head, query - call.query_start].double(), position - query)
     moved = torch.stack([call.keys[kv, index] for index, _ in keys]).double()
     shifts = torch.tensor([place - index for index, place in keys])
     for shift in shifts.unique().tolist():
@@ -92,23 +92,23 @@ def _one_query(
         values = torch.cat((values, torch.zeros_like(values[:1])))
     parts = [[i for i, (index, _) in enumerate(keys) if span.start <= index < span.stop] for span, _ in sets]
     rest = [i for i in range(len(scores)) if not any(i in part for part in parts)]
-    totals, outputs = [scores[rest].logsumexp(0)], [torch.softmax(scores[rest], dim=0) @ values[rest]]
+    lses, outputs = [scores[rest].logsumexp(0)], [torch.softmax(scores[rest], dim=0) @ values[rest]]
     for part, (_, weighting) in zip(parts, sets, strict=True):
         if part:
             inside = scores[part] / weighting.temperature
-            totals.append(weighting.factor * inside.logsumexp(0) + weighting.offset)
+            lses.append(weighting.factor * inside.logsumexp(0) + weighting.offset)
             outputs.append(torch.softmax(inside, dim=0) @ values[part])
-    return torch.softmax(torch.stack(totals), dim=0) @ torch.stack(outputs)
+    return torch.softmax(torch.stack(lses), dim=0) @ torch.stack(outputs)
 
 
 class _Ranking:
     """PINE's rows: what each token of one layer sees, ranked by importance."""
 
-    def __init__(self, arrangement: ImportanceArrangement, call: AttentionCall) -> None:
+    def __init__(self, arrangement: RankedArrangement, call: AttentionCall) -> None:
         self._arrangement = arrangement
         self._call = call
         self._keys = _unrotated(call, call.keys, 0)
-        self._queries = _unrotated(call, call.queries, call.first)
+        self._queries = _unrotated(call, call.queries, call.query_start)
         self._known: dict[tuple[int, int, int, int | None], list[float]] = {}
 
     def row(self, head: int, query: int) -> list[tuple[int, int]]:
@@ -139,7 +139,10 @@ class _Ranking:
             others = [i for i in range(len(spans)) if i != own and len(spans[i])]
             tokens = [index for i in others for index in range(spans[i].start, spans[i].stop)]
             for token in asking if tokens else ():
-                scores = self._keys[head // self._call.groups, tokens] @ self._queries[head, token - self._call.first]
+                scores = (
+                    self._keys[head // self._call.num_key_value_groups, tokens]
+                    @ self._queries[head, token - self._call.query_start]
+                )
                 weights = dict(zip(tokens, torch.softmax(scores * self._call.scaling, dim=0).tolist(), strict=True))
                 for i in others:
                     total[i] += sum(weights[index] for index in range(spans[i].start, spans[i].stop)) / len(spans[i])

@@ -1,112 +1,78 @@
-"""RoToR in parts, of which only what a few neighbouring segments see of each other needs a mask.
+"""RoToR on a CPU, in parts of which only the keys that a few neighbouring segments share need a mask.
 
-Rows of a ring share nearly everything: each segment sees those before it where they lie, those behind it `T` positions
-earlier, and the prefix, which turns with the reader. So the keys behind a segment are turned once for all of them, and
-the prefix is read by turning the queries instead.
+The segments of a ring share nearly all keys: each sees the segments before it where they lie, those behind it `T`
+positions earlier, and the prefix at a shift of its own. So the segments are laid out twice, `[segments behind the
+first, rotated by -T | segments]`, and what a segment sees of the others is one window of that layout. For the prefix,
+queries are rotated instead of keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 
-from invariant_rag.arrangement import Row, Run
+from invariant_rag.arrangement import Ring, Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import Part, merged, part
+from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 
-_TOGETHER = 512
+_BATCH = 512
 """Queries, over the heads that share keys, from which on fused attention on a CPU is at its best."""
 
 
-class Ring(NamedTuple):
-    """Neighbouring rows of RoToR.
-
-    Attributes:
-        rows: The rows.
-        origin: Where the set starts: the length of the prefix.
-        stop: Where the set ends.
-        shift: At which shift a row sees the segments behind its own.
-    """
-
-    rows: Sequence[Row]
-    origin: int
-    stop: int
-    shift: int
-
-
-def as_ring(rows: Sequence[Row]) -> Ring | None:
-    """Recognise rows as a ring; None where they are none."""
-    origin = rows[0].queries.start
-    far = [row.runs[-2] for row in rows if len(row.runs) > 1]
-    if len(far) < len(rows):
-        return None
-    stop, shift = far[0].stop, far[0].shift
-    for row, before in zip(rows, (origin, *(each.queries.stop for each in rows)), strict=False):
-        wanted = (Run(row.queries.stop, stop, shift), Run(origin, row.queries.stop, 0))
-        prefix = row.runs[:-2]
-        if row.queries.start != before or row.runs[-2:] != wanted:
-            return None
-        if [(run.start, run.stop) for run in prefix] != ([(0, origin)] if origin else []):
-            return None
-    return Ring(rows, origin, stop, shift)
-
-
 def attend_ring(ring: Ring, call: AttentionCall, out: torch.Tensor) -> None:
-    """Fill `out` `[H, Q, D]` for the rows of a ring.
+    """Fill `out` `[H, Q, D_v]` where the queries of a ring are.
 
-    Neighbouring rows are read together. On a tape of `[segments behind the first, turned | segments as they lie]`, all
-    that they see but themselves is one stretch, without a mask: the segments behind them, and then those before them.
+    Neighbouring segments are computed together. All keys that they see, apart from their own, are one window of the
+    doubled layout, without a mask: the segments behind them, and then those before them.
     """
-    start, stop, behind = ring.origin, ring.rows[-1].queries.stop, ring.rows[0].queries.stop
-    turned = call.rotation.rotate(call.keys[:, behind : ring.stop], ring.shift)
-    keys = torch.cat((turned, call.keys[:, start:stop]), dim=1)
-    values = torch.cat((call.values[:, behind : ring.stop], call.values[:, start:stop]), dim=1)
-    lies = ring.stop - behind - start  # where on the tape a token lies, from its index
-    for rows in _together(ring.rows, call.groups):
-        a, b = rows[0].queries.start, rows[-1].queries.stop
+    start, last_stop, behind = ring.origin, ring.ends[-2], ring.ends[0]
+    rotated = call.rotation.rotate(call.keys[:, behind : ring.stop], ring.shift)
+    keys = torch.cat((rotated, call.keys[:, start:last_stop]), dim=1)
+    values = torch.cat((call.values[:, behind : ring.stop], call.values[:, start:last_stop]), dim=1)
+    offset = ring.stop - behind - start  # from a token's index in memory to its index in the doubled layout
+    for segments in _batches(ring, call.num_key_value_groups):
+        a, b = segments[0].start, segments[-1].stop
         queries = call.queries[:, a:b]
-        parts = [part(call, queries, keys[:, lies + a : lies + b], values[:, lies + a : lies + b], causal=True)]
-        around = slice(b - behind, lies + a)
-        if around.start < around.stop:
-            parts.append(part(call, queries, keys[:, around], values[:, around]))
+        own = slice(offset + a, offset + b)
+        states = [partial_attention(call, queries, keys[:, own], values[:, own], is_causal=True)]
+        others = slice(b - behind, offset + a)
+        if others.start < others.stop:
+            states.append(partial_attention(call, queries, keys[:, others], values[:, others]))
         if start:
-            parts.append(part(call, turned_queries(rows, call), call.keys[:, :start], call.values[:, :start]))
-        last = rows[-1].queries.start
-        out[:, last:b] = merged([_some(each, slice(last - a, None)) for each in parts])
-        if len(rows) > 1:
-            inner = slice(rows[0].queries.stop - behind, b - behind)
-            extra = part(call, queries[:, : last - a], keys[:, inner], values[:, inner], mask=_behind(rows))
-            out[:, a:last] = merged([*(_some(each, slice(last - a)) for each in parts), extra])
+            rotated = rotate_for_prefix(ring, segments, call)
+            states.append(partial_attention(call, rotated, call.keys[:, :start], call.values[:, :start]))
+        last = segments[-1].start
+        out[:, last:b] = merge_attn_states([each.queries(slice(last - a, None)) for each in states]).out
+        if len(segments) > 1:
+            inner = slice(segments[0].stop - behind, b - behind)
+            mask = _behind_mask(segments)
+            extra = partial_attention(call, queries[:, : last - a], keys[:, inner], values[:, inner], mask=mask)
+            out[:, a:last] = merge_attn_states([*(each.queries(slice(last - a)) for each in states), extra]).out
 
 
-def _some(whole: Part, queries: slice) -> Part:
-    return Part(whole.out[:, queries], whole.total[:, queries])
-
-
-def _together(rows: Sequence[Row], groups: int) -> Iterator[list[Row]]:
-    """Split rows into neighbours with enough queries to be read together."""
-    batch: list[Row] = []
-    for row in rows:
-        batch.append(row)
-        if (row.queries.stop - batch[0].queries.start) * groups >= _TOGETHER:
+def _batches(ring: Ring, groups: int) -> Iterator[list[Span]]:
+    """Split the segments into neighbours with enough queries to be computed together."""
+    batch: list[Span] = []
+    for segment in ring.segments:
+        batch.append(segment)
+        if (segment.stop - batch[0].start) * groups >= _BATCH:
             yield batch
             batch = []
     if batch:
         yield batch
 
 
-def turned_queries(rows: Sequence[Row], call: AttentionCall) -> torch.Tensor:
-    """The queries of some rows, turned so that the prefix where it lies is as far from them as they see it."""
-    queries = call.queries[:, rows[0].queries.start : rows[-1].queries.stop]
-    shifts = [-row.runs[0].shift for row in rows for _ in range(len(row.queries))]
-    turned = call.rotation.rotate_each(queries, torch.tensor(shifts, device=queries.device), call.keys.shape[1])
-    return turned.to(queries.dtype)
+def rotate_for_prefix(ring: Ring, segments: list[Span] | tuple[Span, ...], call: AttentionCall) -> torch.Tensor:
+    """Return the queries of some segments `[H, Q, D]`, rotated so that they see the prefix at their shift of it."""
+    queries = call.queries[:, segments[0].start : segments[-1].stop]
+    shifts = [-ring.prefix_shift(each) for each in segments for _ in range(len(each))]
+    rotated = call.rotation.rotate_each(queries, torch.tensor(shifts, device=queries.device), call.keys.shape[1])
+    return rotated.to(queries.dtype)
 
 
-def _behind(rows: Sequence[Row]) -> torch.Tensor:
-    """Boolean: which keys behind the first of some rows the queries of all but the last see."""
-    first, last = rows[0].queries.stop, rows[-1].queries.stop
-    ends = torch.tensor([row.queries.stop for row in rows[:-1] for _ in range(len(row.queries))])
+def _behind_mask(segments: list[Span]) -> torch.Tensor:
+    """Return a boolean mask: which keys behind the first of some segments the queries of all but the last see."""
+    first, last = segments[0].stop, segments[-1].stop
+    ends = torch.tensor([each.stop for each in segments[:-1] for _ in range(len(each))])
     return torch.arange(first, last) >= ends[:, None]

@@ -1,20 +1,22 @@
-"""The rotary embedding of a layer, found by observation instead of by family name.
+"""The rotary embedding of a layer, identified by observation instead of by family name.
 
 Models differ in layout (half-split or interleaved), in how many dimensions rotate, in their frequencies (scaled, or
-different from layer to layer) and in whether a layer rotates at all. A rotation is a small set of candidates away: we
-try each against what the layer really does to its queries and keys, and keep the one that reproduces it.
+different from layer to layer) and in whether a layer rotates at all. Every combination is a candidate; the one that
+reproduces what the layer does to its queries and keys is the layer's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-_GROWS = ("dynamic", "longrope")
+from invariant_rag.attention.per_model import once_per_model
+
+_DYNAMIC = ("dynamic", "longrope")
 
 
 @dataclass(eq=False)
@@ -82,17 +84,17 @@ class Rotation:
         wide = x if x.dtype == torch.float64 else x.float()
         cos, sin = cos.to(wide), sin.to(wide)
         size = 2 * cos.shape[-1]
-        turning, rest = wide[..., :size], wide[..., size:]
+        rotating, rest = wide[..., :size], wide[..., size:]
         if self.interleaved:
-            a, b = turning[..., 0::2], turning[..., 1::2]
+            a, b = rotating[..., 0::2], rotating[..., 1::2]
             first, second = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
-            turned = torch.stack((first, second), dim=-1).flatten(-2)
+            rotated = torch.stack((first, second), dim=-1).flatten(-2)
         else:
-            a, b = turning.chunk(2, dim=-1)
-            turned = torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
+            a, b = rotating.chunk(2, dim=-1)
+            rotated = torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
         if not rest.shape[-1]:
-            return turned
-        return torch.cat((turned, rest.expand(*turned.shape[:-1], rest.shape[-1])), dim=-1)
+            return rotated
+        return torch.cat((rotated, rest.expand(*rotated.shape[:-1], rest.shape[-1])), dim=-1)
 
 
 def candidates(model: nn.Module) -> list[Rotation]:
@@ -126,8 +128,8 @@ def identify(
             exact = tensor.double()
             if candidate.module is not None and 2 * candidate.frequencies().shape[0] > exact.shape[-1]:
                 return float("inf")
-            turned = [candidate.rotate(exact[:, 0], int(position)) for position in positions]
-            gap = (torch.stack(turned, dim=1) - exact).abs().amax()
+            rotated = [candidate.rotate(exact[:, 0], int(position)) for position in positions]
+            gap = (torch.stack(rotated, dim=1) - exact).abs().amax()
             worst = max(worst, float(gap / exact.abs().amax().clamp_min(1e-30)))
         return worst
 
@@ -135,22 +137,31 @@ def identify(
     return best if error(best) <= tolerance else None
 
 
-def grows(model: nn.Module) -> bool:
-    """Whether the model's rotary frequencies depend on the length of what it reads."""
-    return any(kind in str(getattr(module, "rope_type", "")) for module in model.modules() for kind in _GROWS)
+def has_dynamic_rope(model: nn.Module) -> bool:
+    """Return whether the model's rotary frequencies depend on the length of the prompt (dynamic, LongRoPE)."""
+    return bool(_dynamic_rope_modules(model))
+
+
+@once_per_model
+def _dynamic_rope_modules(model: nn.Module) -> list[nn.Module]:
+    modules = [(module, str(getattr(module, "rope_type", ""))) for module in model.modules()]
+    return [module for module, rope_type in modules if any(kind in rope_type for kind in _DYNAMIC)]
+
+
+def reset_dynamic_rope(model: nn.Module) -> AbstractContextManager[None]:
+    """Run with the rotary frequencies of a freshly loaded model, and restore the current ones afterwards.
+
+    Dynamic scalings remember the longest sequence so far, so the same prompt could give another answer after a long
+    one. Inside this context the memory starts empty; outside, the model's own memory is as it was.
+    """
+    modules = _dynamic_rope_modules(model)
+    return _reset_dynamic_rope(modules) if modules else nullcontext()
 
 
 @contextmanager
-def pristine_frequencies(model: nn.Module) -> Iterator[None]:
-    """Run with the frequencies of a freshly loaded model, and put back what was there.
-
-    Dynamic scalings remember the longest sequence they have seen, so the same prompt could give another answer after
-    a long one. Inside this context the memory starts empty; outside, the model's own memory is as it was.
-    """
+def _reset_dynamic_rope(modules: Sequence[nn.Module]) -> Iterator[None]:
     saved: list[tuple[nn.Module, dict[str, torch.Tensor | None], dict[str, int | float | torch.Tensor]]] = []
-    for module in model.modules():
-        if not any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWS):
-            continue
+    for module in modules:
         plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | torch.Tensor)}
         saved.append((module, dict(module._buffers), plain))
         for name in list(module._buffers):

@@ -1,4 +1,4 @@
-"""The fast default: few large calls of PyTorch's fused attention."""
+"""The default backend: few large calls of PyTorch's fused attention."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from typing import ClassVar
 
 import torch
 
+from invariant_rag.arrangement import Ring
+from invariant_rag.attention.blockwise import Blockwise
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import can_split
-from invariant_rag.attention.ring import Ring, attend_ring
-from invariant_rag.attention.rowwise import RowWise
+from invariant_rag.attention.ring import attend_ring
 
 
-class SDPA(RowWise):
-    """Compute attention with `scaled_dot_product_attention`, or matrix products where the model has what it lacks."""
+class SDPA(Blockwise):
+    """Compute attention with fused kernels, or with matrix products where a layer needs what these lack."""
 
     name: ClassVar[str] = "sdpa"
 
-    def attend_ring(self, ring: Ring, call: AttentionCall, out: torch.Tensor) -> bool:
-        """Read a ring in parts where the layer allows it."""
-        if not can_split(call, max(row.length for row in ring.rows)):
-            return False
-        attend_ring(ring, call, out)
-        return True
+    def ring(self, block: Ring, call: AttentionCall, out: torch.Tensor) -> None:
+        """Fill `out` `[H, Q, D_v]`: in parts where the layer allows it, else row by row."""
+        if can_split(call, block.stop):
+            attend_ring(block, call, out)
+        else:
+            self.row_by_row(block, call, out)

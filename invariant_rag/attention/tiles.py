@@ -1,7 +1,7 @@
-"""PINE in parts: keys in tiles of equal size, so that all segments are read in one call, each at its own shift.
+"""PINE in parts: keys in tiles of equal size, so that one call attends to all segments, each at its own shift.
 
-A segment that a reader sees elsewhere is a constant rotation away, and it is the query that is turned, once per tile.
-The tiles of a prompt are cut once and serve every reader, the tokens that are generated included.
+A segment at another position is a constant rotation away, and it is the query that is rotated, once per tile. The tiles
+of a prompt are made once and serve all of its queries, those of generated tokens included.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import Part, joined, merged, part
+from invariant_rag.attention.fused import attention_with_lse
+from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, partial_attention
 
 _QUERIES = 128  # at a time: each is held once for every tile
-_SHORT = 64  # tokens of a tile up to which one call for all tiles is faster than one call for each segment
+_SHORT_TILE = 64  # tokens of a tile up to which one call for all tiles is faster than one call for each segment
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The segments of one set, cut into tiles.
+    """The keys and values of one set, split into tiles.
 
     Attributes:
         keys: `[M, H_kv, B, D]`, padded with zeros.
@@ -37,18 +38,18 @@ class Tiles:
     owners: tuple[int, ...]
 
     def without(self, segment: int) -> Tiles:
-        """The tiles of the other segments; those of this one stay, unseen."""
+        """Return the same tiles with those of one segment masked."""
         first, stop = bisect_left(self.owners, segment), bisect_right(self.owners, segment)
         bias = self.bias.clone()
         bias[first:stop] = float("-inf")
         return replace(self, bias=bias)
 
 
-def cut(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
-    """Cut the segments of a set into tiles, which keep their order."""
+def make_tiles(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
+    """Split the keys of a set into tiles, in memory order."""
     lengths = sorted(len(span) for span in spans if len(span))
     median, longest = lengths[len(lengths) // 2], lengths[-1]
-    size = longest if longest <= _SHORT else min(256, max(16, median))
+    size = longest if longest <= _SHORT_TILE else min(256, max(16, median))
     pieces = [
         (owner, start, min(start + size, span.stop))
         for owner, span in enumerate(spans)
@@ -65,55 +66,55 @@ def cut(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
     return Tiles(keys, values, bias, tuple(owner for owner, _, _ in pieces))
 
 
-def attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int) -> Part:
+def attend_to_tiles(
+    call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
+) -> AttentionState:
     """Attend from tokens `[H, Q, D]` to a set in one call.
 
     Args:
         call: The layer's constants.
         queries: The queries.
         tiles: The segments.
-        shifts: `[H, Q or 1, N]`: how far later than they lie each head and query sees the segments.
+        shifts: `[H, Q or 1, N]`: shift at which each head and query sees each segment.
         reach: Bound on the shifts.
     """
     count, (heads, asked, size) = len(tiles.owners), queries.shape
     by = shifts[..., list(tiles.owners)].permute(2, 0, 1)
-    if tiles.keys.shape[2] <= _SHORT:
-        return _attend_to_short(call, queries, tiles, by, reach)
-    turned = call.rotation.rotate_each(queries, -by, reach).to(queries.dtype)
-    packed = turned.reshape(count, call.keys.shape[0], -1, size)
+    if tiles.keys.shape[2] <= _SHORT_TILE:
+        return _attend_by_matmul(call, queries, tiles, by, reach)
+    rotated = call.rotation.rotate_each(queries, -by, reach).to(queries.dtype)
+    packed = rotated.reshape(count, call.keys.shape[0], -1, size)
     bias = tiles.bias.expand(-1, 1, packed.shape[2], -1)
-    out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        packed, tiles.keys, tiles.values, attn_mask=bias, scale=call.scaling
-    )
-    parts = zip(out.reshape(count, heads, asked, -1), total.reshape(count, heads, asked), strict=True)
-    return joined([Part(*each) for each in parts])
+    out, lse = attention_with_lse(packed, tiles.keys, tiles.values, scaling=call.scaling, mask=bias)
+    states = zip(out.reshape(count, heads, asked, -1), lse.reshape(count, heads, asked), strict=True)
+    return merge_attn_states([AttentionState(*each) for each in states])
 
 
-def _attend_to_short(
+def _attend_by_matmul(
     call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
-) -> Part:
-    """Attend by matrix products, which small tiles keep busier than fused kernels.
+) -> AttentionState:
+    """Attend by matrix products, which are faster than fused kernels for small tiles.
 
-    The heads that share keys are read one group after the other, so that everything stays in a processor's cache.
+    The heads that share keys are computed one group after the other, so that everything stays in a processor's cache.
     `shifts`: `[M, H, Q or 1]`.
     """
-    outs, totals = [], []
-    groups, bias = call.groups, tiles.bias[:, 0].to(queries.dtype)
+    outs, lses = [], []
+    groups, bias = call.num_key_value_groups, tiles.bias[:, 0].to(queries.dtype)
     for head in range(call.keys.shape[0]):
         heads = slice(head * groups, (head + 1) * groups)
-        turned = call.rotation.rotate_each(queries[heads], -shifts[:, heads], reach).to(queries.dtype)
-        packed = turned.reshape(len(tiles.owners), -1, queries.shape[-1])
+        rotated = call.rotation.rotate_each(queries[heads], -shifts[:, heads], reach).to(queries.dtype)
+        packed = rotated.reshape(len(tiles.owners), -1, queries.shape[-1])
         scores = torch.baddbmm(bias, packed, tiles.keys[:, head].transpose(1, 2), alpha=call.scaling)
         scores = scores.transpose(0, 1).reshape(packed.shape[1], -1)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         highest = scores.amax(dim=-1, keepdim=True)
         weights = scores.sub_(highest).exp_()
-        total = weights.sum(dim=-1, keepdim=True)
+        normaliser = weights.sum(dim=-1, keepdim=True)
         values = tiles.values[:, head].reshape(-1, tiles.values.shape[-1])
-        outs.append((weights.to(values.dtype) @ values) / total.to(values.dtype))
-        totals.append((highest + total.log())[:, 0])
+        outs.append((weights.to(values.dtype) @ values) / normaliser.to(values.dtype))
+        lses.append((highest + normaliser.log())[:, 0])
     shape = queries.shape[:2]
-    return Part(torch.stack(outs).reshape(*shape, -1), torch.stack(totals).reshape(shape))
+    return AttentionState(torch.stack(outs).reshape(*shape, -1), torch.stack(lses).reshape(shape))
 
 
 def attend_to_others(
@@ -124,7 +125,7 @@ def attend_to_others(
     shifts: torch.Tensor,
     reach: int,
     own: int,
-) -> Part:
+) -> AttentionState:
     """Attend from tokens of one segment `[H, Q, D]`, which ranks the others as a whole, to those others.
 
     Args:
@@ -132,27 +133,27 @@ def attend_to_others(
         queries: The queries.
         spans: The segments of the set.
         tiles: The same in tiles.
-        shifts: `[H, 1, N]`: how far later than they lie each head sees the segments.
+        shifts: `[H, 1, N]`: shift at which each head sees each segment.
         reach: Bound on the shifts.
-        own: The segment that reads.
+        own: The segment that the queries belong to.
     """
-    if tiles.keys.shape[2] <= _SHORT:
+    if tiles.keys.shape[2] <= _SHORT_TILE:
         return attend_to_tiles(call, queries, tiles.without(own), shifts, reach)
-    parts = []
+    states = []
     for other, span in enumerate(spans):
         if other == own or not len(span):
             continue
-        turned = call.rotation.rotate_each(queries, -shifts[..., other], reach).to(queries.dtype)
+        rotated = call.rotation.rotate_each(queries, -shifts[..., other], reach).to(queries.dtype)
         keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
-        parts.append(part(call, turned, keys, values))
-    return joined(parts)
+        states.append(partial_attention(call, rotated, keys, values))
+    return merge_attn_states(states)
 
 
-def attend_ranked(
+def attend_block(
     call: AttentionCall,
     block: Span,
     texts: Sequence[tuple[Span, int]],
-    sets: Sequence[Callable[[torch.Tensor, slice], Part]],
+    sets: Sequence[Callable[[torch.Tensor, slice], AttentionState]],
 ) -> torch.Tensor:
     """Attend from neighbouring tokens `[H, Q, D_v]` to texts, to sets, and causally to themselves.
 
@@ -160,23 +161,22 @@ def attend_ranked(
         call: The layer's tensors.
         block: The tokens.
         texts: Spans of keys before the tokens, each with its shift.
-        sets: What attends to a set, from some of the queries and where they are in the block.
+        sets: For each set, a function that attends to it from some of the queries, given with their place in the block.
     """
-    queries = call.queries[:, block.start - call.first : block.stop - call.first]
-    own = part(
-        call, queries, call.keys[:, block.start : block.stop], call.values[:, block.start : block.stop], causal=True
+    queries = call.queries[:, block.start - call.query_start : block.stop - call.query_start]
+    own = partial_attention(
+        call, queries, call.keys[:, block.start : block.stop], call.values[:, block.start : block.stop], is_causal=True
     )
     out = []
     for start in range(0, len(block), _QUERIES):
         stop = min(start + _QUERIES, len(block))
         some = queries[:, start:stop]
-        parts = [Part(own.out[:, start:stop], own.total[:, start:stop])]
+        states = [own.queries(slice(start, stop))]
         for span, shift in texts:
             if len(span):
-                turned = call.rotation.rotate(some, -shift)
-                parts.append(
-                    part(call, turned, call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop])
-                )
-        parts += [attend(some, slice(start, stop)) for attend in sets]
-        out.append(merged(parts))
+                rotated = call.rotation.rotate(some, -shift)
+                keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
+                states.append(partial_attention(call, rotated, keys, values))
+        states += [attend(some, slice(start, stop)) for attend in sets]
+        out.append(merge_attn_states(states).out)
     return torch.cat(out, dim=1)

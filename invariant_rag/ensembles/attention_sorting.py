@@ -1,4 +1,4 @@
-"""Attention sorting: put the documents that the model looks at nearest to the question (arXiv 2310.01427)."""
+"""Attention sorting: place the documents with the most attention nearest to the question (arXiv 2310.01427)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, overload
 
 import torch
 
-from invariant_rag.attention.hook import Arranged, LayerInputs, override_attention
-from invariant_rag.attention.kernels import visible
+from invariant_rag.attention.hook import ArrangedAttention, LayerInputs, PromptState, override_attention
+from invariant_rag.attention.kernels import causal_mask
 from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, with_cost
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
 from invariant_rag.ensembles.listing import Listing, canonical_listing
@@ -46,10 +46,10 @@ def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[floa
             f"expected a method whose suffix reads every segment where it lies, got {lm.method.name!r}",
             hint="Use sequential, rotor, or another method with stock decoding.",
         )
-    arranged = Arranged([prepared.arrangement], [0], lm.backend, lm.reader.host.rotations, [{}])
-    observer = _Observer(arranged)
-    with lm.reader.running(), override_attention(lm.model, observer):
-        lm.reader.forward(prepared, 1, use_cache=False)
+    prefiller = lm.prefiller
+    observer = _Observer(ArrangedAttention([PromptState(prepared.arrangement)], lm.backend, prefiller.rotations))
+    with prefiller.exclusive(), override_attention(lm.model, observer):
+        prefiller.forward(prepared, 1, use_cache=False)
     weights = torch.stack(observer.weights).mean(dim=0)
     spans = [span for spans in prepared.arrangement.layout.set_spans for span in spans]
     return [float(weights[span.start : span.stop].mean()) if len(span) else 0.0 for span in spans]
@@ -57,9 +57,9 @@ def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[floa
 
 @dataclass
 class _Observer:
-    """Attends as somebody else does; keeps what the last token sees in every layer: `[S]`, the mean over heads."""
+    """An attention function that records the last token's weights in every layer: `[S]`, the mean over heads."""
 
-    attending: Arranged
+    attention: ArrangedAttention
     weights: list[torch.Tensor] = field(default_factory=list)
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
@@ -69,12 +69,12 @@ class _Observer:
         softcap, sinks = inputs.extra.get("softcap"), inputs.extra.get("s_aux")
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~visible(1, keys.shape[1], inputs.window, keys.device), float("-inf"))
+        scores = scores.masked_fill(~causal_mask(1, keys.shape[1], inputs.sliding_window, keys.device), float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks.to(scores).view(-1, 1, 1)), dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., : keys.shape[1]]
         self.weights.append(weights.double().mean(dim=0)[0].cpu())
-        return self.attending(inputs)
+        return self.attention(inputs)
 
 
 class AttentionSorting(Ensemble):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -25,9 +25,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from invariant_rag.errors import InvalidChoice
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Entry = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values `[H_kv, T, D]` of each layer."""
@@ -257,24 +254,13 @@ class _Disk:
             total -= size
 
 
-def fingerprint(model: PreTrainedModel, *more: object) -> str:
-    """Return a digest of a model's config, of samples and sums of its weights, and of what else it computes with."""
-    digest = hashlib.sha256(f"{model.config.to_json_string(use_diff=False)} {more}".encode())
-    for name, tensor in model.state_dict().items():
-        flat = tensor.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 64)].float().cpu()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {float(flat.float().sum())!r}".encode())
-        digest.update(sample.numpy().tobytes())
-    return digest.hexdigest()
-
-
 def key_of(*parts: Any) -> str:
     """Return the key of an entry: a digest of everything that its tensors follow from."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def joined(entries: Sequence[Entry], device: torch.device) -> Entry:
-    """Return entries one behind the other, as one."""
+def concatenate(entries: Sequence[Entry], device: torch.device) -> Entry:
+    """Concatenate entries along the tokens."""
     layers = zip(*entries, strict=True)
     return [
         (

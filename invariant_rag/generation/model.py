@@ -2,31 +2,38 @@
 
 Invariance is bitwise because memory order is canonical: segments are put into physical order before the input ids are
 built, so every permutation of the input enters the model as the same tensor.
+
+One generation: `prepare`, load the cached prefix, run the model's own `generate` with arranged attention, collect the
+outputs.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 import torch
 from transformers import PreTrainedModel
 
 from invariant_rag.attention import resolve_backend
+from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.probe import input_device
-from invariant_rag.attention.rope import pristine_frequencies
-from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.attention.rope import reset_dynamic_rope
+from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidPrompt
+from invariant_rag.generation.choices import Choices
+from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation, Usage, decode, to_generations
+from invariant_rag.generation.outputs import Generation, to_generations
 from invariant_rag.generation.overflow import Overflow, TokenLimits
-from invariant_rag.generation.padding import batch_caches, left_pad, left_pad_positions
-from invariant_rag.generation.prefill import Reader
+from invariant_rag.generation.padding import batch_caches, left_pad
+from invariant_rag.generation.prefill import Prefiller
+from invariant_rag.generation.prefix_cache import check_cacheable
 from invariant_rag.generation.prepare import PreparedPrompt, prepare
+from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.interventions import Intervention, resolve_intervention
 from invariant_rag.methods import Method, resolve_method
@@ -41,14 +48,13 @@ if TYPE_CHECKING:
     from invariant_rag.attention.call import Backend
     from invariant_rag.routing import RoutedModel
 
-__all__ = ["Generation", "InvariantModel", "Usage"]
-
 
 class InvariantModel:
-    """A causal LM that reads its segments as a set.
+    """A causal LM whose answer is a function of the set of segments, not of their order.
 
-    The wrapped model is probed once, never patched, and unchanged after every call. Calls from several threads are
-    serialised per model; other code may call the same model meanwhile.
+    A wrapper is immutable: `with_method` and `with_cache` return another one of the same weights. The wrapped model is
+    probed once, never patched, and unchanged after every call. Calls from several threads are serialised per model;
+    other code may call the same model meanwhile.
 
     Args:
         model: A causal LM of transformers.
@@ -56,19 +62,22 @@ class InvariantModel:
         method: How segments see each other: a name from `invariant-rag methods`, or a `Method`.
         ordering: Which segment goes where: a name from `invariant-rag orderings`, or an `Ordering`. None: the
             method's own default (`lexical`, but `given` for `sequential`).
-        backend: What computes the attention: `auto`, `sdpa` or `reference`.
+        backend: What computes the attention: `auto`, `sdpa`, `flex` or `reference`.
         max_segment_tokens: Tokens that one segment may have. None: no limit.
         overflow: What happens to a prompt that is too long: `error`, `drop_last` or `trim_segments`.
-        cache: What keeps keys and values of sets and segments for later prompts, in any order. None: nothing is kept.
         intervention: A change to the plain model's attention that lessens its position bias, for the method
             `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It makes
             nothing invariant; the ordering does.
+        cache: Keeps keys and values of sets and segments for later prompts, in any order. None: nothing is kept.
 
     Raises:
-        UnsupportedModel: The model cannot be arranged; the message says why.
+        UnsupportedModel: Its attention cannot be arranged; the message says why.
         UnknownName: No such method, ordering, backend, overflow or intervention.
-        UnsupportedCombination: The intervention does not go with the method or the model.
+        UnsupportedCombination: The intervention does not go with the method or the model, or the cache with either.
     """
+
+    prefiller: Prefiller
+    """Runs the model over prompts with arranged attention. It owns the model and all choices."""
 
     def __init__(
         self,
@@ -83,15 +92,36 @@ class InvariantModel:
         intervention: str | Intervention | None = None,
         cache: KeyValueCache | None = None,
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.method = resolve_method(method)
-        self.ordering = resolve_ordering(ordering, self.method.default_ordering)
-        self.backend = resolve_backend(backend)
-        self.intervention = resolve_intervention(intervention, self.method, model)
-        self._budget = TokenLimits(context_window(model.config), max_segment_tokens, overflow)
-        self.cache = cache
-        self.reader = self._new_reader()
+        method = resolve_method(method)
+        choices = Choices(
+            method=method,
+            ordering=resolve_ordering(ordering, method.default_ordering),
+            backend=resolve_backend(backend),
+            limits=TokenLimits(context_window(model.config), max_segment_tokens, overflow),
+            intervention=resolve_intervention(intervention, method, model),
+            cache=cache,
+        )
+        self._set(tokenizer, Prefiller(model, choices, shared_state(model)))
+
+    def _set(self, tokenizer: PreTrainedTokenizerBase | None, prefiller: Prefiller) -> None:
+        """Set the state of a new wrapper: all else is derived from it."""
+        cache = prefiller.choices.cache
+        if not isinstance(cache, KeyValueCache | None):
+            raise InvalidChoice(
+                f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
+            )
+        if cache is not None:
+            check_cacheable(prefiller.model, prefiller.choices)
+        vars(self).update(_tokenizer=tokenizer, prefiller=prefiller)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ImmutableModel(name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ImmutableModel(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.model, self.tokenizer, self.choices)
 
     @classmethod
     def from_pretrained(
@@ -154,54 +184,42 @@ class InvariantModel:
         max_segment_tokens: int | None = None,
         overflow: Overflow | None = None,
         intervention: str | Intervention | None = None,
-    ) -> InvariantModel:
+    ) -> Self:
         """Return a wrapper of the same weights with other choices; cheap. What is not given stays as it is.
 
         A new method without an ordering brings its default ordering, and without an intervention none.
         """
-        other = copy.copy(self)
+        changes: dict[str, Any] = {}
+        resolved = self.method
         if method is not None:
-            other.method = resolve_method(method)
-            other.ordering = resolve_ordering(other.method.default_ordering)
-            other.intervention = None
+            resolved = resolve_method(method)
+            default = resolve_ordering(resolved.default_ordering)
+            changes |= {"method": resolved, "ordering": default, "intervention": None}
         if ordering is not None:
-            other.ordering = resolve_ordering(ordering)
+            changes["ordering"] = resolve_ordering(ordering)
         if backend is not None:
-            other.backend = resolve_backend(backend)
-        if max_segment_tokens is not None:
-            other._budget = replace(other._budget, max_segment_tokens=max_segment_tokens)
-        if overflow is not None:
-            other._budget = replace(other._budget, overflow=overflow)
+            changes["backend"] = resolve_backend(backend)
+        if max_segment_tokens is not None or overflow is not None:
+            longest = self.max_segment_tokens if max_segment_tokens is None else max_segment_tokens
+            changes["limits"] = TokenLimits(self.context_window, longest, overflow or self.overflow)
         if intervention is not None:
-            other.intervention = resolve_intervention(intervention, other.method, self.model)
-        other.reader = other._new_reader()
-        return other
+            changes["intervention"] = resolve_intervention(intervention, resolved, self.model)
+        return self._with(**changes)
 
-    def with_cache(self, cache: KeyValueCache | None) -> InvariantModel:
-        """Return a wrapper of the same weights that keeps keys and values of what it reads; None: that keeps none.
+    def with_cache(self, cache: KeyValueCache | None) -> Self:
+        """Return a wrapper of the same weights that keeps the keys and values it computes; None: that keeps none.
 
         Raises:
             InvalidChoice: It is no cache.
-            UnsupportedCombination: The model's rotary frequencies grow with the prompt, or an intervention is at work.
+            UnsupportedCombination: The model's rotary frequencies grow with the prompt, or there is an intervention.
         """
-        if not isinstance(cache, KeyValueCache | None):
-            raise InvalidChoice(
-                f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
-            )
-        other = copy.copy(self)
-        other.cache = cache
-        other.reader = other._new_reader()
+        return self._with(cache=cache)
+
+    def _with(self, **changes: Any) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other._set(self.tokenizer, replace(self.prefiller, choices=replace(self.choices, **changes)))
         return other
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "reader"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.reader = self._new_reader()
-
-    def _new_reader(self) -> Reader:
-        return Reader.of(self.model, self.method, self.backend, self.intervention, self.cache)
 
     def with_routing(self, alpha: float = 0.2, *, plain_order: Literal["given", "canonical"] = "given") -> RoutedModel:
         """Return a model that asks this one and the plain model, and keeps one answer: see `invariant_rag.routing`.
@@ -215,9 +233,50 @@ class InvariantModel:
             InvalidChoice: `alpha` is no finite number.
             UnknownName: No such order.
         """
-        from invariant_rag.routing import RoutedModel  # what is built on a model is imported when it is asked for
+        from invariant_rag.routing import RoutedModel  # routing imports this module
 
         return RoutedModel.over(self, alpha=alpha, plain_order=plain_order)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The wrapped model."""
+        return self.prefiller.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The model's tokenizer; None for one that takes token ids only."""
+        tokenizer: PreTrainedTokenizerBase | None = vars(self)["_tokenizer"]
+        return tokenizer
+
+    @property
+    def choices(self) -> Choices:
+        """Everything that this wrapper was asked for."""
+        return self.prefiller.choices
+
+    @property
+    def method(self) -> Method:
+        """How segments see each other."""
+        return self.choices.method
+
+    @property
+    def ordering(self) -> Ordering:
+        """Which segment goes where."""
+        return self.choices.ordering
+
+    @property
+    def backend(self) -> Backend:
+        """What computes the attention."""
+        return self.choices.backend
+
+    @property
+    def intervention(self) -> Intervention | None:
+        """The change to the plain model's attention, if any."""
+        return self.choices.intervention
+
+    @property
+    def cache(self) -> KeyValueCache | None:
+        """Keeps keys and values of sets and segments, if any does."""
+        return self.choices.cache
 
     @property
     def invariant(self) -> bool:
@@ -237,12 +296,17 @@ class InvariantModel:
     @property
     def context_window(self) -> int | None:
         """Tokens that prompt and answer may have together; None where the model states no limit."""
-        return self._budget.context_window
+        return self.choices.limits.context_window
 
     @property
     def overflow(self) -> Overflow:
         """What happens to a prompt that is too long."""
-        return self._budget.overflow
+        return self.choices.limits.overflow
+
+    @property
+    def max_segment_tokens(self) -> int | None:
+        """Tokens that one segment may have; None: no limit."""
+        return self.choices.limits.max_segment_tokens
 
     def __repr__(self) -> str:
         return (
@@ -279,21 +343,21 @@ class InvariantModel:
         return render_chat(question_messages(str(question), chosen, system), self.tokenizer, question)
 
     def prepare(self, prompt: Prompt, *, new_tokens: int = 0) -> PreparedPrompt:
-        """Return a prompt as the model reads it, with room for `new_tokens` in the context window.
+        """Tokenise, order and arrange a prompt, with room for `new_tokens` in the context window.
 
         Raises:
             InvalidPrompt: The prompt has no token, or one that the model does not know.
             ContextOverflow: It is too long, and `overflow` is `error`.
         """
-        prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self._budget, new_tokens)
+        prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self.choices.limits, new_tokens)
         self._check_vocabulary(prepared.input_ids)
         return prepared
 
     def logits(self, prompt: Prompt) -> torch.Tensor:
         """Return the logits at every token of the suffix: float32 `[suffix length, vocabulary]`."""
         prepared = self.prepare(prompt)
-        with self.reader.running():
-            logits = self.reader.logits(prepared, prepared.suffix_length)
+        with self.prefiller.exclusive():
+            logits = self.prefiller.logits(prepared, prepared.suffix_length)
             suffix: torch.Tensor = logits[logits.shape[0] - prepared.suffix_length :].float().clone()
             return suffix
 
@@ -340,10 +404,11 @@ class InvariantModel:
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
         if not prepared:
             return []
-        with self.reader.running(), nullcontext() if seed is None else torch.random.fork_rng():
+        options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=self.choices.stock_decoding)
+        with self.prefiller.exclusive(), nullcontext() if seed is None else torch.random.fork_rng():
             if seed is not None:
                 torch.manual_seed(seed)
-            generations = self._generate(prepared, wanted, kwargs)
+            generations = self._generate(prepared, wanted, options)
         return generations[0] if isinstance(prompt, Prompt) and len(generations) == 1 else generations
 
     def stream(
@@ -387,10 +452,10 @@ class InvariantModel:
         prepared = self.prepare_to_generate(prompt, longest)
         last = prepared.input_ids[-1]
         rows = [[last, *option[:-1]] + [option[-1]] * (longest - len(option)) for option in options]
-        with self.reader.running():
-            reading = self.reader.prefill(prepared)
-            cache = batch_caches([reading.cache], [0], len(options))
-            with self.reader.decoding([prepared], [0], [reading.memory]):
+        with self.prefiller.exclusive():
+            prefilled = self.prefiller.prefill(prepared)
+            cache = batch_caches([prefilled.cache], [0], len(options))
+            with self.prefiller.decoding_attention([prefilled.state]):
                 ids = torch.tensor(rows, device=self.device)
                 first = prepared.positions[-1]
                 positions = torch.arange(first, first + longest, device=self.device).expand(len(options), -1)
@@ -420,7 +485,7 @@ class InvariantModel:
         return options
 
     def prepare_to_generate(self, prompt: Prompt, new_tokens: int) -> PreparedPrompt:
-        """Return a prompt as the model reads it, which ends with a token to go on from.
+        """Prepare a prompt that ends with a token to continue.
 
         Raises:
             InvalidPrompt: It has segments and no suffix.
@@ -431,10 +496,10 @@ class InvariantModel:
         return prepared
 
     @contextmanager
-    def reading(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
-        """Let the wrapped model's own forward read these prompts as they are arranged, with gradients: for training.
+    def arranged(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
+        """Give the wrapped model's own forward the attention of these prompts, with gradients: for training.
 
-        >>> with lm.reading([prepared]):  # doctest: +SKIP
+        >>> with lm.arranged([prepared]):  # doctest: +SKIP
         ...     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
         ...     logits = lm.model(ids, position_ids=positions, use_cache=False).logits
         ...     loss = cross_entropy(logits[0, -prepared.suffix_length : -1], answer_ids)
@@ -447,9 +512,9 @@ class InvariantModel:
         """
         lengths = {len(prompt.input_ids) for prompt in prompts}
         if len(lengths) > 1:
-            raise InvalidPrompt(f"expected prompts of one length to read together, got {sorted(lengths)} tokens")
-        attending = self.reader.attending(prompts, [0] * len(prompts), [{} for _ in prompts], whole=True)
-        with self.reader.host.lock, pristine_frequencies(self.model), attending:
+            raise InvalidPrompt(f"expected prompts of one length in a batch, got {sorted(lengths)} tokens")
+        attention = self.prefiller.arranged_attention([PromptState(prompt.arrangement) for prompt in prompts])
+        with self.prefiller.shared.lock, reset_dynamic_rope(self.model), attention:
             yield
 
     def _check_vocabulary(self, ids: TokenIds) -> None:
@@ -458,22 +523,29 @@ class InvariantModel:
             raise InvalidPrompt(f"expected token ids below {vocabulary}, the model's vocabulary, got {largest}")
 
     def _generate(
-        self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, kwargs: dict[str, Any]
+        self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
-        stock = self.reader.stock_decoding
-        options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
-        ids, mask, padding = left_pad(prepared, options["pad_token_id"], self.device)
-        if not all(each.is_natural for each in prepared):
-            options["position_ids"] = left_pad_positions(prepared, padding, self.device)
+        prefiller = self.prefiller
+        batch = left_pad(prepared, options["pad_token_id"], prefiller.device)
+        if batch.positions is not None:
+            options["position_ids"] = batch.positions
         copies = max(options["num_beams"], options["num_return_sequences"])
-        if len(prepared) == copies == 1:  # `generate` reads it; rows of a batch are read before, each as it is arranged
-            readings = [self.reader.known(prepared[0])]
-            cache, attending = readings[0].cache, self.reader.generating(prepared[0], readings[0])
-        else:
-            readings = [self.reader.prefill(each) for each in prepared]
-            cache = batch_caches([each.cache for each in readings], padding, copies)
-            attending = self.reader.decoding(prepared, padding, [each.memory for each in readings])
-        with attending:
-            output = decode(self.model, ids, mask, cache, max_new_tokens, options)
-        cached = [each.cached_tokens for each in readings]
-        return to_generations(output, prepared, cached, self.model, self.tokenizer, options)
+        if len(prepared) == copies == 1:  # the first forward pass of `generate` prefills what the cache lacks
+            prefilled = [prefiller.load_cached_prefix(prepared[0])]
+            cache, attention = prefilled[0].cache, prefiller.generation_attention(prefilled[0])
+        else:  # every prompt is prefilled by itself
+            prefilled = [prefiller.prefill(each) for each in prepared]
+            cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
+            padded = zip(prefilled, batch.padding, strict=True)
+            attention = prefiller.decoding_attention([replace(each.state, padding=by) for each, by in padded])
+        with attention:
+            decoded = decode(self.model, batch.ids, batch.mask, cache, max_new_tokens, options)
+        return to_generations(decoded, prepared, [each.cached_tokens for each in prefilled], self.tokenizer, options)
+
+
+def _unpickled(
+    kind: type[InvariantModel], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, choices: Choices
+) -> InvariantModel:
+    lm = object.__new__(kind)
+    lm._set(tokenizer, Prefiller(model, choices, shared_state(model)))
+    return lm

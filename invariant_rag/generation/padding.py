@@ -1,8 +1,9 @@
-"""Batches of prompts of different lengths, padded on the left."""
+"""Batches of prompts of different lengths: padding on the left, and one cache of several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,41 +12,54 @@ from transformers import DynamicCache
 from invariant_rag.generation.prepare import PreparedPrompt
 
 
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Prompts, padded on the left to one length.
+
+    Attributes:
+        ids: Input ids `[B, L]`.
+        mask: Attention mask `[B, L]`.
+        padding: Tokens of padding of each row.
+        positions: Rotary positions `[B, L]`; None where every token's position is its index behind the padding.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    padding: tuple[int, ...]
+    positions: torch.Tensor | None
+
+
+def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device) -> PaddedBatch:
+    """Pad prompts on the left to the length of the longest."""
+    longest = max(len(each.input_ids) for each in prompts)
+    ids, mask, padding = [], [], []
+    for each in prompts:
+        missing = longest - len(each.input_ids)
+        ids.append([pad_token_id] * missing + list(each.input_ids))
+        mask.append([0] * missing + [1] * len(each.input_ids))
+        padding.append(missing)
+    positions = None
+    if not all(each.is_natural for each in prompts):
+        rows = [[0] * missing + list(each.positions) for each, missing in zip(prompts, padding, strict=True)]
+        positions = torch.tensor(rows, device=device)
+    return PaddedBatch(torch.tensor(ids, device=device), torch.tensor(mask, device=device), tuple(padding), positions)
+
+
 def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int) -> DynamicCache:
-    """Make one batch of the caches of single prompts, padded on the left; each row `copies` times."""
+    """Batch the caches of single prompts, padded on the left; every row `copies` times."""
     if len(caches) == 1:
         cache = caches[0]
     else:
         cache = DynamicCache()
         for index in range(len(caches[0].layers)):
             layers: list[Any] = [each.layers[index] for each in caches]
-            keys = [_padded(layer.keys, extra) for layer, extra in zip(layers, padding, strict=True)]
-            values = [_padded(layer.values, extra) for layer, extra in zip(layers, padding, strict=True)]
+            keys = [_left_pad_states(layer.keys, missing) for layer, missing in zip(layers, padding, strict=True)]
+            values = [_left_pad_states(layer.values, missing) for layer, missing in zip(layers, padding, strict=True)]
             cache.update(torch.cat(keys), torch.cat(values), index)
     if copies > 1:
         cache.batch_repeat_interleave(copies)
     return cache
 
 
-def _padded(states: torch.Tensor, extra: int) -> torch.Tensor:
-    return torch.nn.functional.pad(states, (0, 0, extra, 0))
-
-
-def left_pad(
-    prepared: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Return input ids and attention mask `[B, L]`, padded on the left, and the padding of each row."""
-    longest = max(len(each.input_ids) for each in prepared)
-    padding = [longest - len(each.input_ids) for each in prepared]
-    pairs = list(zip(prepared, padding, strict=True))
-    ids = [[pad_token_id] * extra + list(each.input_ids) for each, extra in pairs]
-    mask = [[0] * extra + [1] * (longest - extra) for extra in padding]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding
-
-
-def left_pad_positions(
-    prepared: Sequence[PreparedPrompt], padding: Sequence[int], device: torch.device
-) -> torch.Tensor:
-    """Return the rotary positions `[B, L]` of a batch that is padded on the left."""
-    rows = [[0] * extra + list(each.positions) for each, extra in zip(prepared, padding, strict=True)]
-    return torch.tensor(rows, device=device)
+def _left_pad_states(states: torch.Tensor, missing: int) -> torch.Tensor:
+    return torch.nn.functional.pad(states, (0, 0, missing, 0))

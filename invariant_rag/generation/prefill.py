@@ -1,225 +1,116 @@
-"""Reading prompts: the model's own forward, with the attention that a method arranges, from a cache where there is one.
+"""Prefilling: the model's own forward pass over prompts, with arranged attention, behind the prefix that a cache holds.
 
-Everything here expects to be called inside `Reader.running`.
+Everything here is called inside `Prefiller.exclusive`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
-from threading import RLock
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from invariant_rag.attention.hook import Arranged, Memory, override_attention
-from invariant_rag.attention.probe import input_device, probe
-from invariant_rag.attention.rope import Rotation, pristine_frequencies
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.kv_cache import fingerprint
-from invariant_rag.generation.prefix_cache import PrefixCache, head_of, last_logits
+from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
+from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.probe import input_device
+from invariant_rag.attention.rope import reset_dynamic_rope
+from invariant_rag.generation.prefix_cache import load_prefix, prompt_prefix
 from invariant_rag.generation.prepare import PreparedPrompt
-from invariant_rag.interventions import Intervention, Reading
+from invariant_rag.interventions import PromptBatch
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.call import Backend
-    from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.methods import Method
-
-
-@dataclass
-class SharedState:
-    """What all wrappers of one model share: its rotary embeddings, and a lock that serialises its calls."""
-
-    rotations: list[Rotation]
-    lock: RLock = field(default_factory=RLock)
-    probes: WeightVersion | None = None
-    digest: tuple[object, str] | None = None
-
-    def fingerprint(self, model: PreTrainedModel) -> str:
-        """Return a digest of the model, taken again after its weights, or the adapters at work, were changed."""
-        stored = [parameter.data_ptr() for parameter in model.parameters()]
-        if self.probes is None or self.probes.stored != stored:
-            self.probes = WeightVersion.of(model, stored)
-        adapters = self.probes.adapters()
-        state = (stored, self.probes.sampled(), adapters, [parameter._version for parameter in model.parameters()])
-        if self.digest is None or self.digest[0] != state:
-            self.digest = (state, fingerprint(model, adapters))
-        return self.digest[1]
+    from invariant_rag.attention.rope import Rotation
+    from invariant_rag.generation.choices import Choices
+    from invariant_rag.generation.shared_state import SharedState
 
 
 @dataclass(frozen=True)
-class WeightVersion:
-    """What tells, without reading all of them, that the weights of a model are others.
-
-    In-place changes count up a tensor's version, but those made through `.data` (merged adapters) do not: there a
-    weight out of the middle of each tensor tells.
+class PrefillResult:
+    """A prompt, or the beginning of it, in a cache.
 
     Attributes:
-        stored: Addresses of the parameters.
-        middles: A view of one weight of each, in groups that can be stacked.
-        adapted: Layers with adapters, as PEFT has them.
-    """
-
-    stored: list[int]
-    middles: list[list[torch.Tensor]]
-    adapted: list[Any]
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, stored: list[int]) -> WeightVersion:
-        """Return the probes of a model."""
-        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for each in model.parameters():
-            if each.numel():
-                middle = each.detach()[tuple(size // 2 for size in each.shape)]
-                groups.setdefault((each.device, each.dtype), []).append(middle)
-        layers = [module for module in model.modules() if module is not model and hasattr(module, "active_adapters")]
-        return cls(stored, list(groups.values()), layers)
-
-    def sampled(self) -> list[float]:
-        """Return the weights in the middle."""
-        return [value for group in self.middles for value in torch.stack(group).tolist()]
-
-    def adapters(self) -> list[tuple[Any, bool]]:
-        """Return which adapters each layer applies, and whether they are switched off."""
-        return [(each.active_adapters, getattr(each, "disable_adapters", False)) for each in self.adapted]
-
-
-_hosts: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
-_hosts_lock = RLock()
-
-
-def shared_state(model: PreTrainedModel) -> SharedState:
-    """Return what wrappers of a model share; the model is probed the first time.
-
-    Raises:
-        UnsupportedModel: It cannot be arranged; the message says why.
-    """
-    with _hosts_lock:
-        if model not in _hosts:
-            _hosts[model] = SharedState(probe(model))
-        return _hosts[model]
-
-
-@dataclass(frozen=True)
-class Read:
-    """What was read of a prompt.
-
-    Attributes:
+        state: The prompt, with what its layers keep for decoding.
         cache: Keys and values.
-        memory: What the layers keep.
-        cached_tokens: How many tokens a cache knew.
+        cached_tokens: Tokens whose keys and values came from a `KeyValueCache`.
     """
 
+    state: PromptState
     cache: DynamicCache
-    memory: Memory
     cached_tokens: int = 0
 
     @property
     def length(self) -> int:
-        """How many tokens were read."""
+        """Tokens in the cache."""
         return self.cache.get_seq_length()
 
 
 @dataclass(frozen=True)
-class Reader:
-    """A model that reads as a method says."""
+class Prefiller:
+    """Runs a model over prompts with the attention that the choices arrange."""
 
     model: PreTrainedModel
-    method: Method
-    backend: Backend
-    intervention: Intervention | None
-    host: SharedState
-    reuse: PrefixCache | None = None
-
-    @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        method: Method,
-        backend: Backend,
-        intervention: Intervention | None,
-        cache: KeyValueCache | None,
-    ) -> Reader:
-        """Return a reader, with its share of a cache.
-
-        Raises:
-            UnsupportedModel: The model cannot be arranged.
-            UnsupportedCombination: The cache does not go with the intervention, or with the model.
-        """
-        host = shared_state(model)
-        if cache is None:
-            return cls(model, method, backend, intervention, host)
-        if intervention is not None:
-            raise UnsupportedCombination(f"expected no cache with the intervention {intervention.name!r}, got one")
-        reuse = PrefixCache(cache, model, method, partial(host.fingerprint, model), backend.name)
-        return cls(model, method, backend, None, host, reuse)
+    choices: Choices
+    shared: SharedState
 
     @property
     def device(self) -> torch.device:
-        """Where input ids go."""
+        """Device of the input ids."""
         return input_device(self.model)
 
+    @property
+    def rotations(self) -> Sequence[Rotation]:
+        """The rotary embedding of each layer."""
+        return self.shared.rotations
+
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Hold the model, without gradients, with rotary frequencies that remember no earlier call."""
-        with self.host.lock, torch.no_grad(), pristine_frequencies(self.model):
+    def exclusive(self) -> Iterator[None]:
+        """Hold the model's lock, without gradients, with rotary frequencies that remember no earlier call."""
+        with self.shared.lock, torch.no_grad(), reset_dynamic_rope(self.model):
             yield
 
-    @property
-    def stock_decoding(self) -> bool:
-        """Whether tokens behind a prompt that was read attend as in the plain model."""
-        return self.method.stock_decoding and self.intervention is None
-
-    def attending(
-        self,
-        prompts: Sequence[PreparedPrompt],
-        padding: Sequence[int],
-        memories: Sequence[Memory],
-        *,
-        whole: bool = False,
-        once: bool = False,
+    def arranged_attention(
+        self, prompts: Sequence[PromptState], *, last_text_only: bool = False, once: bool = False
     ) -> AbstractContextManager[None]:
-        """Attend as the prompts are arranged; as the model does where all of them are plain and nothing intervenes.
+        """Override the model's attention with that of arranged prompts; nothing where all of them are plain.
 
-        With `whole`, what comes out of the model holds for all tokens, and otherwise for those of the last text. With
-        `once`, in one forward; an intervention does not end.
+        Args:
+            prompts: The prompts of the batch.
+            last_text_only: Whether only the outputs of the last text are wanted.
+            once: Whether the model gets its own attention back after one forward pass. An intervention stays.
         """
-        if self.intervention is not None:
-            lengths = [len(prompt.input_ids) for prompt in prompts]
-            return self.intervention.at_work(self.model, Reading(lengths, padding, self.host.rotations, memories))
+        if self.choices.intervention is not None:
+            return self.choices.intervention.applied(self.model, PromptBatch(prompts, self.rotations))
         if all(prompt.arrangement.is_plain for prompt in prompts):
             return nullcontext()
-        arrangements, rotations = [prompt.arrangement for prompt in prompts], self.host.rotations
-        arranged = Arranged(arrangements, padding, self.backend, rotations, memories, whole)
-        return override_attention(self.model, arranged, last=len(rotations) - 1 if once else None)
+        attention = ArrangedAttention(prompts, self.choices.backend, self.rotations, last_text_only)
+        return override_attention(self.model, attention, until_layer=len(self.rotations) - 1 if once else None)
 
-    def decoding(
-        self, prompts: Sequence[PreparedPrompt], padding: Sequence[int], memories: Sequence[Memory]
-    ) -> AbstractContextManager[None]:
-        """Attend as tokens behind a prompt that was read do: with most methods, as the model does."""
-        return nullcontext() if self.stock_decoding else self.attending(prompts, padding, memories)
+    def decoding_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
+        """Override the model's attention while it decodes behind prefilled prompts; nothing with stock decoding."""
+        if self.choices.stock_decoding:
+            return nullcontext()
+        return self.arranged_attention(prompts, last_text_only=True)
 
-    def generating(self, prepared: PreparedPrompt, known: Read) -> AbstractContextManager[None]:
-        """Attend, in the forward that reads what is not known of a prompt, as it is arranged; then as decoding does."""
-        if known.length or not self.stock_decoding:
-            return self.decoding([prepared], [0], [known.memory])
-        return self.attending([prepared], [0], [known.memory], once=True)
+    def generation_attention(self, prefix: PrefillResult) -> AbstractContextManager[None]:
+        """Use arranged attention while prefilling the uncached tokens of a prompt, then the decoding attention."""
+        if prefix.length or not self.choices.stock_decoding:
+            return self.decoding_attention([prefix.state])
+        return self.arranged_attention([prefix.state], last_text_only=True, once=True)
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
-        if self.reuse is not None:
-            return self._finish(prepared, self.known(prepared), keep)
-        with self.attending([prepared], [0], [{}]):
+        if self.choices.cache is not None:
+            return self._continue(prepared, self.load_cached_prefix(prepared), keep)
+        with self.arranged_attention([PromptState(prepared.arrangement)], last_text_only=True):
             return self.forward(prepared, keep, use_cache=False)
 
     def forward(self, prepared: PreparedPrompt, keep: int, start: int = 0, **options: Any) -> torch.Tensor:
         """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens."""
-        options |= last_logits(self.model, max(keep, 1))
+        options |= self._keep_logits(keep)
         ids = torch.tensor([prepared.input_ids[start:]], device=self.device)
         if start or not prepared.is_natural:
             options["position_ids"] = torch.tensor([prepared.positions[start:]], device=self.device)
@@ -229,32 +120,47 @@ class Reader:
         logits: torch.Tensor = self.model(input_ids=ids, **options).logits[0]
         return logits
 
-    def known(self, prepared: PreparedPrompt) -> Read:
-        """Read of a prompt what a cache may hold, everything before its last text; without a cache, nothing."""
-        layout = prepared.arrangement.layout
-        if self.reuse is None or not layout.text_spans[-1].start or not layout.sets or not prepared.suffix_length:
-            return Read(DynamicCache(), Memory())
-        head, cold = head_of(prepared, self.method), replace(self, reuse=None)
-        cache, cached_tokens = self.reuse.read(head, lambda part: cold.read(part).cache, self.device)
-        return Read(cache, Memory(), cached_tokens)
+    def forward_plain(self, tokens: Sequence[int], start: int, cache: DynamicCache) -> None:
+        """Run the model with its own attention over tokens at the positions from `start` on, behind a cache."""
+        ids = torch.tensor([tokens], device=self.device)
+        positions = torch.arange(start, start + len(tokens), device=self.device)[None]
+        self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **self._keep_logits(1))
 
-    def read(self, prepared: PreparedPrompt) -> Read:
-        """Run the model over a prompt, or over what a cache does not hold of it."""
-        read = self.known(prepared)
-        self._finish(prepared, read, keep=1)
-        return read
+    def _keep_logits(self, count: int) -> dict[str, int]:
+        """Return the keyword that limits the logits to the last `count` tokens, if the model has one."""
+        return {"logits_to_keep": max(count, 1)} if _takes_logits_to_keep(self.model) else {}
 
-    def _finish(self, prepared: PreparedPrompt, known: Read, keep: int) -> torch.Tensor:
-        """Read the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
-        with self.generating(prepared, known):
-            return self.forward(prepared, keep, known.length, past_key_values=known.cache, use_cache=True)
+    def load_cached_prefix(self, prepared: PreparedPrompt) -> PrefillResult:
+        """Prefill everything before the last text of a prompt, from the cache where it can; nothing without a cache."""
+        layout, cache = prepared.arrangement.layout, self.choices.cache
+        state = PromptState(prepared.arrangement)
+        if cache is None or not layout.text_spans[-1].start or not layout.sets or not prepared.suffix_length:
+            return PrefillResult(state, DynamicCache())
+        return PrefillResult(state, *load_prefix(self, cache, prompt_prefix(prepared, self.choices.method)))
 
-    def prefill(self, prepared: PreparedPrompt) -> Read:
-        """Read all tokens but the last, with which decoding starts.
+    def prefill_uncached(self, prepared: PreparedPrompt) -> DynamicCache:
+        """Run the model over a whole prompt and return its keys and values."""
+        empty = PrefillResult(PromptState(prepared.arrangement), DynamicCache())
+        self._continue(prepared, empty, keep=1)
+        return empty.cache
 
-        The last token takes part and is then taken away, so that rotary scalings that depend on the length see all
-        of it. Layers with a sliding window keep their full length too.
+    def prefill(self, prepared: PreparedPrompt) -> PrefillResult:
+        """Prefill all tokens of a prompt but the last, with which decoding starts.
+
+        The last token takes part and is then cropped, so that rotary scalings that depend on the length see the whole
+        prompt. Layers with a sliding window keep their full length too.
         """
-        read = self.read(prepared)
-        read.cache.crop(-1)
-        return read
+        result = self.load_cached_prefix(prepared)
+        self._continue(prepared, result, keep=1)
+        result.cache.crop(-1)
+        return result
+
+    def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int) -> torch.Tensor:
+        """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
+        with self.generation_attention(prefix):
+            return self.forward(prepared, keep, prefix.length, past_key_values=prefix.cache, use_cache=True)
+
+
+@once_per_model
+def _takes_logits_to_keep(model: PreTrainedModel) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters

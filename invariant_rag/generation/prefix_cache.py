@@ -1,32 +1,57 @@
-"""Reading the part of a prompt that a cache may hold: everything before its last text."""
+"""Prefilling the part of a prompt that a cache may hold: everything before its last text."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import DynamicCache
 
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention.rope import grows
+from invariant_rag.attention.rope import has_dynamic_rope
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.kv_cache import Entry, KeyValueCache, joined, key_of
+from invariant_rag.generation.kv_cache import Entry, concatenate, key_of
 from invariant_rag.generation.prepare import PreparedPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from invariant_rag.generation.choices import Choices
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.prefill import Prefiller
     from invariant_rag.methods import Method
 
-Read = Callable[[PreparedPrompt], DynamicCache]
-"""Runs the model over a whole prompt, as it is arranged, and returns its keys and values."""
+
+def check_cacheable(model: PreTrainedModel, choices: Choices) -> None:
+    """Check that keys and values of one prompt are those of another with the same prefix.
+
+    Raises:
+        UnsupportedCombination: An intervention changes them, the model's rotary frequencies depend on the length of the
+            whole prompt, or the model lies on several devices.
+    """
+    if choices.intervention is not None:
+        raise UnsupportedCombination(
+            f"expected no cache with the intervention {choices.intervention.name!r}, got one",
+            hint="Use with_cache(None), or a model without an intervention.",
+        )
+    if has_dynamic_rope(model):
+        raise UnsupportedCombination(
+            "expected rotary frequencies that do not depend on the length of the prompt, and this model's grow with "
+            "it: keys of one prompt are not those of another",
+            hint="Use this model without a cache.",
+        )
+    devices = set(map(str, getattr(model, "hf_device_map", {}).values()))
+    if len(devices) > 1:
+        raise UnsupportedCombination(
+            f"expected a model on one device, got one on {', '.join(sorted(devices))}: keys and values of all layers "
+            "are loaded to the device of its input",
+            hint="Load it on one device (`device_map`), or use it without a cache.",
+        )
 
 
-def head_of(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
+def prompt_prefix(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
     """Return the prompt without its last text."""
     layout = prepared.arrangement.layout
     without = Layout((*layout.texts[:-1], 0), layout.sets)
@@ -34,117 +59,80 @@ def head_of(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
     return replace(prepared, input_ids=ids, arrangement=method.arrange(without))
 
 
-def last_logits(model: PreTrainedModel, count: int) -> dict[str, int]:
-    """Return the keyword that keeps a model from computing logits of any but the last `count` tokens, if it has one."""
-    known = "logits_to_keep" in inspect.signature(model.forward).parameters
-    return {"logits_to_keep": count} if known else {}
+def load_prefix(prefiller: Prefiller, cache: KeyValueCache, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
+    """Return the keys and values of a prompt's prefix, and how many of its tokens the cache had.
 
-
-class PrefixCache:
-    """One model's and one method's share of a cache.
+    Entries that the cache lacks are computed and stored. With a method whose segments depend on the prefix alone, every
+    segment is an entry of its own; otherwise the prefix is one entry.
 
     Args:
+        prefiller: Computes what the cache lacks.
         cache: The cache.
-        model: The model.
-        method: The method.
-        fingerprint: Returns the digest of the model as it is now.
-        backend: Name of what computes the attention.
-
-    Raises:
-        UnsupportedCombination: The model's rotary frequencies depend on the length of the whole prompt, or it lies on
-            several devices.
+        prefix: From `prompt_prefix`.
     """
+    return _PrefixLoader(prefiller, cache).load(prefix)
 
-    def __init__(
-        self, cache: KeyValueCache, model: PreTrainedModel, method: Method, fingerprint: Callable[[], str], backend: str
-    ) -> None:
-        if grows(model):
-            raise UnsupportedCombination(
-                "expected rotary frequencies that do not depend on the length of the prompt, and this model's grow "
-                "with it: what was read in one prompt is not what would be read in another",
-                hint="Leave the cache away for this model.",
-            )
-        places = set(map(str, getattr(model, "hf_device_map", {}).values()))
-        if len(places) > 1:
-            raise UnsupportedCombination(
-                f"expected a model on one device, got one on {', '.join(sorted(places))}: keys and values of all "
-                "layers are put where its input goes",
-                hint="Load it on one device (`device_map`), or leave the cache away.",
-            )
-        self._cache, self._model, self._method = cache, model, method
-        self._fingerprint = fingerprint
-        self._reading = (backend, type(method).__qualname__, sorted(vars(method).items()))
 
-    def read(self, head: PreparedPrompt, read: Read, device: torch.device) -> tuple[DynamicCache, int]:
-        """Return keys and values of a head, and how many of its tokens the cache had.
+class _PrefixLoader:
+    def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
+        self._prefiller, self._cache = prefiller, cache
+        choices = prefiller.choices
+        attention = (choices.backend.name, type(choices.method).__qualname__, sorted(vars(choices.method).items()))
+        self._identity = (prefiller.shared.fingerprint(prefiller.model), attention)
 
-        Args:
-            head: From `head_of`.
-            read: What runs the model where the cache has nothing.
-            device: Where the model takes its input.
-        """
-        identity = (self._fingerprint(), self._reading)
-        if self._method.reads_alone and len(head.arrangement.layout.sets) == 1:
-            entries, served = self._segments(head, read, identity, device)
+    def load(self, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
+        if self._prefiller.choices.method.context_free_segments and len(prefix.arrangement.layout.sets) == 1:
+            entries, cached_tokens = self._segments(prefix)
         else:
-            key = key_of(identity, head.input_ids, head.arrangement)
-            entry, found = self._get(key, lambda: read(head))
-            entries, served = [entry], len(head.input_ids) if found else 0
-        cache = DynamicCache()
-        for layer, (keys, values) in enumerate(joined(entries, device)):
-            cache.update(keys[None], values[None], layer)
-        return cache, served
+            key = key_of(self._identity, prefix.input_ids, prefix.arrangement)
+            entry, found = self._get(key, lambda: self._prefiller.prefill_uncached(prefix))
+            entries, cached_tokens = [entry], len(prefix.input_ids) if found else 0
+        return self._as_cache(entries), cached_tokens
 
-    def _segments(
-        self, head: PreparedPrompt, read: Read, identity: object, device: torch.device
-    ) -> tuple[list[Entry], int]:
-        """The prefix, and each segment read alone behind it: as the plain model reads the two."""
-        (text, *_), spans = head.arrangement.layout.text_spans, head.arrangement.layout.set_spans[0]
-        prefix = head.input_ids[: len(text)]
+    def _segments(self, prefix: PreparedPrompt) -> tuple[list[Entry], int]:
+        """Load the text before the set, and each segment as the plain model computes it behind that text."""
+        (text, *_), spans = prefix.arrangement.layout.text_spans, prefix.arrangement.layout.set_spans[0]
+        tokens = prefix.input_ids[: len(text)]
         entries: list[Entry] = []
-        served = 0
-        if prefix:
-            alone = replace(head, input_ids=prefix, arrangement=self._method.arrange(Layout((len(prefix),), ())))
-            entry, found = self._get(key_of(identity, prefix), lambda: read(alone))
-            entries, served = [entry], len(prefix) if found else 0
+        cached_tokens = 0
+        if tokens:
+            method = self._prefiller.choices.method
+            alone = replace(prefix, input_ids=tokens, arrangement=method.arrange(Layout((len(tokens),), ())))
+            entry, found = self._get(key_of(self._identity, tokens), lambda: self._prefiller.prefill_uncached(alone))
+            entries, cached_tokens = [entry], len(tokens) if found else 0
         for span in spans:
             if not len(span):
                 continue
-            segment = head.input_ids[span.start : span.stop]
-            key = key_of(identity, prefix, segment)
-            entry, found = self._get(key, partial(self._behind, entries[:1], prefix, segment, device))
+            segment = prefix.input_ids[span.start : span.stop]
+            key = key_of(self._identity, tokens, segment)
+            entry, found = self._get(key, partial(self._prefill_behind, entries[:1], tokens, segment))
             entries.append(entry)
-            served += len(segment) if found else 0
-        return entries, served
+            cached_tokens += len(segment) if found else 0
+        return entries, cached_tokens
 
-    def _behind(
-        self, prefix: Sequence[Entry], tokens: Sequence[int], segment: Sequence[int], device: torch.device
-    ) -> DynamicCache:
-        """Read a segment behind its prefix, and return its own keys and values."""
-        cache = DynamicCache()
-        for layer, (keys, values) in enumerate(joined(prefix, device) if prefix and tokens else []):
-            cache.update(keys[None], values[None], layer)
+    def _prefill_behind(self, text: Sequence[Entry], tokens: Sequence[int], segment: Sequence[int]) -> DynamicCache:
+        """Return the keys and values of a segment behind the text before its set."""
+        cache = self._as_cache(text if tokens else [])
         start = len(tokens)
-        positions = torch.arange(start, start + len(segment), device=device)[None]
-        ids = torch.tensor([segment], device=device)
-        self._model(
-            input_ids=ids,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            **last_logits(self._model, 1),
-        )
+        self._prefiller.forward_plain(segment, start, cache)
         own = DynamicCache()
-        read: list[Any] = cache.layers
-        for index, layer in enumerate(read):
+        layers: list[Any] = cache.layers
+        for index, layer in enumerate(layers):
             own.update(layer.keys[:, :, start:], layer.values[:, :, start:], index)
         return own
 
-    def _get(self, key: str, read: Callable[[], DynamicCache]) -> tuple[Entry, bool]:
+    def _as_cache(self, entries: Sequence[Entry]) -> DynamicCache:
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(concatenate(entries, self._prefiller.device)):
+            cache.update(keys[None], values[None], layer)
+        return cache
+
+    def _get(self, key: str, compute: Callable[[], DynamicCache]) -> tuple[Entry, bool]:
+        """Return an entry, and whether the cache had it."""
         entry = self._cache.get(key)
         if entry is not None:
             return entry, True
-        layers: list[Any] = read().layers
+        layers: list[Any] = compute().layers
         entry = [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in layers]
         self._cache.put(key, entry)
         return entry, False

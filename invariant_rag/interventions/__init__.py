@@ -1,7 +1,7 @@
 """Interventions: changes to attention that are not arrangements. One file each; this registry finds them by name.
 
-They make a model care less about where something stands. They do not make its output invariant: with `sequential`, an
-ordering that reads contents only does that, with an intervention or without.
+They lessen a model's position bias. They do not make its output invariant: with `sequential`, an ordering by content
+does that, with an intervention or without.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from invariant_rag.errors import UnknownName, UnsupportedCombination
-from invariant_rag.interventions.base import Intervention, Reading
+from invariant_rag.interventions.base import Intervention, PromptBatch
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
 from invariant_rag.interventions.ms_poe import MsPoE
 from invariant_rag.methods import Sequential
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INTERVENTIONS: dict[str, type[Intervention]] = {each.name: each for each in (HiddenScaling, MsPoE)}
 
-__all__ = ["INTERVENTIONS", "HiddenScaling", "Intervention", "MsPoE", "Reading", "resolve_intervention"]
+__all__ = ["INTERVENTIONS", "HiddenScaling", "Intervention", "MsPoE", "PromptBatch", "resolve_intervention"]
 
 
 def resolve_intervention(

@@ -1,4 +1,4 @@
-"""What an intervention has to say, and how it meets a batch of prompts."""
+"""The base class of interventions, and the rows of a batch as they see them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
-from invariant_rag.attention.hook import LayerInputs, Memory, unpad_row
+from invariant_rag.attention.hook import LayerInputs, PromptState, unpad_row
 from invariant_rag.attention.kernels import attend
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """One row of a batch in one layer.
 
     Attributes:
         index: Its index in the batch.
         call: The layer's attention for it, without padding.
-        skipped: Queries in front of the call's that are padding.
+        skipped: Queries before those of the call that are padding.
         prompt_length: Tokens of its prompt. Tokens behind them were generated.
     """
 
@@ -38,38 +38,33 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The prompts that a model reads, or continues, while an intervention is at work.
+class PromptBatch:
+    """The prompts of a batch, and how the layers rotate.
 
     Attributes:
-        lengths: Tokens of each prompt. Rows of the batch are spread evenly over the prompts (beams, candidates).
-        padding: For each prompt, the tokens of padding on the left of its keys.
+        prompts: The prompts. Rows of the batch are spread evenly over them (beams, candidates).
         rotations: The rotary embedding of each layer.
-        memories: For each prompt, what its layers keep for later calls. The prefill's are handed on to decoding.
     """
 
-    lengths: Sequence[int]
-    padding: Sequence[int]
+    prompts: Sequence[PromptState]
     rotations: Sequence[Rotation]
-    memories: Sequence[Memory]
 
-    def rows(self, inputs: LayerInputs) -> Iterator[Row]:
-        """Yield every row of the batch."""
-        repeats = inputs.queries.shape[0] // len(self.lengths)
+    def rows(self, inputs: LayerInputs) -> Iterator[BatchRow]:
+        """Yield every row of the batch, as one layer sees it."""
+        repeats = inputs.queries.shape[0] // len(self.prompts)
         for index in range(inputs.queries.shape[0]):
-            prompt = index // repeats
-            memory = self.memories[prompt].setdefault(inputs.layer, {})
-            call, skipped = unpad_row(inputs, index, self.padding[prompt], self.rotations[inputs.layer], memory)
-            yield Row(index, call, skipped, self.lengths[prompt])
+            prompt = self.prompts[index // repeats]
+            call, skipped = unpad_row(inputs, index, prompt, self.rotations[inputs.layer])
+            yield BatchRow(index, call, skipped, prompt.length)
 
 
-def plain(call: AttentionCall) -> torch.Tensor:
-    """Attend as the model does: `[H, Q, D_v]`."""
+def plain_attention(call: AttentionCall) -> torch.Tensor:
+    """Return the attention output of the model as it is `[H, Q, D_v]`."""
     return attend(call, call.queries, call.keys, call.values)
 
 
-def stacked(outputs: Sequence[tuple[Row, torch.Tensor]]) -> torch.Tensor:
-    """Make `[B, Q, H, D_v]` of the rows' outputs `[H, Q, D_v]`; padding gets zeros."""
+def stack_rows(outputs: Sequence[tuple[BatchRow, torch.Tensor]]) -> torch.Tensor:
+    """Stack the rows' outputs `[H, Q, D_v]` to `[B, Q, H, D_v]`; padding gets zeros."""
     padded = [torch.nn.functional.pad(out, (0, 0, row.skipped, 0)) for row, out in outputs]
     return torch.stack(padded).transpose(1, 2)
 
@@ -77,12 +72,12 @@ def stacked(outputs: Sequence[tuple[Row, torch.Tensor]]) -> torch.Tensor:
 class Intervention(ABC):
     """A change to the plain model's attention that lessens its position bias.
 
-    It combines with the method `sequential` only, since other methods replace the attention that it changes, and it
-    computes its own attention, so that `backend` has no part in it. It never makes an output invariant by itself.
+    It combines with the method `sequential` only, since other methods replace the attention that it changes. It
+    computes its own attention, whatever the `backend` is. It never makes an output invariant by itself.
 
     Attributes:
         name: Registry key, and the name of the file.
-        paper: Where it comes from.
+        paper: Its source.
         cost: What it computes beyond the plain model, in a phrase.
     """
 
@@ -107,5 +102,5 @@ class Intervention(ABC):
         """Raise UnsupportedCombination where the parameters do not fit the model."""
 
     @abstractmethod
-    def at_work(self, model: PreTrainedModel, reading: Reading) -> AbstractContextManager[None]:
-        """Run the model's layers with this intervention; leave the model as it was."""
+    def applied(self, model: PreTrainedModel, batch: PromptBatch) -> AbstractContextManager[None]:
+        """Run the model's layers with this intervention; restore the model afterwards."""

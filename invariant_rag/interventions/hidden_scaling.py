@@ -1,4 +1,4 @@
-"""Positional hidden-state scaling: the last token looks at keys from which a positional dimension was taken away."""
+"""Positional hidden-state scaling: the last token attends to keys in which a positional dimension is scaled."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
-from invariant_rag.attention.hook import LayerInputs, attending_now, override_attention
+from invariant_rag.attention.hook import LayerInputs, active_attention, override_attention
 from invariant_rag.attention.kernels import attend
+from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.interventions.base import Intervention, Reading, Row, plain, stacked
+from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
 
 PUBLISHED: dict[str, tuple[int, float, range]] = {
     "meta-llama/Llama-2-7b-chat-hf": (2393, -1.0, range(10, 26)),
@@ -39,7 +39,7 @@ class HiddenScaling(Intervention):
 
     In the chosen layers, queries and keys are computed once more from an attention input whose dimensions are scaled.
     The prompt's last token and every generated one attend with these, to the values as they are. All tokens before
-    them read as in the plain model. The cache keeps the scaled keys.
+    them attend as in the plain model. The cache keeps the scaled keys.
 
     Attributes:
         dimensions: Hidden dimensions to scale.
@@ -130,13 +130,16 @@ class HiddenScaling(Intervention):
                 )
 
     @contextmanager
-    def at_work(self, model: PreTrainedModel, reading: Reading) -> Iterator[None]:
-        """Run the model's layers with this intervention; leave the model as it was."""
-        worker = _Worker(self, reading)
+    def applied(self, model: PreTrainedModel, batch: PromptBatch) -> Iterator[None]:
+        """Run the model's layers with this intervention; restore the model afterwards."""
+        attention = _ScaledAttention(self, batch)
         modules = _attention_modules(model)
-        hooks = [modules[layer].register_forward_pre_hook(worker.look, with_kwargs=True) for layer in self.layers]
+        hooks = [
+            modules[layer].register_forward_pre_hook(attention.project_scaled, with_kwargs=True)
+            for layer in self.layers
+        ]
         try:
-            with override_attention(model, worker):
+            with override_attention(model, attention):
                 yield
         finally:
             for hook in hooks:
@@ -157,20 +160,20 @@ class _Scaled:
 
 
 @dataclass(eq=False)
-class _Worker:
-    """Stands in for attention, and looks at each chosen layer's input before the layer does."""
+class _ScaledAttention:
+    """The attention function, and the hook that projects each chosen layer's scaled input before the layer runs."""
 
     scaling: HiddenScaling
-    reading: Reading
+    batch: PromptBatch
     scaled: _Scaled | None = None
     capturing: bool = field(default=False)
 
-    def look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def project_scaled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the attention module on a scaled input, without a cache, for the queries and keys that come of it.
 
         The module's own norms, biases and rotations apply, so nothing has to be known about its family.
         """
-        if attending_now() is not self:  # another thread, with the plain model
+        if active_attention() is not self:  # another thread, with the plain model
             return
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
         self.scaled = _Scaled(caches[0] if caches else None)
@@ -199,44 +202,40 @@ class _Worker:
             shape = (inputs.queries.shape[0], inputs.queries.shape[2], inputs.queries.shape[1], inputs.values.shape[3])
             return inputs.values.new_zeros(shape)
         scaled, self.scaled = self.scaled, None
-        rows = self.reading.rows(inputs)
+        rows = self.batch.rows(inputs)
         if scaled is None or scaled.queries is None or scaled.keys is None:
-            return stacked([(row, plain(row.call)) for row in rows])
+            return stack_rows([(row, plain_attention(row.call)) for row in rows])
         keys = torch.cat((inputs.keys[:, :, : -scaled.keys.shape[2]], scaled.keys), dim=2)
         if scaled.cache is not None:
             layer: Any = scaled.cache.layers[inputs.layer]
             layer.keys = keys
-        return stacked([(row, _changed(row, scaled.queries[row.index], keys[row.index])) for row in rows])
+        return stack_rows([(row, _attend_scaled(row, scaled.queries[row.index], keys[row.index])) for row in rows])
 
 
-def _changed(row: Row, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Attend from tokens before the prompt's last as the plain model does, and from the others with scaled states."""
+def _attend_scaled(row: BatchRow, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Attend plainly from the tokens before the prompt's last, and with scaled states from all others."""
     call = row.call
     queries, keys = queries[:, row.skipped :], keys[:, keys.shape[1] - call.keys.shape[1] :]
-    before = max(0, row.prompt_length - 1 - call.first)
+    before = max(0, row.prompt_length - 1 - call.query_start)
     out = attend(call, queries[:, before:], keys, call.values)
     if not before:
         return out
-    seen = call.first + before
+    seen = call.query_start + before
     untouched = attend(call, call.queries[:, :before], call.keys[:, :seen], call.values[:, :seen])
     return torch.cat((untouched, out), dim=1)
 
 
-_modules: WeakKeyDictionary[PreTrainedModel, dict[int, nn.Module]] = WeakKeyDictionary()
-
-
+@once_per_model
 def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
-    """The module of each layer that calls the attention interface, seen from one token that passes through."""
-    if model not in _modules:
-        seen: dict[int, nn.Module] = {}
+    """Return the module of each layer that calls the attention interface, seen in a forward pass of one token."""
+    seen: dict[int, nn.Module] = {}
 
-        def observe(inputs: LayerInputs) -> torch.Tensor:
-            seen[inputs.layer] = inputs.module
-            groups = inputs.queries.shape[1] // inputs.values.shape[1]
-            return inputs.values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
+    def observe(inputs: LayerInputs) -> torch.Tensor:
+        seen[inputs.layer] = inputs.module
+        groups = inputs.queries.shape[1] // inputs.values.shape[1]
+        return inputs.values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
-        token = torch.zeros((1, 1), dtype=torch.long, device=input_device(model))
-        with torch.no_grad(), override_attention(model, observe):
-            model(input_ids=token, use_cache=False)
-        _modules[model] = seen
-    return _modules[model]
+    token = torch.zeros((1, 1), dtype=torch.long, device=input_device(model))
+    with torch.no_grad(), override_attention(model, observe):
+        model(input_ids=token, use_cache=False)
+    return seen

@@ -1,4 +1,4 @@
-"""Ms-PoE: every head reads positions at a scale of its own."""
+"""Ms-PoE: every head scales positions by a ratio of its own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from invariant_rag.attention.hook import LayerInputs, override_attention
-from invariant_rag.attention.kernels import capped, visible
+from invariant_rag.attention.kernels import apply_softcap, causal_mask
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.interventions.base import Intervention, Reading, Row, plain, stacked
+from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,42 +65,42 @@ class MsPoE(Intervention):
             )
 
     @contextmanager
-    def at_work(self, model: PreTrainedModel, reading: Reading) -> Iterator[None]:
-        """Run the model's layers with this intervention; leave the model as it was."""
+    def applied(self, model: PreTrainedModel, batch: PromptBatch) -> Iterator[None]:
+        """Run the model's layers with this intervention; restore the model afterwards."""
 
-        def attending(inputs: LayerInputs) -> torch.Tensor:
-            changed = inputs.layer >= self.first_layer
-            return stacked([(row, self._attend(row) if changed else plain(row.call)) for row in reading.rows(inputs)])
+        def attention(inputs: LayerInputs) -> torch.Tensor:
+            attend = self._attend if inputs.layer >= self.first_layer else _attend_plain
+            return stack_rows([(row, attend(row)) for row in batch.rows(inputs)])
 
-        with override_attention(model, attending):
+        with override_attention(model, attention):
             yield
 
-    def _attend(self, row: Row) -> torch.Tensor:
-        """Attention `[H, Q, D_v]` in which the token at p reads, and is read, at p / ratio.
+    def _attend(self, row: BatchRow) -> torch.Tensor:
+        """Return the attention output `[H, Q, D_v]` with the token at position p at p / ratio instead.
 
-        Queries and keys are rotated to p already, so `p / ratio - p` is what is left to turn.
+        Queries and keys are rotated to p already, so they are rotated by `p / ratio - p` more.
         """
         call = row.call
-        if "ratios" not in call.memory:
-            call.memory["ratios"] = self._ratios(call, row.prompt_length - 1)
-        shrink = 1 / call.memory["ratios"] - 1
+        if "ratios" not in call.scratch:
+            call.scratch["ratios"] = self._ratios(call, row.prompt_length - 1)
+        shrink = 1 / call.scratch["ratios"] - 1
         positions = torch.arange(call.keys.shape[1], dtype=torch.float64, device=call.keys.device)
         shifts = shrink[:, None] * positions  # [H, S]
         own = replace(
             call,
-            queries=call.rotation.rotate_by(call.queries, shifts[:, call.first :]),
-            keys=call.rotation.rotate_by(call.keys.repeat_interleave(call.groups, dim=0), shifts),
-            values=call.values.repeat_interleave(call.groups, dim=0),
+            queries=call.rotation.rotate_by(call.queries, shifts[:, call.query_start :]),
+            keys=call.rotation.rotate_by(call.keys.repeat_interleave(call.num_key_value_groups, dim=0), shifts),
+            values=call.values.repeat_interleave(call.num_key_value_groups, dim=0),
         )
-        return plain(own)
+        return plain_attention(own)
 
     def _ratios(self, call: AttentionCall, last: int) -> torch.Tensor:
-        """Ratio of each head `[H]`, from the attention of the prompt's last token, at index `last`."""
+        """Return the ratio of each head `[H]`, from the attention of the prompt's last token, at index `last`."""
         wide = torch.promote_types(call.queries.dtype, torch.float32)
-        queries = call.queries[:, last - call.first].to(wide)
-        keys = call.keys[:, : last + 1].to(wide).repeat_interleave(call.groups, dim=0)
-        seen = visible(1, last + 1, call.window, keys.device)[0]
-        scores = capped(call, (keys @ queries[..., None])[..., 0] * call.scaling)[:, seen]
+        queries = call.queries[:, last - call.query_start].to(wide)
+        keys = call.keys[:, : last + 1].to(wide).repeat_interleave(call.num_key_value_groups, dim=0)
+        seen = causal_mask(1, last + 1, call.sliding_window, keys.device)[0]
+        scores = apply_softcap(call, (keys @ queries[..., None])[..., 0] * call.scaling)[:, seen]
         if call.sinks is not None:
             scores = torch.cat((scores, call.sinks[:, None].to(scores)), dim=1)
         weights = torch.softmax(scores, dim=1)[:, : int(seen.sum())]
@@ -109,3 +109,7 @@ class MsPoE(Intervention):
         ratios = torch.empty(len(heads), dtype=torch.float64, device=keys.device)
         ratios[heads] = torch.linspace(self.smallest, self.largest, len(heads), dtype=torch.float64, device=keys.device)
         return ratios
+
+
+def _attend_plain(row: BatchRow) -> torch.Tensor:
+    return plain_attention(row.call)

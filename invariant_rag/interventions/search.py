@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from invariant_rag.arrangement import Layout, arrange_rows
+from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.probe import input_device, probe
-from invariant_rag.attention.rope import Rotation, pristine_frequencies
+from invariant_rag.attention.rope import Rotation, reset_dynamic_rope
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedModel
-from invariant_rag.interventions.base import Reading
+from invariant_rag.interventions.base import PromptBatch
 from invariant_rag.interventions.examples import Example, key_value_examples
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
 
@@ -160,7 +162,7 @@ def search_dimension(
     count = config.num_hidden_layers
     chosen = range(count * 10 // 32, -(-count * 26 // 32)) if layers is None else tuple(layers)
     show: Progress = progress or (lambda _label, _steps: nullcontext(lambda: None))
-    with torch.no_grad(), pristine_frequencies(model):
+    with torch.no_grad(), reset_dynamic_rope(model):
         with show("Measuring", len(examples)) as advance:
             values = _mean_values(model, examples, advance)
         skip = min(_SKIP, values.shape[1] // _SHARE)
@@ -248,8 +250,8 @@ def _loss(
     losses = []
     for each in examples:
         ids = torch.tensor([[*each.prompt, *each.answer]], device=input_device(model))
-        reading = Reading([len(each.prompt)], [0], rotations, [{}])
-        with nullcontext() if scaling is None else scaling.at_work(model, reading):
+        prompt = PromptState(arrange_rows(Layout((len(each.prompt),), ()), []))
+        with nullcontext() if scaling is None else scaling.applied(model, PromptBatch([prompt], rotations)):
             logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, len(each.prompt) - 1 :]
         logprobs = torch.log_softmax(logits.float().to(ids.device), dim=-1).gather(1, ids[0, len(each.prompt) :, None])
         losses.append(-float(logprobs.double().sum()))

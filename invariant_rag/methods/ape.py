@@ -12,10 +12,10 @@ from invariant_rag.methods.parallel_windows import ParallelWindows
 
 @dataclass(frozen=True)
 class APE(ParallelWindows):
-    """Parallel windows behind a shared prefix, read with a temperature and a scale (arXiv 2502.05431, section 4).
+    """Parallel windows behind a shared prefix, attended to with temperature and scale (arXiv 2502.05431, section 4).
 
-    What follows a set divides the scores of its keys by `temperature`, and multiplies their log-sum-exp by
-    `scale * temperature` before it is merged with that of all other keys. A set of one segment is read plainly.
+    Tokens behind a set divide the scores of its keys by `temperature`, and multiply their log-sum-exp by
+    `scale * temperature` before it is merged with that of all other keys. A set of one segment gets plain attention.
 
     Attributes:
         temperature: Below 1, attention to the segments is sharper.
@@ -39,8 +39,8 @@ class APE(ParallelWindows):
             )
 
     def arrange(self, layout: Layout) -> WeightedArrangement:
-        """Decide what every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout sees."""
         rows = super().arrange(layout)
         adapted = Weighting(self.temperature, self.scale * self.temperature)
         weightings = tuple(adapted if sum(map(bool, segments)) > 1 else None for segments in layout.sets)
-        return WeightedArrangement(layout, rows.rows, rows.positions, weightings)
+        return WeightedArrangement(layout, rows.blocks, rows.positions, weightings)

@@ -1,4 +1,4 @@
-"""What a method has to say. Everything else is shared code."""
+"""The base classes of methods: what a method declares, and how rows of segments become an arrangement."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Method(ABC):
 
     Attributes:
         name: Registry key, and the name of the file.
-        paper: Where it comes from.
-        cost: What it computes beyond the plain model, or less than it, in a phrase.
+        paper: Its source.
+        cost: Computation compared with the plain model, in a phrase.
         training_free: Whether it works with a model's own weights, without training.
-        invariant: Whether the answer ignores the order of the segments, given an ordering that reads contents only.
+        invariant: Whether the answer ignores the order of the segments, given an ordering by content.
         default_ordering: The ordering to use where none is chosen.
-        fair: Whether accuracy cannot depend on which slot a segment lands in, since the segments are read alike.
-        reads_alone: Whether a segment reads its prefix and itself, behind the prefix, whatever else is in the set: so
-            that it can be read once and reused in any set.
-        stock_decoding: Whether suffix and generated tokens read every key where it lies, so that decoding after the
-            prefill is the model's own.
+        fair: Whether accuracy cannot depend on which slot a segment lands in, because all slots are alike.
+        context_free_segments: Whether a segment's keys and values depend on the prefix and on the segment alone, so
+            that a cache can reuse them in any set behind the same prefix.
+        stock_decoding: Whether the suffix and generated tokens see every key where it lies, so that decoding after the
+            prefill uses the model's own attention.
     """
 
     name: ClassVar[str]
@@ -32,20 +32,20 @@ class Method(ABC):
     training_free: ClassVar[bool] = True
     invariant: ClassVar[bool] = True
     fair: ClassVar[bool] = False
-    reads_alone: ClassVar[bool] = False
+    context_free_segments: ClassVar[bool] = False
     default_ordering: ClassVar[str] = "lexical"
     stock_decoding: ClassVar[bool] = True
 
     @abstractmethod
     def arrange(self, layout: Layout) -> Arrangement:
-        """Decide what every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout sees."""
 
 
 class RowMethod(Method):
-    """A method that is one rule for every layer, head and input: which segments a segment sees, in which order.
+    """A method with one rule for every layer, head and input: which segments a segment sees, in which order.
 
     Attributes:
-        slots: Where a row sees its segments: `stacked` one behind the other, `natural` where they lie, or `shared`:
+        slots: Where a row sees its segments. `stacked`: one behind the other. `natural`: where they lie. `shared`:
             likewise, with all segments of a set at the same positions.
     """
 
@@ -56,6 +56,6 @@ class RowMethod(Method):
         """Return the segments that `segment` (of `count`, in physical order) sees, far to near, itself last."""
 
     def arrange(self, layout: Layout) -> RowArrangement:
-        """Decide what every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout sees."""
         orders = [[self.row(i, len(spans)) for i in range(len(spans))] for spans in layout.set_spans]
         return arrange_rows(layout, orders, slots=self.slots)

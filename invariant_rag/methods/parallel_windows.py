@@ -21,7 +21,7 @@ class ParallelWindows(RowMethod):
     paper: ClassVar[str] = "arXiv 2212.10947"
     cost: ClassVar[str] = "less than plain"
     fair: ClassVar[bool] = True
-    reads_alone: ClassVar[bool] = True
+    context_free_segments: ClassVar[bool] = True
     slots: ClassVar[Slots] = "shared"
 
     def row(self, segment: int, count: int) -> Sequence[int]:

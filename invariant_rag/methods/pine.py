@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ImportanceArrangement:
+class RankedArrangement:
     """Rows that depend on the input: every head ranks the segments of a set, for each segment and each text token.
 
     Attributes:
-        layout: Where everything lies.
-        reverse: Whether the most important segment stands farthest instead of nearest.
+        layout: Where the texts and segments lie in memory.
+        reverse: Whether the most important segment is placed farthest instead of nearest.
     """
 
     layout: Layout
@@ -29,7 +29,7 @@ class ImportanceArrangement:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Every token at its index: readers turn what they see."""
+        """Every token at its index; queries are rotated instead of keys."""
         return natural_positions(self.layout)
 
     @property
@@ -38,11 +38,11 @@ class ImportanceArrangement:
         return all(len(segments) < 2 for segments in self.layout.sets)
 
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D]` of one layer for one prompt."""
-        return backend.importance(self, call)
+        """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
+        return backend.ranked(self, call)
 
     def far_to_near(self, importance: Sequence[float]) -> list[int]:
-        """Rank segments by importance; ties stay in physical order."""
+        """Return the segments from far to near by importance; ties keep their physical order."""
         sign = -1.0 if self.reverse else 1.0
         return sorted(range(len(importance)), key=lambda i: sign * importance[i])
 
@@ -60,18 +60,18 @@ class PINE(Method):
     stock_decoding: ClassVar[bool] = False
 
     def arrange(self, layout: Layout) -> Arrangement:
-        """Decide what every token of a prompt with this layout sees."""
-        return ImportanceArrangement(layout)
+        """Return which keys every token of a prompt with this layout sees."""
+        return RankedArrangement(layout)
 
 
 class PINEReverse(PINE):
-    """Ablation: the most important segment stands farthest (arXiv 2407.01100, section 3.4)."""
+    """Ablation: the most important segment is placed farthest (arXiv 2407.01100, section 3.4)."""
 
     name: ClassVar[str] = "pine-reverse"
 
     def arrange(self, layout: Layout) -> Arrangement:
-        """Decide what every token of a prompt with this layout sees."""
-        return ImportanceArrangement(layout, reverse=True)
+        """Return which keys every token of a prompt with this layout sees."""
+        return RankedArrangement(layout, reverse=True)
 
 
 class PINEInPlace(RowMethod):

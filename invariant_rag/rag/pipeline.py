@@ -16,7 +16,7 @@ from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever, Retriever
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.model import Generation
+    from invariant_rag.generation.outputs import Generation
     from invariant_rag.generation.streaming import TextStream
 
 RetrieverFactory = Callable[[list[Segment]], Retriever]

@@ -6,20 +6,15 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.arrangement import Layout
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.hook import Arranged, _window, override_attention
-from invariant_rag.attention.kernels import visible
-from invariant_rag.attention.merge_states import merged, part
-from invariant_rag.attention.ring import as_ring
+from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
+from invariant_rag.attention.kernels import causal_mask
+from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import UnsupportedModel
-from invariant_rag.methods import PINEInPlace, RoToR
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 
@@ -28,7 +23,7 @@ from invariant_rag.testing.families import tiny_model
 def test_gradients_flow_and_the_outputs_stay_the_same(llama: PreTrainedModel, method: str) -> None:
     lm, prompt = InvariantModel(llama, method=method), random_prompt(random.Random(0), (3, 5, 2))
     prepared = lm.prepare(prompt)
-    arranged = Arranged([prepared.arrangement], [0], lm.backend, lm.reader.host.rotations, [{}])
+    arranged = ArrangedAttention([PromptState(prepared.arrangement)], lm.backend, lm.prefiller.rotations)
     ids = torch.tensor([prepared.input_ids])
     with override_attention(llama, arranged):
         logits = llama(ids, use_cache=False).logits[0, -4:]
@@ -50,7 +45,7 @@ def test_some_of_the_projections_have_the_gradients_that_they_have_among_all(met
         model.requires_grad_(others)
         weight.requires_grad_(True)
         model.zero_grad(set_to_none=True)
-        with lm.reading([prepared]):
+        with lm.arranged([prepared]):
             model(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -4:].logsumexp(dim=-1).sum().backward()
         gradients.append(weight.grad.clone())
     torch.testing.assert_close(*gradients)
@@ -61,8 +56,8 @@ def test_a_batch_of_several_arrangements_is_trained_as_one(llama: PreTrainedMode
     lm = InvariantModel(llama)
     prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(3, 5, 2), (6, 4), (1, 9)])]
     prepared = [lm.prepare(prompt) for prompt in prompts]
-    arrangements = [each.arrangement for each in prepared]
-    arranged = Arranged(arrangements, [0] * 3, lm.backend, lm.reader.host.rotations, [{}, {}, {}])
+    states = [PromptState(each.arrangement) for each in prepared]
+    arranged = ArrangedAttention(states, lm.backend, lm.prefiller.rotations)
     with override_attention(llama, arranged), torch.no_grad():
         logits = llama(torch.tensor([each.input_ids for each in prepared]), use_cache=False).logits
     for row, prompt in enumerate(prompts):
@@ -76,47 +71,35 @@ def test_rows_of_a_ring_give_the_same_alone_and_together(
 ) -> None:
     prompt = random_prompt(random.Random(1), (5, 1, 7, 3, 3, 1, 2, 9, 4), prefix=prefix)
     expected = InvariantModel(llama, backend="reference").logits(prompt)
-    monkeypatch.setattr("invariant_rag.attention.ring._TOGETHER", together)
+    monkeypatch.setattr("invariant_rag.attention.ring._BATCH", together)
     torch.testing.assert_close(InvariantModel(llama).logits(prompt), expected, atol=1e-4, rtol=1e-4)
-
-
-@given(st.integers(0, 3), st.lists(st.integers(0, 4), max_size=6))
-def test_rows_of_rotor_are_recognised_as_a_ring(prefix: int, lengths: list[int]) -> None:
-    layout = Layout((prefix, 2), (tuple(lengths),))
-    rows = [row for row in RoToR().arrange(layout).rows if not row.is_causal_prefix]
-    assert not rows or as_ring(rows) is not None
-
-
-def test_rows_with_a_gap_or_another_order_are_no_ring() -> None:
-    layout = Layout((2, 1), ((2, 3, 1, 2),))
-    rows = [row for row in RoToR().arrange(layout).rows if not row.is_causal_prefix]
-    assert as_ring(rows) is not None
-    assert as_ring(rows[1:]) is None
-    assert as_ring(rows[::-1]) is None
-    assert as_ring([row for row in PINEInPlace().arrange(layout).rows if not row.is_causal_prefix]) is None
 
 
 def test_a_part_and_the_rest_merge_to_the_whole() -> None:
     draw = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(heads, 11, 16, generator=draw, dtype=torch.float64) for heads in (4, 2, 2))
     call = AttentionCall(queries, keys, values, Rotation(None), scaling=0.25)
-    whole = part(call, queries, keys, values).out
+    whole = partial_attention(call, queries, keys, values).out
     for cut in (1, 5, 10):
-        parts = [part(call, queries, keys[:, a:b], values[:, a:b]) for a, b in ((0, cut), (cut, 11))]
-        torch.testing.assert_close(merged(parts), whole)
+        parts = [partial_attention(call, queries, keys[:, a:b], values[:, a:b]) for a, b in ((0, cut), (cut, 11))]
+        torch.testing.assert_close(merge_attn_states(parts).out, whole)
 
 
-def test_masks_show_the_past_within_the_window() -> None:
-    assert visible(2, 4, None, torch.device("cpu")).tolist() == [[True, True, True, False], [True] * 4]
-    assert visible(2, 4, 2, torch.device("cpu")).tolist() == [[False, True, True, False], [False, False, True, True]]
+def test_masks_show_the_past_within_the_sliding_window() -> None:
+    assert causal_mask(2, 4, None, torch.device("cpu")).tolist() == [[True, True, True, False], [True] * 4]
+    windowed = [[False, True, True, False], [False, False, True, True]]
+    assert causal_mask(2, 4, 2, torch.device("cpu")).tolist() == windowed
+        [False, True, True, False],
+        [False, False, True, True],
+    ]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 16, 4095, 4096, 100_000])
 def test_the_window_is_read_off_the_mask_of_transformers(window: int) -> None:
     from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-    assert _window(sliding_window_causal_mask_function(window)) == window
-    assert _window(causal_mask_function) is None
+    assert _sliding_window(sliding_window_causal_mask_function(window)) == window
+    assert _sliding_window(causal_mask_function) is None
 
 
 def test_masks_that_are_no_window_are_refused() -> None:
@@ -125,7 +108,7 @@ def test_masks_that_are_no_window_are_refused() -> None:
     chunked = chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
     for mask in (chunked, bidirectional_mask_function):
         with pytest.raises(UnsupportedModel):
-            _window(mask)
+            _sliding_window(mask)
 
 
 def test_a_failure_inside_leaves_the_model_as_it_was(llama: PreTrainedModel) -> None:

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.arrangement import RowArrangement
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.hook import Arranged, override_attention
+from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.ensembles import RingAverage
 from invariant_rag.errors import (
@@ -180,7 +180,7 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama: Pr
     prepared = [lm.prepare(prompt) for prompt in prompts]
     ids = torch.tensor([each.input_ids for each in prepared])
     embedded = llama.get_input_embeddings()(ids).detach().requires_grad_()
-    with lm.reading(prepared):
+    with lm.arranged(prepared):
         logits = llama(inputs_embeds=embedded, use_cache=False).logits
     for row, prompt in zip(logits, prompts, strict=True):
         expected = lm.logits(prompt)
@@ -193,18 +193,18 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama: Pr
 def test_the_models_own_forward_is_arranged_for_every_token(llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama)
     prepared, ids = lm.prepare(PROMPT), torch.tensor([lm.prepare(PROMPT).input_ids])
-    arranged = Arranged([prepared.arrangement], [0], lm.backend, lm.reader.host.rotations, [{}])
+    arranged = ArrangedAttention([PromptState(prepared.arrangement)], lm.backend, lm.prefiller.rotations)
     with torch.no_grad():
         with override_attention(llama, arranged):
             expected = llama(ids, use_cache=False).logits
-        with lm.reading([prepared]):
+        with lm.arranged([prepared]):
             assert torch.equal(llama(ids, use_cache=False).logits, expected)
 
 
-def test_prompts_of_different_lengths_are_not_read_together(llama: PreTrainedModel) -> None:
+def test_prompts_of_different_lengths_are_not_arranged_in_one_batch(llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama)
     prepared = [lm.prepare(Prompt([1], [[2]], [3])), lm.prepare(Prompt([1], [[2, 2]], [3]))]
-    with pytest.raises(InvalidPrompt, match=r"one length to read together, got \[3, 4\]"), lm.reading(prepared):
+    with pytest.raises(InvalidPrompt, match=r"one length in a batch, got \[3, 4\]"), lm.arranged(prepared):
         pass
 
 

@@ -11,10 +11,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt
+from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.probe import probe
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import UnknownName, UnsupportedCombination
-from invariant_rag.interventions import INTERVENTIONS, HiddenScaling, Intervention, MsPoE, Reading
+from invariant_rag.interventions import INTERVENTIONS, HiddenScaling, Intervention, MsPoE, PromptBatch
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.contracts import plain_logits
@@ -64,8 +65,8 @@ def test_decoding_equals_recomputing_for_sixteen_tokens(family: str, interventio
     model, prompt = _model(family), PROMPTS[0]
     lm = InvariantModel(model, method="sequential", intervention=intervention)
     written, ids = lm.generate(prompt, max_new_tokens=16), lm.prepare(prompt).input_ids
-    reading = Reading([len(ids)], [0], _rotations(family), [{}])
-    with torch.no_grad(), intervention.at_work(model, reading):
+    batch = PromptBatch([PromptState(lm.prepare(prompt).arrangement)], _rotations(family))
+    with torch.no_grad(), intervention.applied(model, batch):
         again = model(torch.tensor([[*ids, *written.token_ids]]), use_cache=False).logits[0, len(ids) - 1 : -1]
     logprobs = torch.log_softmax(again, dim=-1)
     assert tuple(logprobs.argmax(dim=-1).tolist()) == written.token_ids
@@ -95,7 +96,7 @@ def test_the_model_is_unchanged_after_a_call(family: str) -> None:
     for intervention in AT_WORK:
         lm = InvariantModel(model, method="sequential", intervention=intervention)
         lm.generate(prompt, max_new_tokens=2)
-        with pytest.raises(RuntimeError, match="stop"), lm.reading([lm.prepare(prompt)]):
+        with pytest.raises(RuntimeError, match="stop"), lm.arranged([lm.prepare(prompt)]):
             raise RuntimeError("stop")
     assert torch.equal(plain_logits(model, prompt), before)
     assert model.config._attn_implementation == implementation
@@ -151,7 +152,7 @@ def test_other_threads_meanwhile_get_the_plain_model(lm: InvariantModel) -> None
             thread.start()
             thread.join()
 
-    with lm.reading([lm.prepare(prompt)]):
+    with lm.arranged([lm.prepare(prompt)]):
         hook = layer.register_forward_pre_hook(interrupt)
         own = lm.model(torch.tensor([lm.prepare(prompt).input_ids]), use_cache=False).logits[0, -1]
         hook.remove()

@@ -85,7 +85,7 @@ def test_a_fair_method_ignores_the_ordering_and_no_other_does(method: str) -> No
 
 def test_wrapping_twice_probes_once(llama: object) -> None:
     first, second = InvariantModel(llama), InvariantModel(llama, method="pine")  # type: ignore[arg-type]
-    assert first.reader.host is second.reader.host
+    assert first.prefiller.shared is second.prefiller.shared
 
 
 @pytest.mark.parametrize("kind", ["method", "ordering", "backend"])

@@ -198,8 +198,8 @@ def test_a_folder_is_loaded_as_it_says(folder: Path) -> None:
     llm = InvariantLLM(folder, method="pine", ordering="frequency", overflow="drop_last", max_segment_tokens=9)
     model = llm.load()
     assert (model.method.name, model.ordering.name) == ("pine", "frequency")
-    assert model._budget.overflow == "drop_last"
-    assert model._budget.max_segment_tokens == 9
+    assert model.overflow == "drop_last"
+    assert model.max_segment_tokens == 9
 
 
 def test_a_loaded_model_takes_no_loading_options(model: InvariantModel) -> None:

@@ -125,7 +125,7 @@ def own_name(model: InvariantModel, message: str | None, generation: Mapping[str
     hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(model.method).items()))
     loaded = f"{model.backend.name}, {str(model.model.dtype).removeprefix('torch.')}"
     loaded += "" if model.overflow == "error" else f", {model.overflow}"
-    longest = model._budget.max_segment_tokens
+    longest = model.max_segment_tokens
     loaded += "" if longest is None else f", max_segment_tokens={longest}"
     loaded += "" if model.intervention is None else f", {model.intervention!r}"
     return f"{model.name} ({model.method.name}{hyper}, {model.ordering!r}, {loaded}{options})"

@@ -1,0 +1,111 @@
+"""Attention that also returns its log-sum-exps. The one place that touches a private operator of PyTorch.
+
+PyTorch's fused CPU kernel computes the log-sum-exps, but its public name, `scaled_dot_product_attention`, does not
+return them. The operator is private, so a release may rename or change it. Then matrix products compute the same
+function, slower, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import TypeAlias
+
+import torch
+
+OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
+
+Kernel: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool, float], tuple[torch.Tensor, torch.Tensor]
+]
+"""Takes queries `[B, H, Q, D]`, keys and values `[B, H_kv, S, D]`, an additive mask that broadcasts to `[B, H, Q, S]`
+or None, whether attention is causal, and the factor on the scores."""
+
+_logger = logging.getLogger(__name__)
+
+
+def attention_with_lse(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scaling: float,
+    is_causal: bool = False,
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute softmax attention on a CPU, with its log-sum-exps.
+
+    Args:
+        queries: `[B, H, Q, D]`.
+        keys: `[B, H_kv, S, D]`; the query heads share them in groups.
+        values: `[B, H_kv, S, D]`.
+        scaling: Factor on the scores.
+        is_causal: Query t sees the keys 0 to t.
+        mask: Additive mask that broadcasts to `[B, H, Q, S]`, in the dtype of the queries. None: nothing is masked.
+
+    Returns:
+        Outputs `[B, H, Q, D]`, and log-sum-exps of the scaled scores `[B, H, Q]`, at least in float32.
+    """
+    return _kernel()(queries, keys, values, mask, is_causal, scaling)
+
+
+@cache
+def _kernel() -> Kernel:
+    """Return the fused kernel if this PyTorch has it and it works as expected, else the matrix products."""
+    queries, keys = torch.linspace(-1, 1, 48).reshape(1, 2, 3, 8), torch.linspace(1, -1, 24).reshape(1, 1, 3, 8)
+    try:
+        for found, wanted in zip(
+            fused_kernel(queries, keys, keys, None, True, 0.5),
+            matmul_kernel(queries, keys, keys, None, True, 0.5),
+            strict=True,
+        ):
+            if found.shape != wanted.shape or not torch.allclose(found, wanted, atol=1e-5):
+                raise RuntimeError("its results are not those of matrix products")
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        _logger.warning(
+            "PyTorch %s has no usable operator aten::%s (%s): attention on this CPU is computed by matrix products, "
+            "which is slower; results agree up to rounding. Install a PyTorch that invariant-rag was tested with.",
+            torch.__version__,
+            OPERATOR,
+            error,
+        )
+        return matmul_kernel
+    return fused_kernel
+
+
+def fused_kernel(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention with PyTorch's fused CPU kernel."""
+    operator = getattr(torch.ops.aten, OPERATOR)
+    out, lse = operator(queries, keys, values, is_causal=is_causal, attn_mask=mask, scale=scaling)
+    return out, lse
+
+
+def matmul_kernel(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention by matrix products, in float32 or wider; memory grows with Q times S."""
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    groups = queries.shape[1] // keys.shape[1]
+    keys, values = (each.to(wide).repeat_interleave(groups, dim=1) for each in (keys, values))
+    scores = queries.to(wide) @ keys.transpose(-1, -2) * scaling
+    if mask is not None:
+        scores = scores + mask.to(wide)
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
+    return (weights @ values).to(queries.dtype), lse

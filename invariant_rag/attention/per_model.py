@@ -1,0 +1,26 @@
+"""Facts about a model that are found out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from threading import RLock
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+Fact = TypeVar("Fact")
+
+
+def once_per_model(find: Callable[[Any], Fact]) -> Callable[[Any], Fact]:
+    """Call a function of a model once for each model, and forget its result with the model. Safe for threads."""
+    known: WeakKeyDictionary[Any, Fact] = WeakKeyDictionary()
+    lock = RLock()
+
+    @wraps(find)
+    def found(model: Any) -> Fact:
+        with lock:
+            if model not in known:
+                known[model] = find(model)
+            return known[model]
+
+    return found

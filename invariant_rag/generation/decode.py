@@ -1,0 +1,73 @@
+"""Decoding: the model's own `generate`, from a cache that holds an arranged prefill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache, StoppingCriteriaList
+
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.logprobs import TokenLogprobs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What transformers' `generate` returned.
+
+    Attributes:
+        sequences: Prompts and generated tokens, without the padding of the prompts' left.
+        logprobs: Log-probability of each generated token of each row.
+        start: Index of the first generated token.
+    """
+
+    sequences: list[list[int]]
+    logprobs: list[list[float]]
+    start: int
+
+
+def decode(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    cache: DynamicCache,
+    max_new_tokens: int,
+    options: dict[str, Any],
+) -> Decoded:
+    """Run the model's own `generate` over the tokens that a cache lacks, and on.
+
+    Args:
+        model: The model.
+        ids: Input ids `[B, L]`, all tokens of the prompts.
+        mask: Attention mask `[B, L]`.
+        cache: Keys and values of their first tokens.
+        max_new_tokens: The most tokens to generate.
+        options: From `generation_options`.
+
+    Raises:
+        UnsupportedCombination: The model dropped the cache on the way.
+    """
+    logprobs = TokenLogprobs(options["num_beams"])
+    criteria = StoppingCriteriaList([*options["stopping_criteria"], logprobs])
+    generate: Any = model.generate
+    with logprobs.recording(model):
+        output = generate(
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            max_new_tokens=max_new_tokens,
+            return_dict_in_generate=True,
+            **{**options, "stopping_criteria": criteria},
+        )
+    if output.past_key_values is not cache:
+        raise UnsupportedCombination(
+            "expected a model that keeps the cache of the arranged prefill, got one that dropped it and prefilled the "
+            "prompt again, with its own attention",
+            hint="Phi-3 does so where an answer grows beyond original_max_position_embeddings: ask for fewer tokens.",
+        )
+    start = ids.shape[1]
+    return Decoded(output.sequences.tolist(), logprobs.of(output.sequences, start, output.get("beam_indices")), start)

@@ -1,0 +1,82 @@
+"""Log-probabilities of generated tokens, taken while they are generated: one number per row and step.
+
+transformers can return the logits of every step, from which log-probabilities follow. But these take vocabulary times
+length in memory. Here a forward hook keeps the logits of the current step alone, until the next token is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, StoppingCriteria
+
+
+class TokenLogprobs(StoppingCriteria):
+    """Records the log-probability of every chosen token under the model, before logits processors and sampling.
+
+    It is a stopping criterion because that is where transformers shows the tokens of a step; it never stops anything.
+    With beams, transformers shows several candidates for each prompt, of any of its beams. So every beam keeps the
+    log-probabilities of all candidates of its prompt, and the beam indices of the output pick from them.
+
+    Args:
+        num_beams: Beams of each prompt.
+    """
+
+    def __init__(self, num_beams: int = 1) -> None:
+        self._num_beams = num_beams
+        self._thread = get_ident()
+        self._logits: torch.Tensor | None = None
+        self._tokens: list[torch.Tensor] = []  # of each step: candidates `[R, C]`
+        self._logprobs: list[torch.Tensor] = []  # of each step: their log-probabilities `[R, C]`
+
+    @contextmanager
+    def recording(self, model: PreTrainedModel) -> Iterator[None]:
+        """Record the calls that this thread makes of the model."""
+        hook = model.register_forward_hook(self._after_forward)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _after_forward(self, _model: object, _args: object, output: Any) -> None:
+        # A logits processor may call the model too (guidance): the first call of a step is the one that counts.
+        if self._logits is None and get_ident() == self._thread:
+            self._logits = output.logits[:, -1]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Take the log-probabilities of the tokens of a step; return that no row stops `[rows]`."""
+        if self._logits is not None:
+            logprobs = torch.log_softmax(self._logits.float(), dim=-1)
+            rows = logprobs.shape[0]
+            candidates = input_ids[:, -1].to(logprobs.device).reshape(rows // self._num_beams, -1)
+            candidates = candidates.repeat_interleave(self._num_beams, dim=0)
+            self._tokens.append(candidates)
+            self._logprobs.append(logprobs.gather(1, candidates))
+            self._logits = None
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    def of(self, sequences: torch.Tensor, start: int, beam_indices: torch.Tensor | None) -> list[list[float]]:
+        """Return the log-probabilities of the generated tokens of every row.
+
+        Args:
+            sequences: Prompts and generated tokens `[rows, tokens]`.
+            start: Index of the first generated token.
+            beam_indices: For every generated token, the beam that it continued `[rows, steps]`, negative behind the
+                end of a row. None: without beams.
+        """
+        steps = min(sequences.shape[1] - start, len(self._logprobs))
+        if not steps:
+            return [[] for _ in sequences]
+        tokens, logprobs = torch.stack(self._tokens[:steps]).cpu(), torch.stack(self._logprobs[:steps]).cpu()
+        if beam_indices is None:
+            return logprobs[:, :, 0].T.tolist()
+        beams = beam_indices[:, :steps].cpu().long().T  # [steps, rows]
+        chosen = sequences[:, start : start + steps].cpu().T[..., None]
+        step = torch.arange(steps)[:, None]
+        matches = tokens[step, beams.clamp_min(0)] == chosen
+        found = logprobs[step, beams.clamp_min(0)].gather(2, matches.int().argmax(dim=2, keepdim=True))[..., 0]
+        return torch.where(beams < 0, 0.0, found).T.tolist()

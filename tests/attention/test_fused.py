@@ -1,0 +1,68 @@
+"""The private operator of PyTorch, and what stands in for it where a release has none."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from invariant_rag import InvariantModel
+from invariant_rag.attention import fused
+from invariant_rag.testing import random_prompt
+
+
+@pytest.fixture
+def fresh_choice() -> Iterator[None]:
+    """The kernel is chosen once for each process: choose it anew in this test and after it."""
+    fused._kernel.cache_clear()
+    yield
+    fused._kernel.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("count", "is_causal"), [(1, False), (5, True), (5, False)])
+def test_matrix_products_compute_what_the_fused_operator_computes(
+    dtype: torch.dtype, count: int, is_causal: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.randn(3, 4, count, 16, generator=draw, dtype=torch.float64).to(dtype)
+    keys, values = (torch.randn(3, 2, 5, 16, generator=draw, dtype=torch.float64).to(dtype) for _ in range(2))
+    mask = torch.zeros(3, 1, count, 5, dtype=dtype)
+    mask[..., 0] = float("-inf")
+    for bias in (None, None if is_causal else mask):
+        one = fused.fused_kernel(queries, keys, values, bias, is_causal, 0.3)
+        other = fused.matmul_kernel(queries, keys, values, bias, is_causal, 0.3)
+        for fast, slow in zip(one, other, strict=True):
+            tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+            torch.testing.assert_close(fast, slow, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.usefixtures("fresh_choice")
+@pytest.mark.parametrize("method", ["rotor", "pine", "isolated"])
+def test_a_pytorch_without_the_operator_gives_the_same_answers_and_says_so(
+    llama: PreTrainedModel, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = InvariantModel(llama, method=method)
+    prompt = random_prompt(random.Random(0), (5, 1, 70, 3))
+    with_operator = lm.logits(prompt)
+    fused._kernel.cache_clear()
+    monkeypatch.setattr(fused, "OPERATOR", "_an_operator_that_no_release_has")
+    with caplog.at_level(logging.WARNING):
+        torch.testing.assert_close(lm.logits(prompt), with_operator, atol=1e-4, rtol=1e-4)
+        lm.logits(prompt)
+    assert sum("matrix products" in record.message for record in caplog.records) == 1
+    for order in range(5):
+        assert torch.equal(lm.logits(prompt.shuffled(random.Random(order))), lm.logits(prompt))
+
+
+@pytest.mark.usefixtures("fresh_choice")
+def test_an_operator_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "OPERATOR", "_scaled_dot_product_flash_attention_for_cpu_backward")
+    assert fused._kernel() is fused.matmul_kernel
+    fused._kernel.cache_clear()
+    monkeypatch.undo()
+    assert fused._kernel() is fused.fused_kernel
