@@ -30,8 +30,11 @@ class TokenLogprobs(StoppingCriteria):
         self._num_beams = num_beams
         self._thread = get_ident()
         self._logits: torch.Tensor | None = None
-        self._tokens: list[torch.Tensor] = []  # of each step: candidates `[R, C]`
-        self._logprobs: list[torch.Tensor] = []  # of each step: their log-probabilities `[R, C]`
+        self._steps = 0
+        # Candidates and their log-probabilities, `[steps, R, C]` each, with room for more steps. Small tensors of their
+        # own between the large ones of every step would fragment the heap.
+        self._tokens = torch.empty(0, 0, 0, dtype=torch.long)
+        self._logprobs = torch.empty(0, 0, 0)
 
     @contextmanager
     def recording(self, model: PreTrainedModel) -> Iterator[None]:
@@ -54,8 +57,12 @@ class TokenLogprobs(StoppingCriteria):
             rows = logprobs.shape[0]
             candidates = input_ids[:, -1].to(logprobs.device).reshape(rows // self._num_beams, -1)
             candidates = candidates.repeat_interleave(self._num_beams, dim=0)
-            self._tokens.append(candidates)
-            self._logprobs.append(logprobs.gather(1, candidates))
+            if self._steps == len(self._tokens):
+                self._tokens = _with_room(self._tokens, candidates)
+                self._logprobs = _with_room(self._logprobs, logprobs[:, : candidates.shape[1]])
+            self._tokens[self._steps] = candidates
+            self._logprobs[self._steps] = logprobs.gather(1, candidates)
+            self._steps += 1
             self._logits = None
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
@@ -68,10 +75,10 @@ class TokenLogprobs(StoppingCriteria):
             beam_indices: For every generated token, the beam that it continued `[rows, steps]`, negative behind the
                 end of a row. None: without beams.
         """
-        steps = min(sequences.shape[1] - start, len(self._logprobs))
+        steps = min(sequences.shape[1] - start, self._steps)
         if not steps:
             return [[] for _ in sequences]
-        tokens, logprobs = torch.stack(self._tokens[:steps]).cpu(), torch.stack(self._logprobs[:steps]).cpu()
+        tokens, logprobs = self._tokens[:steps].cpu(), self._logprobs[:steps].cpu()
         if beam_indices is None:
             return logprobs[:, :, 0].T.tolist()
         beams = beam_indices[:, :steps].cpu().long().T  # [steps, rows]
@@ -80,3 +87,11 @@ class TokenLogprobs(StoppingCriteria):
         matches = tokens[step, beams.clamp_min(0)] == chosen
         found = logprobs[step, beams.clamp_min(0)].gather(2, matches.int().argmax(dim=2, keepdim=True))[..., 0]
         return torch.where(beams < 0, 0.0, found).T.tolist()
+
+
+def _with_room(recorded: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that begins with the recorded steps and has room for as many more, at least 64."""
+    larger = recorded.new_empty(len(recorded) + max(len(recorded), 64), *step.shape, device=step.device)
+    if len(recorded):
+        larger[: len(recorded)] = recorded
+    return larger

@@ -26,7 +26,7 @@ from invariant_rag.testing.families import tiny_model
 
 PROMPT = random_prompt(random.Random(0), (3, 5, 1, 4), prefix=4, suffix=3)
 SHUFFLED = PROMPT.shuffled(random.Random(2))
-ALONE = [name for name, each in METHODS.items() if each.reads_alone]
+ALONE = [name for name, each in METHODS.items() if each.context_free_segments]
 
 
 @pytest.fixture(scope="module")

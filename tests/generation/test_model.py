@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
+import invariant_rag
+from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.arrangement import RowArrangement
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
@@ -18,6 +21,7 @@ from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.ensembles import RingAverage
 from invariant_rag.errors import (
     ContextOverflow,
+    ImmutableModel,
     InvalidChoice,
     InvalidPrompt,
     ModelNotFound,
@@ -241,7 +245,7 @@ def test_a_generation_config_may_say_how_long_and_how() -> None:
     ],
 )
 def test_decoding_that_would_read_the_prompt_anew_is_refused(option: dict[str, Any], llama: PreTrainedModel) -> None:
-    with pytest.raises(UnsupportedCombination, match="arranged prefill"):
+    with pytest.raises(UnsupportedCombination, match="arranged"):
         InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
 
 
@@ -257,7 +261,7 @@ def test_a_model_that_gives_its_cache_up_is_refused() -> None:
     lm.generate(PROMPT, max_new_tokens=4)  # beyond it from the beginning
     shorter = Prompt([3], [[5, 6], [7]], [11, 12])
     lm.generate(shorter, max_new_tokens=2)
-    with pytest.raises(UnsupportedCombination, match="gave its cache up"):
+    with pytest.raises(UnsupportedCombination, match="dropped it and prefilled"):
         lm.generate(shorter, max_new_tokens=6)
 
 
@@ -307,3 +311,76 @@ def test_candidates_that_cannot_be_scored_are_refused(wrong: Any, llama: PreTrai
     for scored in (InvariantModel(llama), RingAverage(InvariantModel(llama))):
         with pytest.raises(InvalidPrompt):
             scored.score(PROMPT, wrong)
+
+
+ASSIGNED = {
+    "method": ("pine", "with_method"),
+    "ordering": ("frequency", "with_method"),
+    "backend": ("reference", "with_method"),
+    "max_segment_tokens": (3, "with_method"),
+    "overflow": ("drop_last", "with_method"),
+    "intervention": ("ms-poe", "with_method"),
+    "cache": (KeyValueCache(), "with_cache"),
+    "model": (None, "InvariantModel"),
+    "tokenizer": (None, "InvariantModel"),
+    "prefiller": (None, "with_method"),
+    "anything": (1, "with_method"),
+}
+
+
+@pytest.mark.parametrize("attribute", ASSIGNED)
+def test_assigning_an_attribute_names_the_call_that_makes_another_wrapper(
+    llama: PreTrainedModel, attribute: str
+) -> None:
+    lm = InvariantModel(llama)
+    before, described = lm.logits(PROMPT), repr(lm)
+    value, call = ASSIGNED[attribute]
+    with pytest.raises(ImmutableModel, match=attribute) as caught:
+        setattr(lm, attribute, value)
+    assert call in caught.value.hint
+    with pytest.raises(AttributeError, match=attribute):
+        delattr(lm, attribute)
+    assert repr(lm) == described
+    assert torch.equal(lm.logits(PROMPT), before)
+
+
+@pytest.mark.parametrize("attribute", ["alpha", "plain_order", "method"])
+def test_a_routed_wrapper_never_changes_either(llama: PreTrainedModel, attribute: str) -> None:
+    routed = InvariantModel(llama).with_routing(alpha=0.1, plain_order="canonical")
+    with pytest.raises(ImmutableModel, match=attribute):
+        setattr(routed, attribute, 0.5)
+    assert (routed.alpha, routed.plain_order) == (0.1, "canonical")
+    assert routed.with_method("pine").alpha == 0.1
+
+
+def test_another_wrapper_leaves_the_first_as_it_was(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    before = lm.logits(PROMPT)
+    others = [lm.with_method("pine"), lm.with_method(backend="reference"), lm.with_cache(KeyValueCache())]
+    for other in others:
+        assert other is not lm
+        other.logits(PROMPT)
+    assert (lm.method.name, lm.backend.name, lm.cache) == ("rotor", "sdpa", None)
+    assert torch.equal(lm.logits(PROMPT), before)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_one_generation_takes_few_calls(llama: PreTrainedModel, cached: bool) -> None:
+    """Functions of the package that are called for two tokens behind three segments, without a tokenizer."""
+    package, calls = str(Path(invariant_rag.__file__).parent), []
+    lm = InvariantModel(tiny_model("llama", num_hidden_layers=1, eos_token_id=None))
+    lm = lm.with_cache(KeyValueCache()) if cached else lm
+    lm.generate(Prompt([3, 4], [[5], [6]], [7]), max_new_tokens=2)  # what is found out once for each model
+
+    prompt = Prompt([3, 4, 5], [[6, 7], [8, 9, 10], [11]], [12, 13])
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(record)
+    try:
+        lm.generate(prompt, max_new_tokens=2)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= (250 if cached else 200), calls

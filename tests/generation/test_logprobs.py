@@ -1,0 +1,68 @@
+"""Log-probabilities of generated tokens: those of the model, whatever decodes, and none of the logits are kept."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from invariant_rag import InvariantModel, Prompt
+from invariant_rag.testing import random_prompt, tiny_model
+
+DECODING: list[dict[str, Any]] = [
+    {},
+    {"num_beams": 4},
+    {"num_beams": 4, "num_return_sequences": 3},
+    {"num_beams": 3, "num_return_sequences": 2, "do_sample": True, "seed": 5},
+    {"do_sample": True, "seed": 3, "num_return_sequences": 4, "temperature": 2.0, "top_k": 0},
+    {"repetition_penalty": 2.0, "no_repeat_ngram_size": 2},
+    {"num_beams": 4, "repetition_penalty": 2.0, "length_penalty": -1.0},
+    {"guidance_scale": 1.5},
+]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("decoding", DECODING, ids=str)
+def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(
+    decoding: dict[str, Any], ends: bool
+) -> None:
+    model = tiny_model("llama", num_hidden_layers=2, eos_token_id=list(range(40, 60)) if ends else None)
+    lm, lengths = InvariantModel(model), []
+    for seed in range(3):
+        prompt = random_prompt(random.Random(seed), (4, 2, 5))
+        answers = lm.generate(prompt, max_new_tokens=10, **decoding)
+        for answer in answers if isinstance(answers, list) else [answers]:
+            logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *answer.token_ids]))
+            logprobs = torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1)
+            expected = logprobs.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0].tolist()
+            assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+            lengths.append(len(answer.logprobs))
+    assert min(lengths) > 0
+    if not decoding.get("do_sample"):
+        assert (min(lengths) < 10) == ends
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("decoding", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}], ids=str)
+def test_no_more_logits_are_held_after_thirty_tokens_than_after_three(
+    llama: PreTrainedModel, rows: int, decoding: dict[str, Any]
+) -> None:
+    vocabulary = llama.config.vocab_size
+    held: list[int] = []
+
+    class Count(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            alive = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+            held.append(sum(each.numel() for each in alive if each.ndim and each.shape[-1] == vocabulary))
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    prompts = [random_prompt(random.Random(seed), (4, 2, 5)) for seed in range(rows)]
+    InvariantModel(llama).generate(
+        prompts, max_new_tokens=30, stopping_criteria=StoppingCriteriaList([Count()]), **decoding
+    )
+    assert len(held) == 30
+    assert max(held) <= held[2]
