@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.utils.logging import set_verbosity_error
 
-from invariant_rag.cli.registries import intervention_rows, method_rows, ordering_rows
+from invariant_rag.cli.models import intervention_rows, method_rows, ordering_rows
 from invariant_rag.testing.families import probe_families
 
 README = Path(__file__).parent.parent / "README.md"

@@ -25,10 +25,11 @@ from world import Difficulty, make_context  # noqa: E402
 
 from invariant_rag import InvariantModel  # noqa: E402
 from invariant_rag.evaluation.benchmarks import resolve_benchmark  # noqa: E402
-from invariant_rag.evaluation.benchmarks.intervals import difference  # noqa: E402
-from invariant_rag.evaluation.benchmarks.published import by_question  # noqa: E402
+from invariant_rag.evaluation.statistics import difference  # noqa: E402
+from invariant_rag.evaluation.benchmarks.published_tables import question_means  # noqa: E402
 from invariant_rag.evaluation.benchmarks.report import percent  # noqa: E402
-from invariant_rag.evaluation.benchmarks.runner import Plan, Run, run  # noqa: E402
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
 from invariant_rag.methods import METHODS  # noqa: E402
 
 DOCUMENTS = (10, 20, 30)
@@ -123,15 +124,15 @@ def formats(folder: Path, count: int, seed: int) -> list[Format]:
     return found
 
 
-def table(shown: Format, runs: dict[tuple[str, str], Run]) -> list[str]:
+def table(shown: Format, runs: dict[tuple[str, str], BenchmarkRun]) -> list[str]:
     """One format's table, every reader a row."""
     metric = resolve_benchmark(shown.benchmark).metric
-    plain = by_question(runs[PLAIN].records, metric)
+    plain = question_means(runs[PLAIN].records, metric)
     header = ["method", "ordering", "mean", "worst variant", "spread", "flips", "against plain"]
     lines = [f"### {shown.title}", "", shown.about, ""]
     lines += [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header))]
     for reader, done in runs.items():
-        change = difference(by_question(done.records, metric), plain)
+        change = difference(question_means(done.records, metric), plain)
         mark = " **loses**" if change.high < 0 else " **gains**" if change.low > 0 else ""
         written = f"{100 * change.value:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
         summary = done.summary
@@ -164,7 +165,7 @@ def main() -> None:
             runs = {}
             for method, ordering in READERS:
                 bar.update(work, description=f"{shown.title}, {method}")
-                plan = Plan(
+                plan = BenchmarkConfig(
                     shown.benchmark,
                     settings=shown.settings,
                     method=method,
@@ -176,7 +177,7 @@ def main() -> None:
                     batch_size=4,
                     max_new_tokens=shown.max_new_tokens,
                 )
-                runs[method, ordering] = run(plan, chosen.out, resume=True, model=lm)
+                runs[method, ordering] = run_benchmark(plan, chosen.out, resume=True, model=lm)
                 bar.advance(work)
             lines += table(shown, runs)
     chosen.page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

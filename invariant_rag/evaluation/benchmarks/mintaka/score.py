@@ -10,7 +10,7 @@ from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, norma
 
 
 def stated_answer(output: str) -> str:
-    """Return what stands behind "Answer" in the first JSON object, or the first line where there is none.
+    """Return the value of "Answer" in the first JSON object, or the first line if there is none.
 
     >>> stated_answer('{"Answer": ["Rome", "Oslo"]} I hope this helps')
     'Rome, Oslo'
