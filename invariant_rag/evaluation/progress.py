@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is. The command line passes the bar of `invariant_rag.cli.progress`."""
+"""How library code reports progress. The command line passes the bar of `invariant_rag.cli.progress`."""
 
 from __future__ import annotations
 

@@ -135,17 +135,17 @@ def _title(metadata: Mapping[str, Any]) -> str | None:
 
 
 def _read_file(path: Path) -> list[tuple[str, Any]]:
-    readers: dict[str, Callable[[str, Path], list[tuple[str, Any]]]] = {".jsonl": _read_jsonl, ".csv": _read_csv}
-    if path.suffix not in readers:
+    parsers: dict[str, Callable[[str, Path], list[tuple[str, Any]]]] = {".jsonl": _parse_jsonl, ".csv": _parse_csv}
+    if path.suffix not in parsers:
         raise InvalidQuestion(f"{path}: expected a .jsonl or .csv file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
-    return readers[path.suffix](text, path)
+    return parsers[path.suffix](text, path)
 
 
-def _read_jsonl(text: str, path: Path) -> list[tuple[str, Any]]:
+def _parse_jsonl(text: str, path: Path) -> list[tuple[str, Any]]:
     entries = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -156,14 +156,14 @@ def _read_jsonl(text: str, path: Path) -> list[tuple[str, Any]]:
     return entries
 
 
-def _read_csv(text: str, path: Path) -> list[tuple[str, Any]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    columns = list(reader.fieldnames or ())
+def _parse_csv(text: str, path: Path) -> list[tuple[str, Any]]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    columns = list(rows.fieldnames or ())
     if "question" not in columns or set(columns) - set(COLUMNS):
         raise InvalidQuestion(f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {columns}")
     entries: dict[str, dict[str, Any]] = {}
-    for row in reader:
-        where = f"{path}, line {reader.line_num}"
+    for row in rows:
+        where = f"{path}, line {rows.line_num}"
         if None in row or None in row.values():
             raise InvalidQuestion(f"{where}: expected {len(columns)} fields")
         entry = entries.setdefault(

@@ -89,7 +89,7 @@ def download(url: str) -> Path:
         try:
             return Path(hf_hub_download(f"{owner}/{name}", inner, repo_type="dataset"))
         except (OSError, ValueError) as error:  # the client's own errors derive from these
-            raise DatasetUnavailable(f"{url} cannot be had: {error}") from error
+            raise DatasetUnavailable(f"{url} cannot be downloaded: {error}") from error
     target = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[-1]
     if target.is_file():
         return target
@@ -99,7 +99,7 @@ def download(url: str) -> Path:
         with urlopen(Request(url), timeout=60) as response:  # noqa: S310 - the URLs are constants of the loaders
             content = response.read()
     except OSError as error:
-        raise DatasetUnavailable(f"{url} cannot be had: {error}") from error
+        raise DatasetUnavailable(f"{url} cannot be downloaded: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     partial.write_bytes(content)

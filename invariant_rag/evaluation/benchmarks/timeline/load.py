@@ -1,4 +1,4 @@
-"""Load the cases: events to put into the order in which a long text tells them; the text in order, and reversed."""
+"""Load the cases: events to sort in the order of a long text, with the text in order and reversed."""
 
 from __future__ import annotations
 
