@@ -54,7 +54,7 @@ def _square() -> Callable[[], Callable[[int], int]]:
 
 
 def _dying(folder: str) -> Callable[[], Callable[[int], int]]:
-    """Workers that are killed by jobs 1 and 3, once each."""
+    """A function that kills its actor on items 1 and 3, once each."""
 
     def work(number: int) -> int:
         mark = Path(folder) / str(number)
@@ -67,7 +67,7 @@ def _dying(folder: str) -> Callable[[], Callable[[int], int]]:
 
 
 def _deadly(folder: str) -> Callable[[], Callable[[int], int]]:
-    """Workers that every job kills; each leaves a file behind."""
+    """A function that kills its actor on every item; each actor leaves a file behind."""
 
     def work(number: int) -> int:
         (Path(folder) / str(os.getpid())).touch()
@@ -85,19 +85,19 @@ def _failing() -> Callable[[], Callable[[int], int]]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_every_job_is_done_once():
+def test_every_item_is_mapped_once():
     assert sorted(ray_map(_square(), range(7), 2)) == [number * number for number in range(7)]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_lost_actor_is_replaced_and_its_job_done_again(tmp_path: Path):
+def test_a_lost_actor_is_replaced_and_its_item_mapped_again(tmp_path: Path):
     found = sorted(ray_map(_dying(str(tmp_path)), range(5), 2))
     assert found == [number * number for number in range(5)]
     assert sorted(mark.name for mark in tmp_path.iterdir()) == ["1", "3"]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_job_that_kills_every_actor_is_given_up(tmp_path: Path):
+def test_an_item_that_kills_every_actor_is_given_up(tmp_path: Path):
     with pytest.raises(ActorsLost, match=str(ATTEMPTS)):
         list(ray_map(_deadly(str(tmp_path)), [0], 1))
     assert len(list(tmp_path.iterdir())) == ATTEMPTS

@@ -40,7 +40,7 @@ ABOUT = {
     "salted_sensitivity": "probability that two salted orders give different answers",
     "salted_spread": "largest less smallest accuracy over the slots of the gold segments in salted canonical orders",
     "salted_std": "standard deviation of accuracy over these slots",
-    "expected_accuracy": "expected accuracy: mean over salts if the remedy uses a canonical order, else over input orders",
+    "expected_accuracy": "expected accuracy: over salts if the remedy uses a canonical order, else over input orders",
     "unreadable": "share of verdicts that name neither response, empty ones aside",
     "position_consistency": "share of (readable) pairs with the same verdict in both orders (arXiv 2406.07791)",
     "preference_fairness": "1: every pair goes to whatever comes second; -1: to whatever comes first; 0: fair",
