@@ -1,4 +1,4 @@
-"""Write the tables of README.md from the registries and the probe; with --check, only say whether they are current."""
+"""Write the generated tables of README.md; with --check, fail if they are not current."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.utils.logging import set_verbosity_error
 
-from invariant_rag.cli.registries import intervention_rows, method_rows, ordering_rows
+from invariant_rag.cli.models import intervention_rows, method_rows, ordering_rows
 from invariant_rag.testing.families import probe_families
 
 README = Path(__file__).parent.parent / "README.md"
@@ -22,22 +22,22 @@ HEADINGS = {
     "cost": "extra cost",
     "stock_decoding": "stock decoding",
 }
-"""What the README calls what a command calls by one word."""
+"""Column headings in the README of columns in the output of a command."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def cell(value: bool | str) -> str:
-    """A yes, a no, or words."""
+    """Return yes, no, or the text."""
     return {True: "yes", False: "no"}.get(value, str(value))
 
 
 def listed(rows: Sequence[Mapping[str, Any]], **headings: str) -> str:
-    """The table of a registry, as its command lists it; names are code."""
+    """Return the table of a registry with the columns of its command; names are code."""
     names = {"method", "intervention", "ordering"}
     header = [{**HEADINGS, **headings}.get(column, column) for column in rows[0]]
     cells = [[f"`{row[column]}`" if column in names else cell(row[column]) for column in row] for row in rows]
@@ -45,7 +45,7 @@ def listed(rows: Sequence[Mapping[str, Any]], **headings: str) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Every generated table by the name of its place."""
+    """Return every generated table by the name of its placeholder."""
     reports = list(probe_families())
     supported = [[report.family, report.detail] for report in reports if report.supported]
     refused = [[report.detail] for report in reports if not report.supported]
@@ -58,7 +58,7 @@ def tables() -> dict[str, str]:
 
 
 def filled(text: str) -> str:
-    """The README with its tables made anew."""
+    """Return the README with its tables replaced."""
     for name, content in tables().items():
         place = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text = place.sub(lambda match, content=content: f"{match[1]}\n{content}\n\n{match[2]}", text)

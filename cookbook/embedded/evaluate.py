@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from tqdm import tqdm
 from world import UNKNOWN, Difficulty, Question, make_context
 
 from invariant_rag import RAG, InvariantModel, Segment
+from invariant_rag.evaluation.statistics import wilson_interval
 from invariant_rag.orderings import MonoT5
 from invariant_rag.rag.pipeline import index_documents
 from invariant_rag.segments import document_rendering
@@ -63,11 +63,8 @@ def items(count: int, documents: int, seed: int | str, unknown: float = 0.0) -> 
 
 def interval(right: int, count: int) -> tuple[float, float]:
     """Return the 95% confidence interval of a share (Wilson)."""
-    z = 1.96
-    share, width = right / count, z * z / count
-    middle = (share + width / 2) / (1 + width)
-    reach = z / (1 + width) * math.sqrt(share * (1 - share) / count + width / (4 * count))
-    return middle - reach, middle + reach
+    estimate = wilson_interval(right, count)
+    return estimate.low, estimate.high
 
 
 def answers(lm: InvariantModel, asked: list[Item], about: str) -> list[str]:

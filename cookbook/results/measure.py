@@ -1,8 +1,8 @@
-"""What the embedded model shows: `python measure.py [--limit 80] [--out runs] [--page results.md]`.
+"""Measure every method with the embedded model: `python measure.py [--limit 80] [--out runs] [--page results.md]`.
 
-Every method, on the benchmark formats that the embedded model can speak: its own made-up world in the format of Lost in
-the Middle (10, 20 and 30 documents), key-value retrieval, and pairwise judging in the format of LLMBar. One page
-comes out, with intervals, and with what each reader gains or loses against the plain model. Interrupted, it goes on.
+The benchmarks are those whose formats the embedded model knows: its own made-up world in the format of Lost in the
+Middle (10, 20 and 30 documents), key-value retrieval, and pairwise judging in the format of LLMBar. The result is one
+page, with intervals and differences from the plain model. An interrupted measurement continues.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "embedded"))
 
@@ -24,24 +22,25 @@ from names import Names  # noqa: E402
 from world import Difficulty, make_context  # noqa: E402
 
 from invariant_rag import InvariantModel  # noqa: E402
+from invariant_rag.cli.progress import progress_bar  # noqa: E402
 from invariant_rag.evaluation.benchmarks import resolve_benchmark  # noqa: E402
-from invariant_rag.evaluation.benchmarks.intervals import difference  # noqa: E402
-from invariant_rag.evaluation.benchmarks.published import by_question  # noqa: E402
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig  # noqa: E402
+from invariant_rag.evaluation.benchmarks.published_tables import question_means  # noqa: E402
 from invariant_rag.evaluation.benchmarks.report import percent  # noqa: E402
-from invariant_rag.evaluation.benchmarks.runner import Plan, Run, run  # noqa: E402
+from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
+from invariant_rag.evaluation.statistics import mean_difference  # noqa: E402
 from invariant_rag.methods import METHODS  # noqa: E402
 
 DOCUMENTS = (10, 20, 30)
 KEYS = (5,)
 PLAIN = ("sequential", "given")
-READERS = [PLAIN, ("sequential", "lexical"), *((name, "") for name in METHODS if name != "sequential")]
-"""Method and ordering of every row; an empty ordering is the method's own."""
-
+SETUPS = [PLAIN, ("sequential", "lexical"), *((name, "") for name in METHODS if name != "sequential")]
+"""Method and ordering of every row; an empty ordering is the method's default."""
 
 INTRODUCTION = """\
 # What the embedded model shows
 
-Every method, read with the same model of 1.2 million parameters; {limit} questions of each format, seed {seed}. Per
+Every method with the same model of 1.2 million parameters; {limit} questions of each format, seed {seed}. Per
 cent, with 95% intervals. Written by `python cookbook/results/measure.py`.
 
 - *worst variant*: a question counts only if it is answered rightly in all of its variants;
@@ -55,7 +54,7 @@ cent, with 95% intervals. Written by `python cookbook/results/measure.py`.
 
 @dataclass(frozen=True)
 class Format:
-    """A table of the page."""
+    """A benchmark of the page, and its data."""
 
     title: str
     about: str
@@ -66,7 +65,7 @@ class Format:
 
 
 def contexts(count: int, documents: int, seed: int) -> list[dict[str, Any]]:
-    """Questions over held-out names, in the format of Lost in the Middle."""
+    """Make questions over held-out names, in the format of Lost in the Middle."""
     names = Names(random.Random(f"results-{seed}-{documents}"), "test")
     records: list[dict[str, Any]] = []
     while len(records) < count:
@@ -81,7 +80,7 @@ def contexts(count: int, documents: int, seed: int) -> list[dict[str, Any]]:
 
 
 def pairs(count: int, seed: int) -> list[dict[str, Any]]:
-    """Two answers to a question over three documents, in the format of LLMBar; the wrong one is from another world."""
+    """Make pairs of answers over three documents, in the format of LLMBar; the wrong one is from another world."""
     asked, others = contexts(count, 3, seed), contexts(count, 3, seed + 1)
     source = random.Random(seed)
     records = []
@@ -123,15 +122,15 @@ def formats(folder: Path, count: int, seed: int) -> list[Format]:
     return found
 
 
-def table(shown: Format, runs: dict[tuple[str, str], Run]) -> list[str]:
-    """One format's table, every reader a row."""
+def table(shown: Format, runs: dict[tuple[str, str], BenchmarkRun]) -> list[str]:
+    """Return the table of one benchmark, a row per method and ordering."""
     metric = resolve_benchmark(shown.benchmark).metric
-    plain = by_question(runs[PLAIN].records, metric)
+    plain = question_means(runs[PLAIN].records, metric)
     header = ["method", "ordering", "mean", "worst variant", "spread", "flips", "against plain"]
     lines = [f"### {shown.title}", "", shown.about, ""]
     lines += [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header))]
-    for reader, done in runs.items():
-        change = difference(by_question(done.records, metric), plain)
+    for setup, done in runs.items():
+        change = mean_difference(question_means(done.records, metric), plain)
         mark = " **loses**" if change.high < 0 else " **gains**" if change.low > 0 else ""
         written = f"{100 * change.value:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
         summary = done.summary
@@ -139,7 +138,7 @@ def table(shown: Format, runs: dict[tuple[str, str], Run]) -> list[str]:
             f"`{done.config['method']}`",
             f"`{done.config['ordering']}`",
             *(percent(summary[name]) for name in ("mean", "worst", "spread", "flips")),
-            "" if reader == PLAIN else written + mark,
+            "" if setup == PLAIN else written + mark,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     shortened = max(done.summary["shortened"] for done in runs.values())
@@ -158,13 +157,11 @@ def main() -> None:
     lm = InvariantModel.from_pretrained()
     lines = [INTRODUCTION.format(limit=chosen.limit, seed=chosen.seed)]
     tables = formats(chosen.out / "data", chosen.limit, chosen.seed)
-    with Progress() as bar:
-        work = bar.add_task("measuring", total=len(tables) * len(READERS))
+    with progress_bar("Measuring", len(tables) * len(SETUPS)) as advance:
         for shown in tables:
             runs = {}
-            for method, ordering in READERS:
-                bar.update(work, description=f"{shown.title}, {method}")
-                plan = Plan(
+            for method, ordering in SETUPS:
+                config = BenchmarkConfig(
                     shown.benchmark,
                     settings=shown.settings,
                     method=method,
@@ -176,8 +173,8 @@ def main() -> None:
                     batch_size=4,
                     max_new_tokens=shown.max_new_tokens,
                 )
-                runs[method, ordering] = run(plan, chosen.out, resume=True, model=lm)
-                bar.advance(work)
+                runs[method, ordering] = run_benchmark(config, chosen.out, resume=True, model=lm)
+                advance()
             lines += table(shown, runs)
     chosen.page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     print(f"wrote {chosen.page}")

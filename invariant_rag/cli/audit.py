@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.cli.bench import DeviceMap, DType, TooLong
-from invariant_rag.cli.console import errors_in_red, print_json, print_table, say
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
+from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import UnsupportedCombination
 
 if TYPE_CHECKING:
@@ -20,13 +21,11 @@ if TYPE_CHECKING:
 def audit(
     questions: Annotated[Path, typer.Argument(help="A .jsonl or .csv file of questions and their retrieved segments.")],
     out: Annotated[
-        Path, typer.Option(help="Folder for answers and report. Given again, the audit goes on from there.")
+        Path, typer.Option(help="Folder for answers and report. An audit into the same folder reuses its answers.")
     ],
-    model: Annotated[str | None, typer.Option(help="Model id or folder.", show_default="the embedded model")] = None,
-    method: Annotated[str, typer.Option(help="The method under audit; see `invariant-rag methods`.")] = "sequential",
-    ordering: Annotated[
-        str | None, typer.Option(help="See `invariant-rag orderings`.", show_default="the method's own")
-    ] = None,
+    model: options.Model = None,
+    method: options.Method = "sequential",
+    ordering: options.Ordering = None,
     system: Annotated[
         str | None,
         typer.Option(
@@ -34,10 +33,11 @@ def audit(
         ),
     ] = None,
     docs: Annotated[
-        list[Path] | None, typer.Option("--docs", help="Retrieve segments from here for questions without. Repeatable.")
+        list[Path] | None,
+        typer.Option("--docs", help="Documents to retrieve from, for questions without segments. Repeatable."),
     ] = None,
-    retriever: Annotated[str, typer.Option(help="faiss or bm25, for --docs.")] = "faiss",
-    k: Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")] = 10,
+    retriever: options.Retriever = "faiss",
+    k: options.TopK = 10,
     remedy: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,40 +48,38 @@ def audit(
     metric: Annotated[str, typer.Option(help="best_subspan_em, exact_match or token_f1.")] = "best_subspan_em",
     orders: Annotated[int, typer.Option(min=2, help="Input orders of a question with more than 4 segments.")] = 10,
     slots: Annotated[int, typer.Option(min=2, help="Slots through which gold segments are moved.")] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="How often the order given is asked.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of orders, salts and intervals.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="How often the given order is asked.")] = 2,
+    seed: options.Seed = 0,
     budget: Annotated[int | None, typer.Option(min=0, help="Most calls to make now.", show_default="all")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Calls at a time.")] = 1,
-    ray: Annotated[
-        int, typer.Option("--ray", min=0, metavar="ACTORS", help="Share the calls out among Ray actors.")
-    ] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that make calls.")] = 1,
+    ray: options.Ray = 0,
     tags: Annotated[
-        bool, typer.Option(help="Put hashes before the texts in salted orders; not for a --system that parses them.")
+        bool, typer.Option(help="Prefix texts with hashes in salted orders. Turn off if the --system parses its texts.")
     ] = True,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer of a model of ours, in tokens.")] = 64,
-    dtype: DType = "auto",
-    device_map: DeviceMap = "auto",
-    overflow: TooLong = "error",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    max_new_tokens: options.MaxNewTokens = 64,
+    dtype: options.DType = "auto",
+    device_map: options.DeviceMap = "auto",
+    overflow: options.Overflow = "error",
+    as_json: options.Json = False,
 ) -> None:
-    """Ask QUESTIONS again with their documents in other orders; report what changes, and what to do about it.
+    """Ask QUESTIONS with their documents in many orders; report what changes, and what to do about it.
 
-    Writes answers.jsonl, audit.json, report.html and report.md into the folder. Killed, it loses no answer: start it
-    again with the same options. A line of QUESTIONS is {"question", "segments", "answers", "gold"}, the last two
-    optional; a segment is a string or {"text", "title", "score"}, and gold a list of indices.
+    Writes answers.jsonl, audit.json, report.html and report.md into the folder. An interrupted audit loses no answer:
+    start it again with the same options. A line of QUESTIONS is {"question", "segments", "answers", "gold"}, the last
+    two optional; a segment is a string or {"text", "title", "score"}, and gold a list of indices.
 
     Exit code: 0; 2 for an error.
     """
     from invariant_rag.evaluation.audit.auditing import audit as run_audit
     from invariant_rag.evaluation.audit.report import summary, table
 
-    with errors_in_red():
+    with handle_errors():
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
-            found: Any = _own(model, device_map=device_map, **loading)
+            audited: Any = _load_model(model, device_map=device_map, **loading)
             generation: dict[str, Any] = {"max_new_tokens": max_new_tokens}
         elif model is None:
-            found, generation = _named(system), {}
+            audited, generation = _import_object(system), {}
         else:
             raise UnsupportedCombination("--system and --model are two systems")
         index = None
@@ -90,7 +88,7 @@ def audit(
 
             index = index_documents(docs, retriever)
         result = run_audit(
-            found,
+            audited,
             questions,
             retriever=index,
             k=k,
@@ -104,7 +102,7 @@ def audit(
             actors=ray,
             budget=budget,
             out=out,
-            progress=True,
+            progress=progress_bar,
             tags=tags,
             **generation,
         )
@@ -113,24 +111,23 @@ def audit(
         return
     names, rows = table(result)
     print_table([dict(zip(["measure", *names], row, strict=True)) for row in rows], as_json=False)
-    say(f"\n{result.advice.headline}", style="bold")
+    print_text(f"\n{result.advice.headline}", style="bold")
     for reason in result.advice.reasons:
-        say(f"- {reason}")
-    say(f"\n{summary(result)}\nReport: {out / 'report.html'}", style="dim")
+        print_text(f"- {reason}")
+    print_text(f"\n{summary(result)}\nReport: {out / 'report.html'}", style="dim")
 
 
-def _own(model: str | None, **loading: Any) -> InvariantModel:
-    from transformers.utils.logging import disable_progress_bar
+def _load_model(model: str | None, **loading: Any) -> InvariantModel:
+    with progress_bar("Loading model"):
+        from invariant_rag.generation.model import InvariantModel
 
-    from invariant_rag.generation.model import InvariantModel
-
-    disable_progress_bar()  # ours is the one to watch
-    return InvariantModel.from_pretrained(model, **loading)
+        disable_transformers_bars()
+        return InvariantModel.from_pretrained(model, **loading)
 
 
-def _named(name: str) -> Any:
-    """Return the object of the user that `MODULE:NAME` means."""
-    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: the object is the user's own code
+def _import_object(name: str) -> Any:
+    """Import the object that `MODULE:NAME` names, from the current folder if it is there."""
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -2,74 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from invariant_rag.cli.console import errors_in_red, print_json, print_table, say
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
+from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.cli.speed import speed
 from invariant_rag.evaluation.benchmarks import BENCHMARKS, Benchmark
+from invariant_rag.evaluation.progress import no_progress
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a benchmark on real data, over orders.")
-
-Model = Annotated[str | None, typer.Option(help="Model id or folder.", show_default="the embedded model")]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="The benchmark's file, or a folder that holds it.", show_default="the public source"),
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="The most questions.", show_default="all")]
-Seed = Annotated[int, typer.Option(help="Seed of the sample of questions, and of what is drawn.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run of the same settings.")]
-Out = Annotated[Path, typer.Option(help="Folder of the runs; each gets a folder of its own.")]
-Actors = Annotated[
-    int,
-    typer.Option("--ray", min=0, metavar="ACTORS", help="Share the cases out among Ray actors."),
-]
-BatchSize = Annotated[int, typer.Option(min=1, help="Prompts that are decoded together.")]
-DType = Annotated[str, typer.Option(help="As in transformers: auto, float32, bfloat16...")]
-DeviceMap = Annotated[str, typer.Option(help="As in transformers: auto spreads a large model over all devices.")]
-TensorParallel = Annotated[
-    bool, typer.Option("--tp", help="Split every layer over the processes that torchrun started: tensor parallelism.")
-]
-TooLong = Annotated[
-    Literal["error", "drop_last", "trim_segments"], typer.Option("--overflow", help="What happens to long prompts.")
-]
-
-
-@contextmanager
-def counting(label: str, *, shown: bool = True) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[], None]]]:
-    """Show a progress bar on stderr. Yield what starts a count (label, all, done), and what moves it one step."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
-        task = bar.add_task(label, total=None)
-
-        def start(text: str, total: int, done: int) -> None:
-            bar.reset(task, total=total, completed=done, description=text)
-
-        yield start, lambda: bar.advance(task)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a benchmark over segment orders.")
 
 
 def parse_settings(words: Iterable[str]) -> dict[str, str]:
-    """Read `NAME=VALUE` words."""
+    """Parse `NAME=VALUE` words."""
     settings = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -80,51 +30,48 @@ def parse_settings(words: Iterable[str]) -> dict[str, str]:
 
 
 @app.command("list")
-def list_benchmarks(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
+def list_benchmarks(as_json: options.Json = False) -> None:
     """List the benchmarks with their settings."""
     rows = []
     for name, each in BENCHMARKS.items():
-        settings = each.described_settings()
+        settings = each.default_settings()
         shown = settings if as_json else ", ".join(f"{key}={value}" for key, value in settings.items())
         rows.append({"benchmark": name, "about": each.about, "settings": shown, "metric": each.metric})
     print_table(rows, as_json)
 
 
-def _add(benchmark: Benchmark) -> None:
+def _add_command(benchmark: Benchmark) -> None:
     """Add the command of a benchmark."""
-    settings = ", ".join(f"{name}={value}" for name, value in benchmark.described_settings().items())
+    settings = ", ".join(f"{name}={value}" for name, value in benchmark.default_settings().items())
 
     def command(
-        model: Model = None,
-        method: Annotated[str, typer.Option(help="See `invariant-rag methods`.")] = "rotor",
-        ordering: Annotated[
-            str | None, typer.Option(help="See `invariant-rag orderings`.", show_default="the method's own")
-        ] = None,
+        model: options.Model = None,
+        method: options.Method = "rotor",
+        ordering: options.Ordering = None,
         alpha: Annotated[
             float | None,
-            typer.Option(help="Route between the plain model and the method: margin of selective routing."),
+            typer.Option(help="Margin of selective routing between the plain model and the method; none: no routing."),
         ] = None,
         words: Annotated[
             list[str] | None,
             typer.Option("--set", metavar="NAME=VALUE", help="A setting; see above. Repeatable.", show_default=False),
         ] = None,
-        data: Data = None,
-        limit: Limit = None,
-        seed: Seed = 0,
-        resume: Resume = False,
-        out: Out = Path("runs"),
-        batch_size: BatchSize = 8,
-        max_new_tokens: Annotated[
-            int | None, typer.Option(min=1, help="Longest output, in tokens.", show_default="the benchmark's own")
-        ] = None,
-        overflow: TooLong = "error",
-        dtype: DType = "auto",
-        device_map: DeviceMap = "auto",
-        tensor_parallel: TensorParallel = False,
-        ray: Actors = 0,
-        as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+        data: options.Data = None,
+        limit: options.Limit = None,
+        seed: options.Seed = 0,
+        resume: options.Resume = False,
+        out: options.Runs = Path("runs"),
+        batch_size: options.BatchSize = 8,
+        max_new_tokens: options.MaxOutputTokens = None,
+        overflow: options.Overflow = "error",
+        dtype: options.DType = "auto",
+        device_map: options.DeviceMap = "auto",
+        tensor_parallel: Annotated[
+            bool,
+            typer.Option("--tp", help="Tensor parallelism: split every layer over the processes started by torchrun."),
+        ] = False,
+        ray: options.Ray = 0,
+        as_json: options.Json = False,
     ) -> None:
         _run(
             {
@@ -157,32 +104,24 @@ def _add(benchmark: Benchmark) -> None:
     app.command(benchmark.name, help=about, short_help=benchmark.about)(command)
 
 
-def _run(planned: dict[str, Any], out: Path, *, resume: bool, actors: int, as_json: bool) -> None:
-    with errors_in_red():
-        from invariant_rag.evaluation.benchmarks.runner import Plan, run
+def _run(chosen: dict[str, Any], out: Path, *, resume: bool, actors: int, as_json: bool) -> None:
+    with handle_errors():
+        from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+        from invariant_rag.evaluation.benchmarks.runner import run_benchmark
 
-        plan = Plan(**planned)
-        with counting("Loading", shown=plan.leads) as (start, step):
-            from transformers.utils.logging import disable_progress_bar
-
-            disable_progress_bar()  # ours is on screen already
-            finished = run(
-                plan,
-                out,
-                resume=resume,
-                actors=actors,
-                on_start=lambda cases, done: start("Asking", cases, done),
-                on_record=step,
-            )
-        if not plan.leads:
+        config = BenchmarkConfig(**chosen)
+        disable_transformers_bars()
+        progress = progress_bar if config.is_main_process else no_progress
+        finished = run_benchmark(config, out, resume=resume, actors=actors, progress=progress)
+        if not config.is_main_process:
             return
         if as_json:
             print_json({"folder": str(finished.folder), "config": finished.config, "summary": finished.summary})
         else:
-            say(finished.markdown(), end="")
-            say(f"\n{finished.folder}", style="dim")
+            print_text(finished.markdown(), end="")
+            print_text(f"\n{finished.folder}", style="dim")
 
 
 for _benchmark in BENCHMARKS.values():
-    _add(_benchmark)
+    _add_command(_benchmark)
 app.command("speed")(speed)

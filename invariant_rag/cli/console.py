@@ -1,25 +1,25 @@
-"""What every command prints with: text that is safe for a terminal, tables, JSON, errors in red, progress."""
+"""Output of every command: text that is safe for a terminal, tables, JSON, errors; and output folders."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from invariant_rag.errors import InvariantRAGError
 
 _PROSE = {"about", "cost", "detail", "models", "paper", "settings"}
-"""Columns that are broken into lines where a terminal is narrow."""
+"""Columns that are wrapped in a narrow terminal."""
 
-# Control characters but tab and newline, halves of surrogate pairs, and what turns the direction of writing around.
+# Control characters except tab and newline, unpaired surrogates, and bidirectional controls.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
 
@@ -38,7 +38,7 @@ def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
     for row in shown:
         table.add_row(*map(Text, row.values()))
     console = Console()
-    # Where a terminal is narrower than the table can be, the terminal breaks the lines: nothing is cut off.
+    # In a terminal narrower than the narrowest table, the terminal wraps the lines: nothing is cut off.
     least = console.measure(table, options=console.options.update(max_width=1_000)).minimum
     Console(width=max(console.width, least)).print(table)
 
@@ -48,13 +48,13 @@ def print_json(document: object) -> None:
     typer.echo(json.dumps(document, indent=2, default=str))
 
 
-def say(text: str, *, style: str = "", end: str = "\n") -> None:
-    """Print to stdout. Documents are not trusted: neither markup nor control characters reach the terminal."""
+def print_text(text: str, *, style: str = "", end: str = "\n") -> None:
+    """Print text to stdout. Documents are not trusted: markup is literal, and control characters are replaced."""
     Console(soft_wrap=True, highlight=False).print(Text(_UNSAFE.sub("\ufffd", text), style=style), end=end)
 
 
-def complain(message: str, hint: str) -> None:
-    """Print an error, in red, and what to do about it to stderr."""
+def print_error(message: str, hint: str) -> None:
+    """Print an error in red, and its hint, to stderr."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(Text(f"error: {message}", style="red"))
     if hint:
@@ -62,20 +62,25 @@ def complain(message: str, hint: str) -> None:
 
 
 @contextmanager
-def errors_in_red() -> Iterator[None]:
-    """Turn the library's errors into one red line, a hint, and exit code 2."""
+def handle_errors() -> Iterator[None]:
+    """Print an error of the library as one red line with its hint, and exit with code 2."""
     try:
         yield
     except InvariantRAGError as error:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
         raise typer.Exit(2) from None
 
 
-@contextmanager
-def progress(label: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on stderr; it pulses where the work cannot be counted. Yield what moves it one step."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)
-        bar.update(task, total=total or 1, completed=total or 1)
+def make_folder(folder: Path) -> Path:
+    """Create the folder of --out, before the work begins, and return it.
+
+    Raises:
+        InvariantRAGError: It cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvariantRAGError(
+            f"cannot make the folder {str(folder)!r}: {error}", hint="Choose another --out."
+        ) from error
+    return folder

@@ -1,4 +1,4 @@
-"""`invariant-rag reproduce TABLE`: measure a published table again."""
+"""`invariant-rag reproduce TABLE`: measure a published table again, or list the tables."""
 
 from __future__ import annotations
 
@@ -8,53 +8,39 @@ from typing import Annotated
 
 import typer
 
-from invariant_rag.cli.bench import (
-    Actors,
-    BatchSize,
-    Data,
-    DeviceMap,
-    DType,
-    Limit,
-    Model,
-    Out,
-    Resume,
-    Seed,
-    TooLong,
-    counting,
-)
-from invariant_rag.cli.console import errors_in_red, print_json, print_table, say
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
+from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
 
 def reproduce(
     table: Annotated[
         str | None, typer.Argument(help="Id of a published table.", show_default="list the tables")
     ] = None,
-    model: Model = None,
+    model: options.Model = None,
     rows: Annotated[
-        list[str] | None, typer.Option("--row", help="A row, as the table names it. Repeatable.", show_default="all")
+        list[str] | None, typer.Option("--row", help="Name of a row of the table. Repeatable.", show_default="all")
     ] = None,
-    data: Data = None,
-    limit: Limit = None,
-    seed: Seed = 0,
-    resume: Resume = False,
-    out: Out = Path("runs"),
-    batch_size: BatchSize = 8,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest output, in tokens.", show_default="the benchmark's own")
-    ] = None,
-    overflow: TooLong = "error",
-    dtype: DType = "auto",
-    device_map: DeviceMap = "auto",
-    ray: Actors = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    data: options.Data = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    resume: options.Resume = False,
+    out: options.Runs = Path("runs"),
+    batch_size: options.BatchSize = 8,
+    max_new_tokens: options.MaxOutputTokens = None,
+    overflow: options.Overflow = "error",
+    dtype: options.DType = "auto",
+    device_map: options.DeviceMap = "auto",
+    ray: options.Ray = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Measure a published TABLE again with MODEL, and print the published numbers beside ours.
 
-    Without TABLE, list the tables. For a model that is not in the table, every reader of the table is measured, and
-    there is nothing to print beside. Rows that take more than a method (routing...) are not measured.
+    Without TABLE, list the tables. For a model that is not in the table, every method of the table is measured, and
+    there are no published numbers. Rows that need more than a method and routing are not measured.
     """
-    with errors_in_red():
-        from invariant_rag.evaluation.benchmarks.published import published_tables, resolve_table
+    with handle_errors():
+        from invariant_rag.evaluation.benchmarks.published_tables import published_tables, resolve_table
 
         if table is None:
             print_table(
@@ -70,38 +56,26 @@ def reproduce(
             )
             return
         chosen = resolve_table(table)
-        with counting("Loading") as (start, step):
-            from transformers.utils.logging import disable_progress_bar
+        from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+        from invariant_rag.evaluation.benchmarks.report import comparison_table
+        from invariant_rag.evaluation.benchmarks.reproduction import reproduce as reproduce_table
 
-            from invariant_rag.evaluation.benchmarks.report import comparison_table
-            from invariant_rag.evaluation.benchmarks.reproduction import reproduce as measure
-            from invariant_rag.evaluation.benchmarks.runner import Plan
-
-            disable_progress_bar()  # ours is on screen already
-            base = Plan(
-                benchmark=chosen.columns[0].benchmark,
-                model=model,
-                data=data,
-                limit=limit,
-                seed=seed,
-                batch_size=batch_size,
-                max_new_tokens=max_new_tokens,
-                overflow=overflow,
-                dtype=dtype,
-                device_map=device_map,
-            )
-            found = measure(
-                chosen,
-                base,
-                out,
-                names=rows or (),
-                resume=resume,
-                actors=ray,
-                on_run=lambda plan, cases, done: start(f"{plan.benchmark}, {plan.method} {plan.ordering}", cases, done),
-                on_record=step,
-            )
+        disable_transformers_bars()
+        base = BenchmarkConfig(
+            benchmark=chosen.columns[0].benchmark,
+            model=model,
+            data=data,
+            limit=limit,
+            seed=seed,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+            overflow=overflow,
+            dtype=dtype,
+            device_map=device_map,
+        )
+        found = reproduce_table(chosen, base, out, names=rows or (), resume=resume, actors=ray, progress=progress_bar)
         if as_json:
             print_json([asdict(each) for each in found])
             return
-        say(f"## {chosen.paper}, {chosen.number}: {chosen.title}\n")
-        say("\n".join(comparison_table(found)))
+        print_text(f"## {chosen.paper}, {chosen.number}: {chosen.title}\n")
+        print_text("\n".join(comparison_table(found)))

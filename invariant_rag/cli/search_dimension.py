@@ -1,4 +1,4 @@
-"""`invariant-rag search-dimension`: find the dimension of a model that hidden scaling ought to scale."""
+"""`invariant-rag search-dimension`: find the hidden dimension of a model that hidden scaling should scale."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from invariant_rag.cli.console import errors_in_red, print_json, progress, say
-from invariant_rag.cli.folders import made
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, make_folder, print_json, print_text
+from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
 
 def search_dimension(
@@ -16,38 +17,38 @@ def search_dimension(
     *,
     out: Annotated[Path, typer.Option("--out", help="Folder for search.json and dimension.png.")],
     examples: Annotated[int, typer.Option(min=1, help="Key-value retrieval prompts to validate with.")] = 100,
-    pairs: Annotated[int, typer.Option(min=2, help="Keys in each of them, at most.")] = 50,
+    pairs: Annotated[int, typer.Option(min=2, help="Most keys in each of them.")] = 50,
     keep: Annotated[int, typer.Option(min=1, help="Dimensions to validate.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Find the hidden dimension and the factor with which a model depends least on where a fact stands.
+    """Find the hidden dimension and the factor with which a model depends least on the position of a fact.
 
-    Use what it found with InvariantModel(..., method="sequential", intervention=HiddenScaling.load("search.json")).
+    Use the result with InvariantModel(..., method="sequential", intervention=HiddenScaling.load("search.json")).
     """
-    with errors_in_red():
-        made(out)
-        with progress("Loading model"):
-            from transformers.utils.logging import disable_progress_bar
-
+    with handle_errors():
+        make_folder(out)
+        with progress_bar("Loading model"):
             from invariant_rag.errors import TokenizerRequired
             from invariant_rag.interventions.examples import key_value_examples
             from invariant_rag.interventions.search import search_dimension as search
             from invariant_rag.models.loading import context_window, load_model
 
-            disable_progress_bar()  # ours is on screen already
+            disable_transformers_bars()
             loaded, tokenizer = load_model(model, dtype="auto", device_map="auto")
         if tokenizer is None:
             raise TokenizerRequired(f"expected a model with a tokenizer, got {model!r}", hint="Save one next to it.")
         prompts = key_value_examples(tokenizer, examples, pairs=pairs, window=context_window(loaded.config))
-        result = search(loaded, tokenizer, prompts, keep=keep, progress=progress)
+        result = search(loaded, tokenizer, prompts, keep=keep, progress=progress_bar)
     result.save(out / "search.json")
     result.draw(out / "dimension.png")
     if as_json:
         print_json({**result.found.as_dict(), "loss": result.loss, "plain_loss": result.plain_loss})
         return
     found = result.found
-    say(f"dimension {found.dimensions[0]}, factor {found.factor}, layers {found.layers[0]} to {found.layers[-1]}")
-    say(f"validation loss {result.loss:.4f}, and {result.plain_loss:.4f} without scaling")
+    print_text(
+        f"dimension {found.dimensions[0]}, factor {found.factor}, layers {found.layers[0]} to {found.layers[-1]}"
+    )
+    print_text(f"validation loss {result.loss:.4f}, and {result.plain_loss:.4f} without scaling")
     if result.loss >= result.plain_loss:
-        say("Scaling does not lower the loss of this model: it is better left alone.", style="yellow")
-    say(f"written to {out / 'search.json'} and {out / 'dimension.png'}", style="dim")
+        print_text("Scaling does not lower the loss of this model: it is better left alone.", style="yellow")
+    print_text(f"written to {out / 'search.json'} and {out / 'dimension.png'}", style="dim")

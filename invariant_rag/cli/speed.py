@@ -1,4 +1,4 @@
-"""`invariant-rag bench speed`: what order invariance costs on this machine."""
+"""`invariant-rag bench speed`: measure what order invariance costs on this machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from invariant_rag.cli.console import errors_in_red, print_json, print_table, progress, say
-from invariant_rag.cli.folders import made
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, make_folder, print_json, print_table, print_text
+from invariant_rag.cli.progress import progress_bar
 
 
 def speed(
@@ -28,31 +29,29 @@ def speed(
     backend: Annotated[str, typer.Option(help="auto, sdpa, flex or reference.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; each runs everything once.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure prefill, decoding and memory of methods against the plain model, side by side.
 
-    Ratios are medians over rounds in which everything runs in turn; they are comparable, the seconds are not. The floor
-    is what attention in both directions between segments must cost.
+    Compare ratios, which are medians over rounds in which everything runs in turn, and not seconds. The floor is the
+    least that attention in both directions between segments costs.
     """
-    measured = []
-    with errors_in_red():
-        from invariant_rag.evaluation.benchmarks.speed import Setting, as_data, measure, runs
+    with handle_errors():
+        from invariant_rag.evaluation.benchmarks.speed import as_data, measure
+        from invariant_rag.evaluation.benchmarks.speed_setup import SpeedConfig
         from invariant_rag.methods import METHODS, resolve_method
 
         chosen = methods or [name for name in METHODS if name != "sequential"]
         for name in chosen:
             resolve_method(name)
-        settings = [
-            Setting(shape, layers, length, count, new_tokens, batch, dtype, device, backend, repeats)
+        configs = [
+            SpeedConfig(shape, layers, length, count, new_tokens, batch, dtype, device, backend, repeats)
             for length in tokens or [2500]
             for count in segments or [20]
         ]
         if out is not None:
-            made(out)
-        for setting in settings:
-            with progress(f"{setting.tokens} tokens, {setting.segments} segments", runs(setting, chosen)) as advance:
-                measured.append(as_data(setting, *measure(setting, chosen, advance)))
+            make_folder(out)
+        measured = [as_data(config, *measure(config, chosen, progress_bar)) for config in configs]
     if out is not None:
         (out / "speed.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
         draw(measured, out / "speed.png")
@@ -61,17 +60,17 @@ def speed(
         return
     for each in measured:
         setting, machine = each["setting"], each["environment"]
-        say(
+        print_text(
             f"\n{setting['tokens']} tokens in {setting['segments']} segments, shape {setting['shape']}, "
             f"{setting['dtype']}, {machine['device']}, {machine['threads']} threads",
             style="bold",
         )
-        print_table([_shown(row, each["floor"]) for row in each["rows"]], as_json=False)
+        print_table([_table_row(row, each["floor"]) for row in each["rows"]], as_json=False)
         gains = ", ".join(f"{name} {gain:.1f}x" for name, gain in each["batched"].items())
-        say(f"{setting['batch']} prompts decoded as one batch, against one after the other: {gains}")
+        print_text(f"{setting['batch']} prompts decoded as one batch, against one after the other: {gains}")
 
 
-def _shown(row: dict[str, Any], floor: float) -> dict[str, str]:
+def _table_row(row: dict[str, Any], floor: float) -> dict[str, str]:
     seconds = row["prefill"]["seconds"]
     ratios = row["ratios"]
     return {
@@ -86,7 +85,7 @@ def _shown(row: dict[str, Any], floor: float) -> dict[str, str]:
 
 
 def draw(measured: list[dict[str, Any]], path: Path) -> None:
-    """Draw the ratios of the time to the first token, one group of bars for each setting."""
+    """Draw the ratios of the time to the first token, one group of bars per config."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.6 + 0.28 * sum(len(each["rows"]) for each in measured)), layout="constrained")

@@ -1,4 +1,4 @@
-"""Measuring: audits of a system, benchmarks on public data, order checks, metrics and their intervals."""
+"""Evaluation: audits of a system, benchmarks on public data, order checks, metrics and statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a written answer is compared with the gold answers: the definitions of SQuAD and of Lost in the Middle."""
+"""Metrics of a generated answer against gold answers, as defined by SQuAD and Lost in the Middle."""
 
 import re
 import string
@@ -22,25 +22,25 @@ def normalise_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
-    """1.0 if the normalised prediction equals a normalised gold answer, else 0.0 (SQuAD's EM)."""
+    """Return 1.0 if the normalised prediction equals a normalised gold answer, else 0.0 (SQuAD's EM)."""
     answer = normalise_answer(prediction)
     return float(any(answer == normalise_answer(gold) for gold in golds))
 
 
 def best_subspan_em(prediction: str, golds: Sequence[str]) -> float:
-    """1.0 if a normalised gold answer is a substring of the normalised prediction, else 0.0 (Lost in the Middle).
+    """Return 1.0 if a normalised gold answer is a substring of the normalised prediction, else 0.0.
 
-    As there, the match is of characters, not of words, and the whole prediction counts: callers that follow the paper
-    pass the first line only. A gold answer that is empty once normalised is in every prediction.
+    The metric of Lost in the Middle: characters are matched, not words. The paper scores the first line of an output
+    only, which is up to the caller. A gold answer that is empty after normalisation matches every prediction.
     """
     answer = normalise_answer(prediction)
     return float(any(normalise_answer(gold) in answer for gold in golds))
 
 
 def token_f1(prediction: str, golds: Sequence[str]) -> float:
-    """Best harmonic mean of precision and recall of the words of the prediction, over the gold answers (SQuAD's F1).
+    """Return the best F1 of the words of the prediction over the gold answers (SQuAD's F1).
 
-    Where either side has no word left, they agree only if both have none (SQuAD 2.0).
+    If either side has no words after normalisation, the score is 1.0 if both have none, else 0.0 (SQuAD 2.0).
     """
     return max(
         (_pair_f1(normalise_answer(prediction).split(), normalise_answer(gold).split()) for gold in golds), default=0.0

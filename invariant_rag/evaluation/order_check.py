@@ -1,4 +1,4 @@
-"""Ask the same prompt in many document orders, and compare what comes out with what the plain model says."""
+"""Check order invariance: generate from one prompt in many segment orders, and compare with the plain model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import InvalidPrompt
+from invariant_rag.evaluation.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OrderCheck:
-    """What `check_order` saw.
+    """The result of `check_order`.
 
     Attributes:
-        orders: How many random orders were asked, besides the order given.
+        orders: Number of random orders, in addition to the given one.
         seed: Seed of the random orders.
-        promised: Whether the outputs are to ignore the order: the ordering puts the segments into one canonical order.
-        distinct: Number of different outputs of the model: text, token ids or log-probabilities, bit for bit.
-        answers: The model's different texts with their counts, most frequent first; the order given is counted too.
-        plain_distinct: Number of different outputs of the plain model (`sequential` with ordering `given`).
-        plain_answers: Its different texts with their counts, on the same orders.
+        promised: Whether the model is invariant by design: its ordering gives one canonical order.
+        distinct: Number of distinct outputs: text, token ids and log-probabilities, compared bit for bit.
+        answers: The distinct texts with their counts, most frequent first; the given order is included.
+        plain_distinct: Number of distinct outputs of the plain model (`sequential` with ordering `given`).
+        plain_answers: Its distinct texts with their counts, for the same orders.
     """
 
     orders: int
@@ -39,12 +40,12 @@ class OrderCheck:
 
     @property
     def identical(self) -> bool:
-        """Whether every output was the same, bit for bit."""
+        """Whether all outputs are the same, bit for bit."""
         return self.distinct == 1
 
     @property
     def broken(self) -> bool:
-        """Whether a promise was broken."""
+        """Whether the model is invariant by design and its outputs differ."""
         return self.promised and not self.identical
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,18 +68,18 @@ def check_order(
     orders: int = 10,
     *,
     seed: int = 0,
-    on_answer: Callable[[], None] | None = None,
+    progress: Progress = no_progress,
     **generation: Any,
 ) -> OrderCheck:
-    """Generate from `prompt` as given and in `orders` random orders, with `model` and with the plain model.
+    """Generate from `prompt` in the given and in `orders` random orders, with `model` and with the plain model.
 
     Args:
         model: The model under test.
-        prompt: The prompt. Every order is made by `prompt.shuffled`, so the segments reach the model shuffled.
+        prompt: The prompt. The orders are those of `prompt.shuffled`.
         orders: Number of random orders.
-        seed: Seed of the orders: the same seed gives the same orders.
-        on_answer: Called after each of the `2 * (orders + 1)` generations, for a progress bar.
-        generation: Keywords of `InvariantModel.generate`. Sampling makes any two outputs differ, whatever the order.
+        seed: Seed of the orders.
+        progress: Shows a progress bar; one step for each of the `2 * (orders + 1)` generations.
+        generation: Keywords of `InvariantModel.generate`. With sampling, outputs differ whatever the order.
 
     Raises:
         InvalidPrompt: `orders` is below 1.
@@ -88,17 +89,19 @@ def check_order(
     source = random.Random(seed)
     prompts = [prompt, *(prompt.shuffled(source) for _ in range(orders))]
 
-    def outputs(asked: InvariantModel) -> list[tuple[str, tuple[int, ...], tuple[float, ...]]]:
+    def outputs(
+        lm: InvariantModel, advance: Callable[[], None]
+    ) -> list[tuple[str, tuple[int, ...], tuple[float, ...]]]:
         collected = []
         for each in prompts:
-            result = asked.generate(each, **generation)
+            result = lm.generate(each, **generation)
             collected.append((result.text, tuple(result.token_ids), tuple(result.logprobs)))
-            if on_answer:
-                on_answer()
+            advance()
         return collected
 
-    ours = outputs(model)
-    plain = outputs(model.with_method("sequential", ordering="given"))
+    with progress(f"Asking in {orders} orders", 2 * len(prompts)) as advance:
+        ours = outputs(model, advance)
+        plain = outputs(model.with_method("sequential", ordering="given"), advance)
     return OrderCheck(
         orders=orders,
         seed=seed,

@@ -1,4 +1,4 @@
-"""Jobs over Ray actors: each actor holds a worker of its own, and a lost actor is replaced and its job done again."""
+"""A parallel map over Ray actors. A lost actor is replaced, and its item is given to another."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from typing import Any, TypeVar
 
 from invariant_rag.errors import ActorsLost, ExtraRequired, InvalidChoice
 
-Job = TypeVar("Job")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 ATTEMPTS = 4
-"""How often a job is given to an actor before the run gives up on it."""
+"""How many actors an item may lose before the map fails."""
 
 
-def ray_map(make: Callable[[], Callable[[Job], Result]], jobs: Sequence[Job], actors: int) -> Iterator[Result]:
-    """Yield the results of the jobs as they come, in any order.
+def ray_map(
+    make_function: Callable[[], Callable[[Item], Result]], items: Sequence[Item], num_actors: int
+) -> Iterator[Result]:
+    """Apply a function to every item in Ray actors, and yield the results as they come, in any order.
 
-    Uses the Ray cluster that is connected to, or starts one on this machine, and stops it at the end. Where the cluster
-    has accelerators, they are shared out among the actors.
+    Uses the Ray cluster of this process; if there is none, starts one on this machine and stops it at the end. The
+    GPUs of the cluster are divided among the actors.
 
     Args:
-        make: Makes a worker, within the actor.
-        jobs: What the workers are called with.
-        actors: How many actors to hold.
+        make_function: Makes the function, once in each actor: load a model here.
+        items: What the function is called with.
+        num_actors: Number of actors; at most one per item is started.
 
     Raises:
         ExtraRequired: Ray is not installed.
-        ActorsLost: A job lost its actor `ATTEMPTS` times.
+        ActorsLost: An item lost its actor `ATTEMPTS` times.
+        InvalidChoice: `num_actors` is below 1.
     """
-    if actors < 1:
-        raise InvalidChoice(f"actors: expected at least 1, got {actors}")
+    if num_actors < 1:
+        raise InvalidChoice(f"actors: expected at least 1, got {num_actors}")
     try:
         import ray
     except ImportError:
@@ -40,51 +43,53 @@ def ray_map(make: Callable[[], Callable[[Job], Result]], jobs: Sequence[Job], ac
     if started:
         ray.init(num_cpus=None, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        yield from _shared_out(ray, make, jobs, min(actors, len(jobs)))
+        yield from _map_over_actors(ray, make_function, items, min(num_actors, len(items)))
     finally:
         if started:
             ray.shutdown()
 
 
-def _shared_out(ray: Any, make: Callable[[], Any], jobs: Sequence[Any], actors: int) -> Iterator[Any]:
-    gpus = ray.cluster_resources().get("GPU", 0) / actors if actors else 0
-    remote = ray.remote(num_cpus=0, num_gpus=int(gpus) if gpus >= 1 else gpus)(_Worker)
-    shared = ray.put(make)
-    waiting = deque((number, 1) for number in range(len(jobs)))
-    under_way: dict[Any, tuple[Any, int, int]] = {}
+def _map_over_actors(
+    ray: Any, make_function: Callable[[], Any], items: Sequence[Any], num_actors: int
+) -> Iterator[Any]:
+    gpus = ray.cluster_resources().get("GPU", 0) / num_actors if num_actors else 0
+    actor_class = ray.remote(num_cpus=0, num_gpus=int(gpus) if gpus >= 1 else gpus)(_Actor)
+    shared = ray.put(make_function)
+    waiting = deque((index, 1) for index in range(len(items)))  # index of the item, number of the attempt
+    running: dict[Any, tuple[Any, int, int]] = {}
 
-    def give(actor: Any) -> None:
+    def submit_next(actor: Any) -> None:
         if waiting:
-            number, attempt = waiting.popleft()
-            under_way[actor.work.remote(shared, jobs[number])] = (actor, number, attempt)
+            index, attempt = waiting.popleft()
+            running[actor.apply.remote(shared, items[index])] = (actor, index, attempt)
 
-    for _ in range(actors):
-        give(remote.remote())
-    while under_way:
-        (done, *_), _ = ray.wait(list(under_way), num_returns=1)
-        actor, number, attempt = under_way.pop(done)
+    for _ in range(num_actors):
+        submit_next(actor_class.remote())
+    while running:
+        (done, *_), _ = ray.wait(list(running), num_returns=1)
+        actor, index, attempt = running.pop(done)
         try:
             result = ray.get(done)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from None  # the worker's own error, as if it had run here
+            raise error.cause from None  # the function's own error, as if it had run here
         except ray.exceptions.RayActorError as error:
             if attempt == ATTEMPTS:
-                raise ActorsLost(f"job {number} lost its actor {ATTEMPTS} times: {error}") from error
-            waiting.appendleft((number, attempt + 1))
-            give(remote.remote())
+                raise ActorsLost(f"job {index} lost its actor {ATTEMPTS} times: {error}") from error
+            waiting.appendleft((index, attempt + 1))
+            submit_next(actor_class.remote())
             continue
         yield result
-        give(actor)
+        submit_next(actor)
 
 
-class _Worker:
-    """An actor. It makes its worker with its first job, so that what goes wrong there is an error and no lost actor."""
+class _Actor:
+    """A Ray actor. It makes its function with the first item, so that a failure there is an error, not a lost actor."""
 
     def __init__(self) -> None:
-        self._worker: Callable[[Any], Any] | None = None
+        self._function: Callable[[Any], Any] | None = None
 
-    def work(self, make: Callable[[], Callable[[Any], Any]], job: Any) -> Any:
-        """Do one job."""
-        if self._worker is None:
-            self._worker = make()
-        return self._worker(job)
+    def apply(self, make_function: Callable[[], Callable[[Any], Any]], item: Any) -> Any:
+        """Apply the function to one item."""
+        if self._function is None:
+            self._function = make_function()
+        return self._function(item)

@@ -12,8 +12,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from invariant_rag import __version__
-from invariant_rag.cli.app import _print_citations, _print_counts, app
-from invariant_rag.cli.console import print_table, say
+from invariant_rag.cli import app
+from invariant_rag.cli.ask import _print_citations, _print_counts
+from invariant_rag.cli.console import print_table, print_text
 from invariant_rag.interventions import INTERVENTIONS
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Given
@@ -182,17 +183,17 @@ def test_an_error_shows_its_hint(ask: Run) -> None:
 
 
 def test_neither_control_characters_nor_markup_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say("\x1b[31mred\x07 \ud800 [bold]plain[/bold]\nnext line")
+    print_text("\x1b[31mred\x07 \ud800 [bold]plain[/bold]\nnext line")
     assert capsys.readouterr().out == "\ufffd[31mred\ufffd \ufffd [bold]plain[/bold]\nnext line\n"
 
 
 def test_text_of_other_scripts_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"
-    say(text)
+    print_text(text)
     assert capsys.readouterr().out == f"{text}\n"
-    say("a\tb")
+    print_text("a\tb")
     assert capsys.readouterr().out.split() == ["a", "b"]
-    say("\u202egnp.\u2066exe\u2069")
+    print_text("\u202egnp.\u2066exe\u2069")
     assert capsys.readouterr().out == "\ufffdgnp.\ufffdexe\ufffd\n"
 
 

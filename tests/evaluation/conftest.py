@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from invariant_rag import InvariantModel
 from invariant_rag.evaluation.benchmarks import BENCHMARKS, Case, Selection
-from invariant_rag.evaluation.benchmarks.sources import Source
+from invariant_rag.evaluation.benchmarks.sources import DataSource
+from invariant_rag.evaluation.progress import Progress
 
 Load = Callable[..., list[Case]]
 
@@ -115,6 +117,16 @@ SMALL: dict[str, dict[str, Any]] = {
 """Settings that fit the small files."""
 
 
+def calling(step: Callable[[], object]) -> Progress:
+    """A progress display that calls a function after every step."""
+
+    @contextmanager
+    def progress(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], object]]:
+        yield step
+
+    return progress
+
+
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of every benchmark, under the names that the loaders ask for."""
@@ -168,8 +180,8 @@ def load(data_of: Callable[[str], Path], lm: InvariantModel) -> Load:
 
     def loaded(name: str, *, path: Path | None = None, questions: int | None = None, **settings: Any) -> list[Case]:
         benchmark = BENCHMARKS[name]
-        given = benchmark.configured({**SMALL.get(name, {}), **settings})
-        return benchmark.load(Source(path or data_of(name)), given, Selection(questions, 0, lm.tokenizer))
+        given = benchmark.parse_settings({**SMALL.get(name, {}), **settings})
+        return benchmark.load(DataSource(path or data_of(name)), given, Selection(questions, 0, lm.tokenizer))
 
     return loaded
 

@@ -10,6 +10,7 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.evaluation.order_check import check_order
 from invariant_rag.orderings import Given
+from tests.evaluation.conftest import calling
 
 PROMPT = Prompt("Documents: ", ["salt and copper ", "the river Senn ", "a mill in Brenn ", "noon "], "Where? ")
 
@@ -61,7 +62,7 @@ def test_one_seed_gives_the_same_orders_every_time(model: InvariantModel) -> Non
 
 def test_progress_is_told_after_every_generation(model: InvariantModel) -> None:
     calls: list[None] = []
-    check_order(model, PROMPT, 2, on_answer=lambda: calls.append(None), max_new_tokens=1)
+    check_order(model, PROMPT, 2, progress=calling(lambda: calls.append(None)), max_new_tokens=1)
     assert len(calls) == 6
 
 

@@ -21,9 +21,11 @@ from invariant_rag.errors import (
     UnsupportedCombination,
 )
 from invariant_rag.evaluation.audit import audit
-from invariant_rag.evaluation.benchmarks.runner import Plan, run
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.evaluation.benchmarks.runner import run_benchmark
 from invariant_rag.evaluation.ray_map import ATTEMPTS, ray_map
 from tests.evaluation.audit.known import first, numbers, records
+from tests.evaluation.conftest import calling
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def _square() -> Callable[[], Callable[[int], int]]:
 
 
 def _dying(folder: str) -> Callable[[], Callable[[int], int]]:
-    """Workers that are killed by jobs 1 and 3, once each."""
+    """A function that kills its actor on items 1 and 3, once each."""
 
     def work(number: int) -> int:
         mark = Path(folder) / str(number)
@@ -65,7 +67,7 @@ def _dying(folder: str) -> Callable[[], Callable[[int], int]]:
 
 
 def _deadly(folder: str) -> Callable[[], Callable[[int], int]]:
-    """Workers that every job kills; each leaves a file behind."""
+    """A function that kills its actor on every item; each actor leaves a file behind."""
 
     def work(number: int) -> int:
         (Path(folder) / str(os.getpid())).touch()
@@ -83,19 +85,19 @@ def _failing() -> Callable[[], Callable[[int], int]]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_every_job_is_done_once():
+def test_every_item_is_mapped_once():
     assert sorted(ray_map(_square(), range(7), 2)) == [number * number for number in range(7)]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_lost_actor_is_replaced_and_its_job_done_again(tmp_path: Path):
+def test_a_lost_actor_is_replaced_and_its_item_mapped_again(tmp_path: Path):
     found = sorted(ray_map(_dying(str(tmp_path)), range(5), 2))
     assert found == [number * number for number in range(5)]
     assert sorted(mark.name for mark in tmp_path.iterdir()) == ["1", "3"]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_job_that_kills_every_actor_is_given_up(tmp_path: Path):
+def test_an_item_that_kills_every_actor_is_given_up(tmp_path: Path):
     with pytest.raises(ActorsLost, match=str(ATTEMPTS)):
         list(ray_map(_deadly(str(tmp_path)), [0], 1))
     assert len(list(tmp_path.iterdir())) == ATTEMPTS
@@ -111,8 +113,8 @@ def test_an_error_in_an_actor_is_raised_as_it_is():
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("killed", [False, True])
 def test_actors_write_the_records_of_a_local_run(killed, saved: Path, files: Path, tmp_path: Path):
-    plan = Plan("xquad", model=str(saved), data=files, batch_size=4, max_new_tokens=4)
-    local = run(plan, tmp_path / "local")
+    config = BenchmarkConfig("xquad", model=str(saved), data=files, batch_size=4, max_new_tokens=4)
+    local = run_benchmark(config, tmp_path / "local")
     victims: list[int] = []
 
     def kill_one() -> None:
@@ -120,7 +122,7 @@ def test_actors_write_the_records_of_a_local_run(killed, saved: Path, files: Pat
             victims.append(_actor_process())
             os.kill(victims[0], signal.SIGKILL)
 
-    shared = run(plan, tmp_path / "shared", actors=2, on_record=kill_one)
+    shared = run_benchmark(config, tmp_path / "shared", actors=2, progress=calling(kill_one))
     assert shared.records == local.records
     assert shared.summary == local.summary
     assert shared.config == local.config
@@ -170,7 +172,7 @@ def _actor_process() -> int:
     import psutil
 
     ours = psutil.Process().children(recursive=True)
-    return next(each.pid for each in ours if "_Worker" in " ".join(each.cmdline()))
+    return next(each.pid for each in ours if "_Actor" in " ".join(each.cmdline()))
 
 
 def test_without_ray_the_error_says_what_to_install(lm: InvariantModel, files: Path, tmp_path: Path, monkeypatch):
@@ -183,7 +185,7 @@ def test_without_ray_the_error_says_what_to_install(lm: InvariantModel, files: P
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
     with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[ray\]"'):
-        run(Plan("xquad", data=files), tmp_path, actors=2)
+        run_benchmark(BenchmarkConfig("xquad", data=files), tmp_path, actors=2)
 
 
 def test_at_least_one_actor_is_needed():

@@ -1,11 +1,11 @@
-"""Does my system depend on the order of its documents? By how much? What helps?"""
+"""Audit a system: does it depend on the order of its documents, by how much, and what helps?"""
 
 from __future__ import annotations
 
 from invariant_rag.evaluation.audit.auditing import Audit, audit
-from invariant_rag.evaluation.audit.bootstrap import Estimate
 from invariant_rag.evaluation.audit.measures import ABOUT
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.systems import Reply
+from invariant_rag.evaluation.statistics import Estimate
 
 __all__ = ["ABOUT", "Audit", "Estimate", "Question", "Reply", "audit"]

@@ -1,22 +1,21 @@
-"""What to do about it, in words, with the numbers that say so."""
+"""Recommend a remedy, with the numbers behind the recommendation."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from invariant_rag.evaluation.audit.bootstrap import Estimate, interval
-from invariant_rag.evaluation.audit.measures import Measured
+from invariant_rag.evaluation.audit.measures import RemedyMeasures
+from invariant_rag.evaluation.statistics import Estimate, percentile_interval, zero_share_upper_bound
 
 NEGLIGIBLE = 0.02
-"""An order that changes at most this share of answers is nobody's problem."""
+"""Share of changed answers up to which order dependence is not worth a remedy."""
 
-UNSURE = 0.1
-"""So large a share that may flip unseen is too large for saying that order does not matter: fewer than 29 questions."""
+MAX_UNSEEN_FLIPS = 0.1
+"""Upper bound of the flip rate up to which the audit says that order does not matter: 29 questions without a flip."""
 
-FEW = 100
-"""Below so many questions intervals are wide: with few topics order effects are masked or exaggerated (2605.27105)."""
+FEW_QUESTIONS = 100
+"""With fewer questions intervals are wide: few topics mask or exaggerate order effects (arXiv 2605.27105)."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Advice:
     Attributes:
         choice: `do nothing`, `remove the randomness`, `make verdicts readable`, or the name of a remedy.
         headline: What to do, in one sentence.
-        reasons: The numbers that say so, a sentence each.
+        reasons: The numbers behind it, one sentence each.
     """
 
     choice: str
@@ -34,26 +33,29 @@ class Advice:
     reasons: tuple[str, ...]
 
 
-def advise(measured: Sequence[Measured]) -> Advice:
-    """Recommend something, by these rules, the first that applies.
+def advise(measured: Sequence[RemedyMeasures]) -> Advice:
+    """Recommend what to do, by the first of these rules that applies.
 
-    1. Verdicts on pairs that name neither response say nothing about order: make them readable.
-    2. Answers change, but as often where the order stays: the randomness is the problem.
+    1. Some verdicts on pairs name neither response: make them readable, for they say nothing about order.
+    2. Answers change as often when the order stays: remove the randomness.
     3. The order changes (almost) no answer, nor does a salt, and no slot is favoured beyond chance: do nothing.
-    4. Of the remedies that flip fewer questions than the system (or, where it flips none, are fairer) and are not less
-       accurate, beyond doubt, than it: the cheapest, unless another is beyond doubt more accurate, or favours no slot
-       where the cheapest does and is not less accurate beyond doubt.
-    5. There is none: do nothing.
+    4. Use a remedy that flips significantly fewer questions (or, if the system flips none, is significantly fairer) and
+       is not significantly less accurate. Take the cheapest, unless another is significantly more accurate, or favours
+       no slot where the cheapest does and is not significantly less accurate.
+    5. There is no such remedy: do nothing.
 
-    Beyond doubt means that the paired 95% interval of the difference excludes 0.
+    Significant means that the paired 95% interval of the difference excludes 0.
+
+    Args:
+        measured: The measures of the system as it is, then those of every remedy.
     """
     system, remedies = measured[0], measured[1:]
     facts = _facts(system)
-    return _spoilt(system, facts) or _untroubled(system, facts) or _remedied(system, remedies, facts)
+    return _fix_system_first(system, facts) or _no_effect(system, facts) or _choose_remedy(system, remedies, facts)
 
 
-def _facts(system: Measured) -> list[str]:
-    """What is to be said of the system whatever is recommended."""
+def _facts(system: RemedyMeasures) -> list[str]:
+    """Return the sentences about the system that accompany every recommendation."""
     found = system.measures
     facts = [_flips(system)]
     if "accuracy" in found:
@@ -62,19 +64,19 @@ def _facts(system: Measured) -> list[str]:
             f"{_percent(found['worst'])} in the worst order of each question and {_percent(found['best'])} in the best."
         )
     facts.extend(_slots(system))
-    if _orders_itself(system):
+    if _sorts_internally(system):
         facts.append(
             "Its answers do not depend on the order given, but they do on hashes put before the documents: in two "
             f"salted orders they differ with probability {_percent(found['salted_sensitivity'])}. It seems to order "
             "the documents by a rule of its own, and that order matters."
         )
-    if len(system.per_question) < FEW:
+    if len(system.per_question) < FEW_QUESTIONS:
         facts.append(f"These are {len(system.per_question)} questions only: several hundred make the intervals narrow.")
     return facts
 
 
-def _spoilt(system: Measured, facts: Sequence[str]) -> Advice | None:
-    """Rules 1 and 2: what hides the effect of the order has to go first."""
+def _fix_system_first(system: RemedyMeasures, facts: Sequence[str]) -> Advice | None:
+    """Apply rules 1 and 2: unreadable verdicts and randomness hide the effect of the order."""
     found = system.measures
     noise, unreadable = found["noise"], found.get("unreadable")
     if unreadable is not None and unreadable.value > NEGLIGIBLE:
@@ -92,23 +94,23 @@ def _spoilt(system: Measured, facts: Sequence[str]) -> Advice | None:
     return None
 
 
-def _untroubled(system: Measured, facts: Sequence[str]) -> Advice | None:
-    """Rule 3: there is nothing to cure."""
+def _no_effect(system: RemedyMeasures, facts: Sequence[str]) -> Advice | None:
+    """Apply rule 3: the order does not matter."""
     changes = max(system.measures["net_sensitivity"].high, system.measures["sensitivity"].value)
-    if changes > NEGLIGIBLE or _favours(system) or _orders_itself(system):
+    if changes > NEGLIGIBLE or _favours_slot(system) or _sorts_internally(system):
         return None
     headline = "Do nothing: the order of the documents does not matter here."
-    if _unseen(system) > UNSURE:
+    if _max_flip_rate(system) > MAX_UNSEEN_FLIPS:
         headline = (
             f"Do nothing yet: the order changed (almost) no answer to {len(system.per_question)} questions, which are "
-            f"too few to tell; up to {_unseen(system):.0%} might flip."
+            f"too few to tell; up to {_max_flip_rate(system):.0%} might flip."
         )
     return Advice("do nothing", headline, tuple(facts))
 
 
-def _remedied(system: Measured, remedies: Sequence[Measured], facts: list[str]) -> Advice:
-    """Rules 4 and 5: the best remedy, or none."""
-    biased = _favours(system)
+def _choose_remedy(system: RemedyMeasures, remedies: Sequence[RemedyMeasures], facts: list[str]) -> Advice:
+    """Apply rules 4 and 5: the best remedy, or none."""
+    biased = _favours_slot(system)
     helpful = [each for each in remedies if _helps(each, system, biased)]
     candidates = [each for each in helpful if not _costs_accuracy(each)]
     if not candidates:
@@ -119,39 +121,41 @@ def _remedied(system: Measured, remedies: Sequence[Measured], facts: list[str]) 
                 f"{each.name}: accuracy changes by {_signed(each.versus['expected_accuracy'])}." for each in helpful
             )
         return Advice("do nothing", f"Do nothing for now. {why}.", tuple(facts))
-    best, *dearer = sorted(candidates, key=lambda one: one.measures["calls"].value)
-    for each in dearer:
-        if _better(each, best):
+    best, *costlier = sorted(candidates, key=lambda one: one.measures["calls"].value)
+    for each in costlier:
+        if _is_worth_its_cost(each, best):
             best = each
     return Advice(best.name, _headline(best, system), (*facts, *_gains(best, candidates)))
 
 
-def _orders_itself(system: Measured) -> bool:
-    """Whether salts change answers that input orders do not: beyond doubt, and more often than chance does."""
+def _sorts_internally(system: RemedyMeasures) -> bool:
+    """Whether salts change answers that input orders do not, significantly and more often than randomness does."""
     salted = system.measures.get("salted_sensitivity")
     still = system.measures["sensitivity"].value <= NEGLIGIBLE
     return still and salted is not None and salted.low > max(NEGLIGIBLE, system.measures["noise"].high)
 
 
-def _flips(system: Measured) -> str:
+def _flips(system: RemedyMeasures) -> str:
     found = system.measures
-    said = (
+    text = (
         f"The order changes the answer to {_percent(found['flip_rate'])} of the questions; two random orders disagree "
         f"with probability {_percent(found['sensitivity'])}"
     )
     noise = found["noise"].value
-    said += f", two calls in the same order with {noise:.1%}." if noise else "."
+    text += f", two calls in the same order with {noise:.1%}." if noise else "."
     if found["flip_rate"].value == 0:
-        said += f" That none of {len(system.per_question)} flips still leaves room for up to {_unseen(system):.1%}."
-    return said
+        text += (
+            f" That none of {len(system.per_question)} flips still leaves room for up to {_max_flip_rate(system):.1%}."
+        )
+    return text
 
 
-def _unseen(system: Measured) -> float:
-    """Return the exact one-sided 95% bound of a share of which none was seen; a bootstrap cannot know it."""
-    return 1.0 - math.pow(0.05, 1 / len(system.per_question))
+def _max_flip_rate(system: RemedyMeasures) -> float:
+    """Return the upper bound of the flip rate of a system that flipped no question."""
+    return zero_share_upper_bound(len(system.per_question))
 
 
-def _slots(system: Measured) -> list[str]:
+def _slots(system: RemedyMeasures) -> list[str]:
     said = []
     for kind, where, chance in (
         ("slot", "in the input", system.slot_chance),
@@ -167,40 +171,40 @@ def _slots(system: Measured) -> list[str]:
     return said
 
 
-def _favours(one: Measured) -> bool:
-    """Whether some slot, in the input or in a canonical order, does better than another beyond chance."""
+def _favours_slot(one: RemedyMeasures) -> bool:
+    """Whether accuracy differs between slots, of the input or of canonical orders, by more than chance."""
     return any(
         f"{kind}_spread" in one.measures and chance is not None and one.measures[f"{kind}_spread"].value > chance
         for kind, chance in (("slot", one.slot_chance), ("salted", one.salt_chance))
     )
 
 
-def _helps(remedy: Measured, system: Measured, biased: bool) -> bool:
+def _helps(remedy: RemedyMeasures, system: RemedyMeasures, biased: bool) -> bool:
     if remedy.versus["flip_rate"].high < 0:
         return True
     spread = remedy.versus.get("salted_spread")
     return system.measures["flip_rate"].value == 0 and biased and spread is not None and spread.high < 0
 
 
-def _costs_accuracy(remedy: Measured) -> bool:
+def _costs_accuracy(remedy: RemedyMeasures) -> bool:
     difference = remedy.versus.get("expected_accuracy")
     return difference is not None and difference.high < 0
 
 
-def _better(one: Measured, other: Measured) -> bool:
-    """Whether the dearer one is worth its price: beyond doubt more accurate, or fair where the other is not."""
+def _is_worth_its_cost(one: RemedyMeasures, other: RemedyMeasures) -> bool:
+    """Whether the more expensive remedy is significantly more accurate, or fair where the cheaper one is not."""
     if one.expected is None or other.expected is None:
         return False
-    gain = interval(one.expected - other.expected)
-    return gain.low > 0 or (_favours_salted(other) and not _favours_salted(one) and gain.high >= 0)
+    gain = percentile_interval(one.expected - other.expected)
+    return gain.low > 0 or (_favours_canonical_slot(other) and not _favours_canonical_slot(one) and gain.high >= 0)
 
 
-def _favours_salted(one: Measured) -> bool:
+def _favours_canonical_slot(one: RemedyMeasures) -> bool:
     spread = one.measures.get("salted_spread")
     return spread is not None and one.salt_chance is not None and spread.value > one.salt_chance
 
 
-def _headline(best: Measured, system: Measured) -> str:
+def _headline(best: RemedyMeasures, system: RemedyMeasures) -> str:
     what = {
         "sort": "Sort the documents by a hash of their contents before asking",
         "rerank": "List the documents by their scores, ties by content, before asking",
@@ -213,7 +217,7 @@ def _headline(best: Measured, system: Measured) -> str:
     return f"{what}: {flips:.1%} of the questions flip instead of {before:.1%}."
 
 
-def _gains(best: Measured, candidates: Sequence[Measured]) -> list[str]:
+def _gains(best: RemedyMeasures, candidates: Sequence[RemedyMeasures]) -> list[str]:
     said = []
     if "expected_accuracy" in best.versus:
         said.append(
@@ -222,7 +226,7 @@ def _gains(best: Measured, candidates: Sequence[Measured]) -> list[str]:
         )
     else:
         said.append("No gold answers were given: this is about stability alone, and says nothing about accuracy.")
-    if _favours_salted(best):
+    if _favours_canonical_slot(best):
         said.append(
             f"{best.name} is invariant but not fair: the slot that the gold document is sorted into still moves "
             f"accuracy by up to {_percent(best.measures['salted_spread'])}. No remedy that was tried is fairer and as "

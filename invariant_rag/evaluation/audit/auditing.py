@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import Advice, advise
-from invariant_rag.evaluation.audit.measures import Label, Measured, Metric, Reader, measure
-from invariant_rag.evaluation.audit.plan import Ask, Design, Plan, common_slots
-from invariant_rag.evaluation.audit.probe import Probe
-from invariant_rag.evaluation.audit.questions import Question, as_segment, read_questions
-from invariant_rag.evaluation.audit.remedies import variants_of
-from invariant_rag.evaluation.audit.runner import AnswerStore, answer_all, answer_over_actors
+from invariant_rag.evaluation.audit.answer_store import AnswerStore
+from invariant_rag.evaluation.audit.call_plan import AuditDesign, Call, CallPlan, common_slots
+from invariant_rag.evaluation.audit.measures import AnswerParser, Label, Metric, RemedyMeasures, measure
+from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
+from invariant_rag.evaluation.audit.remedies import AskFunction, build_remedies
+from invariant_rag.evaluation.audit.runner import make_calls, make_calls_with_ray
+from invariant_rag.evaluation.audit.segment_use import SegmentUseCheck
 from invariant_rag.evaluation.audit.systems import ToInput, as_system
 from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
-
-if TYPE_CHECKING:
-    from invariant_rag.evaluation.audit.questions import Retrieve
+from invariant_rag.evaluation.progress import Progress, no_progress
 
 METRICS: dict[str, Metric] = {
     "best_subspan_em": best_subspan_em,
@@ -35,7 +32,12 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Flip:
-    """A question whose answers differ, with what was said how often in the input orders."""
+    """A question whose answers differ between the input orders.
+
+    Attributes:
+        question: The question.
+        answers: The different answers with their counts, most frequent first.
+    """
 
     question: str
     answers: tuple[tuple[str, int], ...]
@@ -43,40 +45,40 @@ class Flip:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
         system: Name of the system.
-        metric: Name of the metric of accuracy.
-        design: How much was asked about each question.
+        metric: Name of the accuracy metric.
+        design: How many calls are made about each question.
         questions: Number of questions.
-        complete: Number of them that were asked in full; every number is about these.
-        calls: Calls that these numbers rest on.
-        unasked: Calls that the budget left unasked.
-        out_of_slots: Questions that were asked in full, but have no gold segment or too few segments for the slots.
-        measured: The system as it is, then with every remedy.
+        complete: Number of questions all of whose calls were answered; the measures are about these.
+        calls: Number of different calls behind the measures.
+        unasked: Number of calls that the budget did not allow.
+        out_of_slots: Complete questions without gold segments, or with too few segments for the slots.
+        measured: Measures of the system as it is, then of every remedy.
         advice: What to do.
         flips: The questions whose answers differ most between the input orders.
     """
 
     system: str
     metric: str
-    design: Design
+    design: AuditDesign
     questions: int
     complete: int
     calls: int
     unasked: int
     out_of_slots: int
-    measured: tuple[Measured, ...]
+    measured: tuple[RemedyMeasures, ...]
     advice: Advice
     flips: tuple[Flip, ...]
 
-    def __getitem__(self, name: str) -> Measured:
-        """Return the measures of a remedy; of the system itself for `as it is`."""
+    def __getitem__(self, name: str) -> RemedyMeasures:
+        """Return the measures of a remedy; `as it is` for the system itself."""
         for each in self.measured:
             if each.name == name:
                 return each
-        raise UnknownName("measured variant", name, [each.name for each in self.measured])
+        raise UnknownName("measured remedy", name, [each.name for each in self.measured])
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -91,10 +93,10 @@ class Audit:
             "measured": [
                 {
                     "name": each.name,
-                    "measures": {name: asdict(estimate) for name, estimate in each.measures.items()},
-                    "versus_as_it_is": {name: asdict(estimate) for name, estimate in each.versus.items()},
-                    "accuracy_by_slot": [asdict(estimate) for estimate in each.slots],
-                    "accuracy_by_salted_slot": [asdict(estimate) for estimate in each.salts],
+                    "measures": {name: estimate.as_dict() for name, estimate in each.measures.items()},
+                    "versus_as_it_is": {name: estimate.as_dict() for name, estimate in each.versus.items()},
+                    "accuracy_by_slot": [estimate.as_dict() for estimate in each.slots],
+                    "accuracy_by_salted_slot": [estimate.as_dict() for estimate in each.salts],
                     "slot_spread_by_chance": each.slot_chance,
                     "salted_spread_by_chance": each.salt_chance,
                 }
@@ -121,57 +123,57 @@ def audit(
     actors: int = 0,
     budget: int | None = None,
     out: str | Path | None = None,
-    progress: bool = False,
+    progress: Progress = no_progress,
     to_input: ToInput | None = None,
     tags: bool = True,
     **generation: Any,
 ) -> Audit:
-    """Ask questions again and again with their documents in other orders, and say what changes and what to do.
+    """Ask questions with their segments in many orders; measure what changes, and recommend what to do.
 
-    Every question is asked in all orders of up to 4 segments, else in a sample; with its gold segments moved through
-    the slots of the input; in salted canonical orders, which put them into the same slots; and repeatedly in the order
-    given. Then all of that with each remedy. Equal calls are made once. What an answer depends on is fixed by the
-    questions and the seed, so neither threads nor interruptions change a number.
+    Every question is asked in all orders of up to 4 segments, else in a sample of orders; with its gold segments moved
+    through the slots of the input; in salted canonical orders, which put them into the same slots; and repeatedly in
+    the given order. All of that is done for the system as it is and with each remedy. Equal calls are made once. The
+    calls follow from the questions and the seed, so threads, actors and interruptions do not change the measures.
 
     Args:
         system: An `InvariantModel`, a `RAG`, a `Judge`, a Runnable or language model of LangChain, a query engine or
             LLM of LlamaIndex, or a function `(question, segments) -> answer`; see `as_system` in
-            `invariant_rag.evaluation.audit.systems`. Of a chain that retrieves by itself, give the combine chain: it
-            has to read the documents that the audit lists.
+            `invariant_rag.evaluation.audit.systems`. Of a chain that retrieves for itself, pass the combine chain: the
+            audit chooses the order of the documents.
         questions: A .jsonl or .csv file, or `Question`s and mappings; see `invariant_rag.evaluation.audit.questions`.
-        retriever: What finds the segments of a question that brings none: an object with `retrieve(question, k)`, a
-            retriever of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
-        k: Segments to retrieve, where the retriever takes a number.
+        retriever: Finds the segments of questions that have none: an object with `retrieve(question, k)`, a retriever
+            of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
+        k: Segments to retrieve, if the retriever takes a number.
         remedies: Names out of `sort`; `rerank`, `top-3` and `long-context-reorder` (by the scores of the segments);
-            `vote`; and for our models `plain` and every invariant method. None: all that apply; of the methods,
-            `rotor` and `pine`.
+            `vote`; and for an `InvariantModel` also `plain` and every invariant method. None: all that apply; of the
+            methods, `rotor` and `pine`.
         metric: `best_subspan_em`, `exact_match`, `token_f1`, or a function `(answer, gold answers) -> number`.
         label: What two answers must share to count as the same.
         orders: Input orders of a question with more than 4 segments.
         slots: Slots through which gold segments are moved, and salted orders.
-        repeats: How often the order given is asked, to tell order from chance.
+        repeats: How often the given order is asked, to tell the effect of the order from randomness.
         seed: Seed of orders, salts and intervals.
-        workers: Calls at a time.
-        actors: Ray actors that share the calls, each with a copy of the system, which is pickled. 0: this process
-            makes them.
-        budget: Most calls to make now. Questions are asked one after the other, so some are done and some are not. A
-            Runnable without `to_input` is first asked up to three questions about other texts.
-        out: Folder for `answers.jsonl`, from which an audit that was interrupted goes on, and for the report. One
-            folder for each system: what counts as the same system is its name.
-        progress: Show a progress bar.
-        to_input: What a Runnable or an LLM of a framework is called with, as a function of question and segments.
-        tags: Whether the segments of a system that is not one of our models may begin with hashes in salted orders. A
-            system that sorts by text is found out so; one that parses its texts wants False, and is then taken to read
-            its segments as they are listed.
+        workers: Number of threads that make calls.
+        actors: Number of Ray actors that make calls, each with a pickled copy of the system. 0: no Ray.
+        budget: Most calls to make now. Questions are asked one after the other, so that some are complete. For a
+            Runnable without `to_input` this includes up to three calls with other texts, which check whether it uses
+            its input.
+        out: Folder for `answers.jsonl`, from which an interrupted audit continues, and for the report. Use one folder
+            per system: stored answers are matched by the system's name.
+        progress: Shows a progress bar.
+        to_input: Makes the input of a Runnable or an LLM of a framework from question and segments.
+        tags: Whether the segments of a black-box system may be prefixed with hashes in salted orders. This detects a
+            system that sorts by text. Pass False for a system that parses its texts; it is then assumed not to re-sort
+            its input.
         generation: Keywords of `InvariantModel.generate`.
 
     Raises:
         InvalidQuestion: A question cannot be read.
         InvalidChoice: A number is too small.
-        AuditFailed: The system failed, it does not read the segments it is given, or no question was asked in full.
+        AuditFailed: The system failed or does not use the segments it is given, or no question is complete.
         UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
-            were asked for.
-        ExtraRequired: Actors were asked for, and Ray is not installed.
+            were requested.
+        ExtraRequired: Actors were requested, and Ray is not installed.
         UnknownName: There is no remedy or metric of that name.
     """
     for name, value, least in (
@@ -187,56 +189,53 @@ def audit(
         raise InvalidChoice(f"budget: expected calls, got {budget}")
     if actors and workers > 1:
         raise UnsupportedCombination(f"{workers} workers are threads of this process, and {actors} actors are others")
-    chosen_metric = _metric(metric)
-    asked = as_system(system, to_input, generation)
-    read = read_questions(questions, asked.retrieve if retriever is None else retrieving(retriever, k))
-    if all(len(question.segments) < 2 for question in read):
+    metric_function = _resolve_metric(metric)
+    wrapped = as_system(system, to_input, generation)
+    parsed = read_questions(questions, wrapped.retrieve if retriever is None else as_retrieve_function(retriever, k))
+    if all(len(question.segments) < 2 for question in parsed):
         raise AuditFailed(
             "expected questions with at least two segments, got none: a single one has no other order",
             hint="Retrieve more segments for each question.",
         )
-    variants, askers = variants_of(asked, read, remedies, tags)
-    design = Design(orders, common_slots(read, slots), repeats, seed)
-    plans = [design.plans(question, variants) for question in read]
-    wanted = list({ask.key: ask for each in plans for plan in each for ask in plan.asks}.values())
+    built, askers = build_remedies(wrapped, parsed, remedies, tags)
+    design = AuditDesign(orders, common_slots(parsed, slots), repeats, seed)
+    plans = [design.plan_calls(question, built) for question in parsed]  # [questions][remedies]
+    calls = list({call.key: call for each in plans for plan in each for call in plan.calls}.values())
 
     folder = None if out is None else Path(out)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     store = AnswerStore(None if folder is None else folder / "answers.jsonl")
-    answer = partial(_answer, askers=askers, store=store, workers=workers, actors=actors)
+    caller = _Caller(askers, store, workers, actors)
     try:
-        probe = Probe.of([each[0] for each in plans]) if asked.may_retrieve else None
-        left = budget if probe is None else _probe(probe, store, budget, answer)
-        missing = _missing(wanted, store)
-        answer(missing[:left], progress=progress)
+        check = SegmentUseCheck.of([each[0] for each in plans]) if wrapped.may_retrieve else None
+        remaining = budget if check is None else _check_segment_use(check, caller, budget)
+        missing = caller.unanswered(calls)
+        caller.make(missing[:remaining], progress)
     finally:
         store.close()
 
-    complete = [
-        index for index, each in enumerate(plans) if all(ask.key in store.records for plan in each for ask in plan.asks)
-    ]
+    complete = [each for each in plans if all(call.key in store.answers for plan in each for call in plan.calls)]
     if not complete:
         raise AuditFailed(
             f"no question was asked in full: {len(missing)} calls were to be made, and {budget} were allowed",
             hint="Allow more calls. With a folder the audit goes on from what has been answered.",
         )
-    reader = Reader(store.records, chosen_metric, label)
-    kept = [plans[index] for index in complete]
-    seen = [reader.see([each[number] for each in kept], design.slots) for number in range(len(variants))]
-    measured = measure(variants, seen, seed)
+    parser = AnswerParser(store.answers, metric_function, label)
+    scores = [parser.score([each[index] for each in complete], design.slots) for index in range(len(built))]
+    measured = measure(built, scores, seed)
     result = Audit(
-        system=asked.name,
+        system=wrapped.name,
         metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a metric of your own"),
         design=design,
-        questions=len(read),
+        questions=len(parsed),
         complete=len(complete),
-        calls=len({ask.key for each in kept for plan in each for ask in plan.asks}),
-        unasked=sum(ask.key not in store.records for ask in wanted),
-        out_of_slots=sum(not each[0].slots for each in kept),
+        calls=len({call.key for each in complete for plan in each for call in plan.calls}),
+        unasked=sum(call.key not in store.answers for call in calls),
+        out_of_slots=sum(not each[0].slots for each in complete),
         measured=tuple(measured),
         advice=advise(measured),
-        flips=_flips([each[0] for each in kept], measured[0], store),
+        flips=_most_changed([each[0] for each in complete], measured[0], store),
     )
     if folder is not None:
         from invariant_rag.evaluation.audit.report import write_report
@@ -246,24 +245,7 @@ def audit(
     return result
 
 
-def retrieving(retriever: Any, k: int) -> Retrieve:
-    """Return a retriever of ours, of LangChain or of LlamaIndex, or a function, as a function of the question.
-
-    Raises:
-        UnsupportedCombination: It is none of these.
-    """
-    find = getattr(retriever, "retrieve", None)
-    if callable(find):
-        takes_k = "k" in inspect.signature(find).parameters
-        return lambda question: map(as_segment, find(question, k) if takes_k else find(question))
-    if hasattr(retriever, "invoke"):
-        return lambda question: map(as_segment, retriever.invoke(question))
-    if callable(retriever):
-        return lambda question: map(as_segment, retriever(question))
-    raise UnsupportedCombination(f"expected a retriever, got {type(retriever).__name__}", hint="Pass a function.")
-
-
-def _metric(metric: str | Metric) -> Metric:
+def _resolve_metric(metric: str | Metric) -> Metric:
     if not isinstance(metric, str):
         return metric
     if metric not in METRICS:
@@ -271,43 +253,48 @@ def _metric(metric: str | Metric) -> Metric:
     return METRICS[metric]
 
 
-def _missing(asks: Iterable[Ask], store: AnswerStore) -> list[Ask]:
-    return list({ask.key: ask for ask in asks if ask.key not in store.records}.values())
+@dataclass(frozen=True)
+class _Caller:
+    """Makes calls in threads or Ray actors, and stores their answers."""
+
+    askers: Mapping[str, AskFunction]
+    store: AnswerStore
+    workers: int
+    actors: int
+
+    def unanswered(self, calls: Iterable[Call]) -> list[Call]:
+        """Return the calls without a stored answer, each key once."""
+        return list({call.key: call for call in calls if call.key not in self.store.answers}.values())
+
+    def make(self, calls: Sequence[Call], progress: Progress = no_progress) -> None:
+        """Make the calls."""
+        with progress("Asking", len(calls)) as advance:
+            if self.actors and calls:
+                make_calls_with_ray(calls, self.askers, self.store, actors=self.actors, on_answer=advance)
+            else:
+                make_calls(calls, self.askers, self.store, workers=self.workers, on_answer=advance)
 
 
-def _probe(probe: Probe, store: AnswerStore, budget: int | None, answer: Callable[..., None]) -> int | None:
-    """Find out whether the system reads its segments, and return what is left of the budget."""
-    given = _missing(probe.given, store)[:budget]
-    answer(given, progress=False)
-    left = None if budget is None else budget - len(given)
-    exchanged = _missing(probe.exchanged, store)[:left]
-    with suppress(AuditFailed):  # what fails over other texts has read them
-        answer(exchanged, progress=False)
-    probe.check(store)
-    return None if left is None else left - len(exchanged)
+def _check_segment_use(check: SegmentUseCheck, caller: _Caller, budget: int | None) -> int | None:
+    """Check whether the system uses its segments, and return the rest of the budget."""
+    original = caller.unanswered(check.original)[:budget]
+    caller.make(original)
+    remaining = None if budget is None else budget - len(original)
+    replaced = caller.unanswered(check.replaced)[:remaining]
+    with suppress(AuditFailed):  # a system that fails on other texts uses them
+        caller.make(replaced)
+    check.verify(caller.store)
+    return None if remaining is None else remaining - len(replaced)
 
 
-def _answer(
-    asks: list[Ask], askers: Mapping[str, Any], store: AnswerStore, workers: int, actors: int, progress: bool
-) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        advance: Callable[[], object] = partial(bar.advance, bar.add_task("Asking", total=len(asks)))
-        if actors and asks:
-            answer_over_actors(asks, askers, store, actors=actors, on_answer=advance)
-        else:
-            answer_all(asks, askers, store, workers=workers, on_answer=advance)
-
-
-def _flips(plans: Sequence[Plan], measured: Measured, store: AnswerStore, most: int = 10) -> tuple[Flip, ...]:
-    """Return the questions whose answers differ most, with the answers as they were written."""
-    worst = sorted(range(len(plans)), key=lambda index: -measured.per_question[index])[:most]
+def _most_changed(
+    plans: Sequence[CallPlan], measured: RemedyMeasures, store: AnswerStore, most: int = 10
+) -> tuple[Flip, ...]:
+    """Return the questions whose answers differ most, with the answers as the system wrote them."""
+    ranked = sorted(range(len(plans)), key=lambda index: -measured.per_question[index])[:most]
     flips = []
-    for index in worst:
+    for index in ranked:
         if measured.per_question[index] > 0:
-            texts = Counter(store.records[answer[0].key].text for answer in plans[index].orders)
+            texts = Counter(store.answers[group[0].key].text for group in plans[index].orders)
             flips.append(Flip(plans[index].orders[0][0].question.text, tuple(texts.most_common())))
     return tuple(flips)

@@ -1,4 +1,4 @@
-"""What the answers say: how often they flip, how right they are at best and at worst, and what they cost."""
+"""Measures of an audit: how often answers change, accuracy in the worst and the best order, fairness and cost."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invariant_rag.evaluation.audit.bootstrap import Bootstrap, Estimate, chance_spread, interval
-from invariant_rag.evaluation.audit.plan import Answer, Plan
+from invariant_rag.evaluation.audit.answer_store import StoredAnswer
+from invariant_rag.evaluation.audit.call_plan import CallGroup, CallPlan
 from invariant_rag.evaluation.audit.questions import Question
-from invariant_rag.evaluation.audit.remedies import Variant
-from invariant_rag.evaluation.audit.runner import Record
-from invariant_rag.evaluation.audit.systems import read_pick
+from invariant_rag.evaluation.audit.remedies import Remedy
+from invariant_rag.evaluation.audit.verdicts import parse_verdict
+from invariant_rag.evaluation.statistics import Estimate, PairedBootstrap, chance_spread, percentile_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 UNREADABLE = "unreadable"
-"""Label of a verdict that names neither response. An empty one is a tie, and the label None."""
+"""Label of a verdict that names neither response. An empty verdict is a tie, with the label None."""
 
 Metric = Callable[[str, Sequence[str]], float]
 Label = Callable[[str], Hashable]
@@ -40,31 +40,32 @@ ABOUT = {
     "salted_sensitivity": "probability that two salted orders give different answers",
     "salted_spread": "largest less smallest accuracy over the slots of the gold segments in salted canonical orders",
     "salted_std": "standard deviation of accuracy over these slots",
-    "expected_accuracy": "accuracy to expect: over salts where a canonical order is read, else over input orders",
+    "expected_accuracy": "expected accuracy: over salts if the remedy uses a canonical order, else over input orders",
     "unreadable": "share of verdicts that name neither response, empty ones aside",
     "position_consistency": "share of (readable) pairs with the same verdict in both orders (arXiv 2406.07791)",
     "preference_fairness": "1: every pair goes to whatever comes second; -1: to whatever comes first; 0: fair",
     "calls": "calls per answer",
-    "tokens": "tokens read and written per answer",
+    "tokens": "prompt and completion tokens per answer",
     "seconds": "seconds per answer, one call after the other",
 }
-"""What every measure means."""
+"""The measures, and what each means."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The measures of one way of asking.
+class RemedyMeasures:
+    """The measures of the system with one remedy, or as it is.
 
     Attributes:
-        name: What was measured.
-        measures: By the names in `ABOUT`; those that the questions cannot tell are missing.
-        versus: The same less that of the system as it is, on the same resamples; nothing for the system itself.
+        name: Name of the remedy.
+        measures: Estimates by the names in `ABOUT`, without those that need gold answers, pairs or slots where the
+            questions have none.
+        versus: Paired differences from the system as it is, by the same names; empty for the system as it is.
         slots: Accuracy by slot of the gold segments in the input.
-        salts: Accuracy by their slot in salted canonical orders.
+        salts: Accuracy by slot of the gold segments in salted canonical orders.
         slot_chance: Spread over `slots` that chance alone stays below 19 times out of 20.
-        salt_chance: The same of `salts`.
+        salt_chance: The same for `salts`.
         per_question: Sensitivity of each question, in the order of the questions.
-        expected: Accuracy to expect, `[1 + resamples]`, the sample itself first; for paired differences.
+        expected: Expected accuracy and its resamples, `[1 + B]` as of `PairedBootstrap`, for paired differences.
     """
 
     name: str
@@ -79,8 +80,14 @@ class Measured:
 
 
 @dataclass
-class Seen:
-    """Everything that one way of asking gave, one entry per question: numbers, and accuracies `[Q, slots]`."""
+class QuestionScores:
+    """Scores per question with one remedy.
+
+    Attributes:
+        numbers: Measures `[Q]` by name.
+        slots: Accuracy `[Q, slots]` by slot in the input.
+        salts: Accuracy `[Q, slots]` by slot in salted canonical orders.
+    """
 
     numbers: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     slots: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
@@ -88,8 +95,16 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """One answer: what tells it from others, how right it is, and what it cost."""
+class MajorityAnswer:
+    """The most frequent answer of a group of calls.
+
+    Attributes:
+        label: What it shares with answers that count as the same.
+        correct: Its accuracy; NaN without gold answers.
+        calls: Number of calls.
+        tokens: Tokens of all calls; NaN if unknown.
+        seconds: Duration of all calls, one after the other.
+    """
 
     label: Hashable
     correct: float
@@ -98,60 +113,71 @@ class Settled:
     seconds: float
 
 
-class Reader:
-    """Reads stored answers.
+class AnswerParser:
+    """Parses and scores stored answers.
 
     Args:
-        records: Answers by key.
+        answers: Stored answers by key.
         metric: Compares an answer with the gold answers.
         label: What two answers must share to count as the same.
     """
 
-    def __init__(self, records: Mapping[str, Record], metric: Metric, label: Label) -> None:
-        self._records, self._metric, self._label = records, metric, label
+    def __init__(self, answers: Mapping[str, StoredAnswer], metric: Metric, label: Label) -> None:
+        self._answers, self._metric, self._label = answers, metric, label
 
-    def settle(self, answer: Answer) -> Settled:
-        """Return the answer that most calls give; of equally many, the one that comes first."""
-        records = [self._records[ask.key] for ask in answer]
-        texts = [ask.call.cleaned(record.text) for ask, record in zip(answer, records, strict=True)]
-        question = answer[0].question
-        labels = [self._read(ask.call.order, question, text) for ask, text in zip(answer, texts, strict=True)]
+    def majority(self, group: CallGroup) -> MajorityAnswer:
+        """Return the most frequent answer to a group of calls; of equally frequent ones, the first."""
+        answers = [self._answers[call.key] for call in group]
+        texts = [call.spec.without_tags(answer.text) for call, answer in zip(group, answers, strict=True)]
+        question = group[0].question
+        labels = [self._label_of(call.spec.order, question, text) for call, text in zip(group, texts, strict=True)]
         winner = Counter(labels).most_common(1)[0][0]
         correct = self._correct(question, winner, texts[labels.index(winner)])
-        tokens = [float("nan") if record.tokens is None else record.tokens for record in records]
-        return Settled(winner, correct, len(answer), sum(tokens), sum(record.seconds for record in records))
+        tokens = [float("nan") if answer.tokens is None else answer.tokens for answer in answers]
+        return MajorityAnswer(winner, correct, len(group), sum(tokens), sum(answer.seconds for answer in answers))
 
-    def _read(self, order: Sequence[int], question: Question, text: str) -> Hashable:
+    def _label_of(self, order: Sequence[int], question: Question, text: str) -> Hashable:
         if not question.pairwise:
             return self._label(text)
-        position = read_pick(text, [question.segments[index] for index in order])
+        position = parse_verdict(text, [question.segments[index] for index in order])
         if position is None:
             return UNREADABLE if text.strip() else None
         return order[position]
 
     def _correct(self, question: Question, label: Hashable, text: str) -> float:
-        if not question.judged:
+        if not question.has_gold:
             return float("nan")
         return float(label in question.gold) if question.pairwise else self._metric(text, question.answers)
 
-    def see(self, plans: Sequence[Plan], slots: int) -> Seen:
-        """Read everything that one way of asking gave."""
+    def score(self, plans: Sequence[CallPlan], slots: int) -> QuestionScores:
+        """Score the answers with one remedy.
+
+        Args:
+            plans: The calls, one plan per question.
+            slots: Number of gold slots.
+        """
         rows: list[dict[str, float]] = []
         by_slot, by_salt = (np.full((len(plans), slots), np.nan) for _ in range(2))
         for index, plan in enumerate(plans):
             orders, moved, salted, repeats = (
-                [self.settle(answer) for answer in answers]
-                for answers in (plan.orders, plan.slots, plan.salts, plan.repeats)
+                [self.majority(group) for group in groups]
+                for groups in (plan.orders, plan.slots, plan.salts, plan.repeats)
             )
             rows.append(_numbers(plan, orders, salted, repeats))
-            if moved:  # the question takes part
+            if moved:  # the question has room for the slots
                 by_slot[index] = [each.correct for each in moved]
                 by_salt[index] = [each.correct for each in salted] or np.nan
         numbers = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        return Seen(numbers, by_slot, by_salt)
+        return QuestionScores(numbers, by_slot, by_salt)
 
 
-def _numbers(plan: Plan, orders: list[Settled], salted: list[Settled], repeats: list[Settled]) -> dict[str, float]:
+def _numbers(
+    plan: CallPlan,
+    orders: list[MajorityAnswer],
+    salted: list[MajorityAnswer],
+    repeats: list[MajorityAnswer],
+) -> dict[str, float]:
+    """Return the measures of one question by name; NaN for those that it has no answers for."""
     labels, again = [each.label for each in orders], [each.label for each in repeats]
     correct, salts = [each.correct for each in orders], [each.correct for each in salted]
     sensitivity, noise = _disagreement(labels), _disagreement(again)
@@ -167,7 +193,7 @@ def _numbers(plan: Plan, orders: list[Settled], salted: list[Settled], repeats: 
         "salted_accuracy": float(np.mean(salts)) if salts else none,
         "salted_worst": min(salts) if salts else none,
         "salted_sensitivity": _disagreement([each.label for each in salted]) if salted else none,
-        **_judging(plan, labels),
+        **_pairwise_numbers(plan, labels),
         "calls": float(np.mean([each.calls for each in orders])),
         "tokens": float(np.mean([each.tokens for each in orders])),
         "seconds": float(np.mean([each.seconds for each in orders])),
@@ -183,41 +209,47 @@ def _disagreement(labels: Sequence[Hashable]) -> float:
     return 1.0 - same / (count * (count - 1))
 
 
-def _judging(plan: Plan, labels: Sequence[Hashable]) -> dict[str, float]:
-    """Return what a pair's two verdicts say: whether they agree, and 1 or -1 where both name what came second or first.
+def _pairwise_numbers(plan: CallPlan, labels: Sequence[Hashable]) -> dict[str, float]:
+    """Return the measures of a pair from its two verdicts: consistency, and 1 (-1) if both name the second (first).
 
-    A pair of which a verdict cannot be read says neither.
+    Both are NaN if a verdict is unreadable, and for questions that are not pairwise.
     """
     unreadable = sum(label == UNREADABLE for label in labels) / len(labels)
     consistency = fairness = float("nan")
     if not plan.orders[0][0].question.pairwise:
         unreadable = float("nan")
     elif not unreadable:
-        # The orders of a pair are (0, 1) and (1, 0): a pick of segment i is the i-th place in the first of them.
-        places: dict[tuple[Hashable, ...], float] = {(0, 1): -1.0, (1, 0): 1.0}
-        consistency, fairness = float(labels[0] == labels[1]), places.get(tuple(labels), 0.0)
+        # The orders of a pair are (0, 1) and (1, 0), and a label is the index of a segment as given.
+        preferences: dict[tuple[Hashable, ...], float] = {(0, 1): -1.0, (1, 0): 1.0}
+        consistency, fairness = float(labels[0] == labels[1]), preferences.get(tuple(labels), 0.0)
     return {"unreadable": unreadable, "position_consistency": consistency, "preference_fairness": fairness}
 
 
-def measure(variants: Sequence[Variant], seen: Sequence[Seen], seed: int) -> list[Measured]:
-    """Return the measures of every way of asking, with paired intervals and differences from the first."""
-    bootstrap = Bootstrap(len(seen[0].numbers["flip_rate"]), seed=seed)
-    resampled = [_resampled(bootstrap, variant, each) for variant, each in zip(variants, seen, strict=True)]
+def measure(remedies: Sequence[Remedy], scores: Sequence[QuestionScores], seed: int) -> list[RemedyMeasures]:
+    """Return the measures of every remedy, with intervals and with paired differences from the first.
+
+    Args:
+        remedies: The remedies; the first is the system as it is.
+        scores: The scores with each of them.
+        seed: Seed of resamples and shuffles.
+    """
+    bootstrap = PairedBootstrap(len(scores[0].numbers["flip_rate"]), seed=seed)
+    resampled = [_resampled(bootstrap, remedy, each) for remedy, each in zip(remedies, scores, strict=True)]
     measured = []
-    for variant, each, statistics in zip(variants, seen, resampled, strict=True):
+    for remedy, each, statistics in zip(remedies, scores, resampled, strict=True):
         versus = (
             {}
             if statistics is resampled[0]
             else {
-                name: interval(values - resampled[0][name])
+                name: percentile_interval(values - resampled[0][name])
                 for name, values in statistics.items()
                 if name in resampled[0]
             }
         )
         measured.append(
-            Measured(
-                name=variant.name,
-                measures={name: interval(values) for name, values in statistics.items()},
+            RemedyMeasures(
+                name=remedy.name,
+                measures={name: percentile_interval(values) for name, values in statistics.items()},
                 versus=versus,
                 slots=_by_slot(bootstrap, each.slots),
                 salts=_by_slot(bootstrap, each.salts),
@@ -230,20 +262,20 @@ def measure(variants: Sequence[Variant], seen: Sequence[Seen], seed: int) -> lis
     return measured
 
 
-def _resampled(bootstrap: Bootstrap, variant: Variant, seen: Seen) -> dict[str, NDArray[np.float64]]:
-    """Return `[1 + B]` of every measure that some question tells."""
-    numbers = {**seen.numbers}
-    numbers["expected_accuracy"] = numbers["salted_accuracy" if variant.canonical else "accuracy"]
-    if variant.collapses:
+def _resampled(bootstrap: PairedBootstrap, remedy: Remedy, scores: QuestionScores) -> dict[str, NDArray[np.float64]]:
+    """Return `[1 + B]` of every measure that at least one question has a number for."""
+    numbers = {**scores.numbers}
+    numbers["expected_accuracy"] = numbers["salted_accuracy" if remedy.canonical else "accuracy"]
+    if remedy.fixes_order:
         del numbers["net_sensitivity"]  # its orders are repeats: there is nothing to subtract
     found = {name: bootstrap.means(values) for name, values in numbers.items() if np.isfinite(values).any()}
-    for kind, slots in (("slot", seen.slots), ("salted", seen.salts)):
+    for kind, slots in (("slot", scores.slots), ("salted", scores.salts)):
         if np.isfinite(slots).any():
             found[f"{kind}_spread"], found[f"{kind}_std"] = bootstrap.spread(slots), bootstrap.deviation(slots)
     return {name: found[name] for name in ABOUT if name in found}
 
 
-def _by_slot(bootstrap: Bootstrap, slots: NDArray[np.float64]) -> tuple[Estimate, ...]:
+def _by_slot(bootstrap: PairedBootstrap, slots: NDArray[np.float64]) -> tuple[Estimate, ...]:
     if not np.isfinite(slots).any():
         return ()
-    return tuple(interval(column) for column in bootstrap.means(slots).T)
+    return tuple(percentile_interval(column) for column in bootstrap.means(slots).T)

@@ -1,6 +1,6 @@
-"""In which orders the segments of a question are listed: permutations, gold slots, salted canonical orders.
+"""Orders in which an audit lists the segments of a question: permutations, gold slots, salted canonical orders.
 
-An order is a tuple of indices into the segments as given. Position 0 is read first.
+An order is a tuple of indices into the segments as given. Position 0 comes first in the prompt.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from invariant_rag.segments import Segment
 Order = tuple[int, ...]
 
 ALL_UP_TO = 4
-"""So many segments are listed in all their orders; more, in a sample."""
+"""Up to this many segments are listed in all orders; more, in a sample of orders."""
 
 _SALTS = 1000
 
 
 def input_orders(count: int, sample: int, seed: str) -> list[Order]:
-    """Return orders of `count` segments: all of them up to 4 segments, else `sample` different ones.
+    """Return all orders of up to 4 segments, and `sample` different ones of more.
 
-    The order given comes first, the others are random.
+    The given order comes first; the others of a sample are random.
 
     >>> input_orders(2, 10, "")
     [(0, 1), (1, 0)]
@@ -38,24 +38,24 @@ def input_orders(count: int, sample: int, seed: str) -> list[Order]:
     return list(orders)
 
 
-def room(count: int, gold: Sequence[int]) -> int:
-    """Return at how many places the gold segments, kept together, can stand among `count`; 0 where none is gold."""
+def count_gold_positions(count: int, gold: Sequence[int]) -> int:
+    """Return at how many positions the gold segments, kept together, can stand among `count`; 0 if none is gold."""
     return count - len(gold) + 1 if gold else 0
 
 
-def slot_starts(places: int, slots: int) -> list[int]:
-    """Return `slots` of the places, evenly spread, with the first and the last.
+def slot_starts(positions: int, slots: int) -> list[int]:
+    """Return `slots` of the positions, evenly spread from the first to the last.
 
     >>> slot_starts(10, 4)
     [0, 3, 6, 9]
     """
-    return [round(index * (places - 1) / (slots - 1)) for index in range(slots)]
+    return [round(index * (positions - 1) / (slots - 1)) for index in range(slots)]
 
 
-def gold_at(count: int, gold: Sequence[int], start: int) -> Order:
-    """Return the order given, with the gold segments moved together to `start`.
+def move_gold(count: int, gold: Sequence[int], start: int) -> Order:
+    """Return the given order with the gold segments moved together to `start`.
 
-    >>> gold_at(4, [2], 0)
+    >>> move_gold(4, [2], 0)
     (2, 0, 1, 3)
     """
     others = [index for index in range(count) if index not in gold]
@@ -63,9 +63,9 @@ def gold_at(count: int, gold: Sequence[int], start: int) -> Order:
 
 
 def salted_order(segments: Sequence[Segment], salt: str) -> Order:
-    """Return the segments sorted by a hash of salt and content: a canonical order, which the salt chooses.
+    """Return the segments sorted by a hash of salt and content: the canonical order of this salt.
 
-    The order of the contents does not depend on how the segments are listed; equal segments are interchangeable.
+    It does not depend on how the segments are listed; equal segments are interchangeable.
     """
     keys = [(salted_hash(segment, salt), segment.canonical_key) for segment in segments]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
@@ -76,11 +76,10 @@ def salted_hash(segment: Segment, salt: str) -> str:
     return hashlib.sha256(f"{salt}\0{segment.content_hash}".encode()).hexdigest()
 
 
-def salt_for(segments: Sequence[Segment], gold: Sequence[int], start: int, seed: str) -> str:
-    """Return a salt whose canonical order puts the gold segments, on average, where `gold_at(..., start)` puts them.
+def find_salt(segments: Sequence[Segment], gold: Sequence[int], start: int, seed: str) -> str:
+    """Return a salt whose canonical order puts the gold segments, on average, where `move_gold(..., start)` puts them.
 
-    Of the first 1000 salts it is the one that comes nearest, and the first of those; with one gold segment the slot is
-    met exactly, but for long odds.
+    It is the first of the nearest among 1000 salts; for a single gold segment it almost always meets the slot exactly.
     """
     target = start + (len(gold) - 1) / 2
     best, nearest = f"{seed}:0", math.inf
@@ -96,7 +95,7 @@ def salt_for(segments: Sequence[Segment], gold: Sequence[int], start: int, seed:
 
 
 def rotations(order: Order, count: int) -> list[Order]:
-    """Return `count` evenly spread rotations of an order, itself first; at most as many as it has segments.
+    """Return `count` evenly spread rotations of an order, at most one per segment; the order itself comes first.
 
     >>> rotations((2, 0, 1), 9)
     [(2, 0, 1), (0, 1, 2), (1, 2, 0)]

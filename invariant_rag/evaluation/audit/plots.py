@@ -1,4 +1,4 @@
-"""The plots of a report. They are drawn without pyplot, whose state is global."""
+"""Draw the plots of a report, without pyplot, whose state is global."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from invariant_rag.evaluation.audit.auditing import Audit
-    from invariant_rag.evaluation.audit.bootstrap import Estimate
-    from invariant_rag.evaluation.audit.measures import Measured
+    from invariant_rag.evaluation.audit.measures import RemedyMeasures
+    from invariant_rag.evaluation.statistics import Estimate
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; black is the system as it is.
+# The Okabe-Ito palette, which is safe for colour-blind readers; black is the system as it is.
 _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b3a100")
 _MARKERS = "osD^vPX<"
 
 
 def draw(audit: Audit) -> dict[str, bytes]:
-    """Return PNG images by name; those that the questions cannot tell are missing."""
+    """Return PNG images by name; `slots` is missing if no question has gold segments."""
     drawn = {"flips": _flips(audit), "cost": _cost(audit)}
     if any(each.slots or each.salts for each in audit.measured):
         drawn["slots"] = _slots(audit)
@@ -50,7 +50,7 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _slots(audit: Audit) -> Figure:
-    """Accuracy by the slot of the gold segments: in the input, and in salted canonical orders."""
+    """Draw accuracy by slot of the gold segments, in the input and in salted canonical orders."""
     figure, axes = _figure(9.0, 2)
     for panel, (axis, where) in enumerate(zip(axes, ("in the input", "in salted canonical orders"), strict=True)):
         for index, each in enumerate(audit.measured):
@@ -64,10 +64,10 @@ def _slots(audit: Audit) -> Figure:
     return figure
 
 
-def _curve(axis: Axes, measured: Measured, slots: Sequence[Estimate], index: int, count: int) -> None:
+def _curve(axis: Axes, measured: RemedyMeasures, slots: Sequence[Estimate], index: int, count: int) -> None:
     if not slots:
         return
-    shift = 0.04 * (index - (count - 1) / 2)  # or the intervals would cover each other
+    shift = 0.04 * (index - (count - 1) / 2)  # so that intervals do not overlap
     values = [each.value for each in slots]
     errors = [[each.value - each.low for each in slots], [each.high - each.value for each in slots]]
     places = [slot + shift for slot in range(len(slots))]
@@ -75,7 +75,7 @@ def _curve(axis: Axes, measured: Measured, slots: Sequence[Estimate], index: int
 
 
 def _flips(audit: Audit) -> Figure:
-    """Sensitivity of every question, most sensitive first."""
+    """Draw the sensitivity of every question, most sensitive first."""
     figure, (axis,) = _figure(9.0, 1)
     for index, each in enumerate(audit.measured):
         ranked = sorted(each.per_question, reverse=True)
@@ -90,14 +90,14 @@ def _flips(audit: Audit) -> Figure:
 
 
 def _cost(audit: Audit) -> Figure:
-    """Seconds per answer against the worst case; without gold answers against the questions that never flip."""
+    """Draw seconds per answer against worst-case accuracy or, without gold answers, questions that never flip."""
     figure, (axis,) = _figure(9.0, 1)
-    judged = "worst" in audit.measured[0].measures
+    has_gold = "worst" in audit.measured[0].measures
     for index, each in enumerate(audit.measured):
         seconds, style = each.measures["seconds"].value, _style(index)
-        worst = each.measures["worst"] if judged else each.measures["flip_rate"]
+        worst = each.measures["worst"] if has_gold else each.measures["flip_rate"]
         value, low, high = (worst.value, worst.low, worst.high)
-        if not judged:
+        if not has_gold:
             value, low, high = 1 - worst.value, 1 - worst.high, 1 - worst.low
         axis.errorbar(seconds, value, [[value - low], [high - value]], label=each.name, ms=8, capsize=3, ls="", **style)
         salted = each.measures.get("salted_worst")
@@ -106,7 +106,7 @@ def _cost(audit: Audit) -> Figure:
             axis.plot(seconds, salted.value, ms=8, mfc="white", ls="", **style)
     axis.set_xscale("log")
     axis.set_xlabel("seconds per answer, one call after the other")
-    axis.set_ylabel("accuracy in the worst order" if judged else "questions that never flip")
+    axis.set_ylabel("accuracy in the worst order" if has_gold else "questions that never flip")
     axis.set_ylim(-0.03, 1.03)
     figure.legend(loc="outside right upper", frameon=False)
     return figure

@@ -1,4 +1,4 @@
-"""A report of an audit: one HTML file that holds everything, and a Markdown file with its plots beside it."""
+"""Write the report of an audit: a self-contained HTML file, and a Markdown file with its plots beside it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from invariant_rag.evaluation.audit.measures import ABOUT
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.auditing import Audit
-    from invariant_rag.evaluation.audit.measures import Measured
+    from invariant_rag.evaluation.audit.measures import RemedyMeasures
 
 _CAPTIONS = {
-    "slots": "Accuracy by the slot of the gold document, with 95% intervals. Left: the slot in the input, which only a "
-    "system that reads documents as they are listed can feel. Right: the slot in salted canonical orders. A method "
+    "slots": "Accuracy by the slot of the gold document, with 95% intervals. Left: the slot in the input, which "
+    "matters only to a system that keeps the order of its input. Right: the slot in salted canonical orders. A method "
     "that sorts is flat on the left, and a fair one on the right as well.",
     "flips": "Each question's probability that two random orders give different answers.",
-    "cost": "What an answer costs against how right it is at its worst. Filled: the worst input order; hollow: the "
-    "worst salted canonical order, where that was measured.",
+    "cost": "Seconds per answer against accuracy in the worst order. Filled: the worst input order; hollow: the worst "
+    "salted canonical order, where that was measured.",
 }
 
 _NOTES = (
@@ -30,8 +30,8 @@ _NOTES = (
         "gold document still lands in some slot, and accuracy may depend on which. Only the salted measures show that."
     ),
     (
-        "Salted canonical orders sort the documents by a hash of salt and content. Around a system that nobody can "
-        "look into, each document also begins with its hash, so that a system that sorts by itself is moved too."
+        "Salted canonical orders sort the documents by a hash of salt and content. A black-box system may re-sort its "
+        "input: prefixing each document with its salted hash moves it even then."
     ),
     (
         "Studies disagree on how much order matters: with real retrievers its effect on mean accuracy can be marginal "
@@ -70,12 +70,12 @@ def write_report(audit: Audit, folder: str | Path) -> None:
         (target / "plots" / f"{name}.png").write_bytes(image)
     shown = [name for name in _CAPTIONS if name in images]
     pages = {"html": _html(audit, {name: images[name] for name in shown}), "md": _markdown(audit, shown)}
-    for kind, page in pages.items():  # an answer may hold half of a surrogate pair
+    for kind, page in pages.items():  # an answer may contain half of a surrogate pair
         (target / f"report.{kind}").write_text(page, encoding="utf-8", errors="replace")
 
 
 def table(audit: Audit) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the ways of asking, and a row of cells for every measure that one of them has."""
+    """Return the names of the remedies, and a row of cells for every measure that one of them has."""
     rows = []
     for name in ABOUT:
         cells = [_cell(each, name) for each in audit.measured]
@@ -85,25 +85,25 @@ def table(audit: Audit) -> tuple[list[str], list[list[str]]]:
 
 
 def summary(audit: Audit) -> str:
-    """Say in a sentence or two what was asked."""
-    said = (
+    """Return a sentence or two on how much was asked."""
+    text = (
         f"{audit.complete} of {audit.questions} questions were asked in full, with {audit.calls} different calls; "
         f"accuracy is {audit.metric}, seed {audit.design.seed}."
     )
     if audit.unasked:
-        said += (
+        text += (
             f" The budget left {audit.unasked} calls unasked: {audit.questions - audit.complete} questions are not in "
             "these numbers. Start the audit again to go on."
         )
     if audit.out_of_slots:
-        said += (
+        text += (
             f" {audit.out_of_slots} of them have no gold document, or too few documents for {audit.design.slots} "
             "slots, and are not in the accuracy by slot."
         )
-    return said
+    return text
 
 
-def _cell(measured: Measured, name: str) -> str:
+def _cell(measured: RemedyMeasures, name: str) -> str:
     estimate = measured.measures.get(name)
     if estimate is None:
         return ""
@@ -113,7 +113,7 @@ def _cell(measured: Measured, name: str) -> str:
 
 
 def _versus(audit: Audit) -> list[list[str]]:
-    """Return paired differences from the system as it is, of the measures that decide."""
+    """Return the rows of paired differences from the system as it is, of the measures that `advise` uses."""
     rows = []
     for name in ("flip_rate", "sensitivity", "expected_accuracy", "worst", "salted_worst", "salted_spread"):
         estimates = [each.versus.get(name) for each in audit.measured[1:]]
@@ -155,7 +155,7 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def _one_line(text: str) -> str:
-    """Make text safe for a cell: neither it nor a document in it may end the row, or be read as markup."""
+    """Escape text for a table cell: it cannot end the row or become markup, whatever a document contains."""
     return escape(" ".join(text.split()), quote=False).replace("|", "\\|").replace("`", "'")
 
 
@@ -179,7 +179,9 @@ def _html(audit: Audit, images: dict[str, bytes]) -> str:
     flips = ""
     if audit.flips:
         texts = ((escape(each.question), escape(_answers(each.answers))) for each in audit.flips)
-        cells = "".join(f'<tr><td class="text">{text}</td><td class="text">{said}</td></tr>' for text, said in texts)
+        cells = "".join(
+            f'<tr><td class="text">{text}</td><td class="text">{answers}</td></tr>' for text, answers in texts
+        )
         flips = f"<h2>Questions that change most</h2><table><tr><th>question</th><th>answers</th></tr>{cells}</table>"
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in _NOTES)
     return (
@@ -207,6 +209,6 @@ def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]], about: dic
 
 
 def _two_lines(cell: str) -> str:
-    """A number above its interval, which keeps wide tables on the page."""
+    """Put a number above its interval, which keeps wide tables on the page."""
     value, bracket, rest = cell.partition(" [")
     return escape(value) + (f"<small>[{escape(rest)}</small>" if bracket else "")

@@ -1,11 +1,10 @@
-"""The system under audit, whatever it is, as one function from a question and listed segments to a reply.
+"""Wrap the system under audit, whatever it is, as a function from a question and listed segments to a reply.
 
-Frameworks are recognised only if they are loaded: whoever holds one of their objects has imported them.
+The classes of a framework are looked up in `sys.modules`: a caller who passes one of its objects has imported it.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
-from invariant_rag.evaluation.metrics import normalise_answer
 from invariant_rag.prompts import DEFAULT_SYSTEM, mark
 from invariant_rag.segments import Segment, document_rendering
 
@@ -23,38 +21,22 @@ if TYPE_CHECKING:
 
 ToInput = Callable[[str, Sequence[Segment]], Any]
 
-_KIND = r"(?i:response|answer|option|assistant|output|candidate|one)"
-_BETTER = r"(?i:better|best|stronger|superior|preferable|preferred|winner)"
-_CHOICE = rf"(?:{_BETTER}|(?i:prefer|choose|pick|favou?r|verdict|choice))"
-_LABEL = r"(?P<label>[AB12]|(?i:first|second))"
-_VERDICTS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\[\[\s*(?P<label>[AaBb12])\s*\]\]",
-        rf"\A\W*(?i:the\s+)?(?:{_BETTER}\s+)?{_KIND}?\W*(?P<label>(?i:[ab12]|first|second))(?:\s+{_KIND})?\W*\Z",
-        rf"\b{_LABEL}\b(?:'s)?(?:\s+{_KIND})?\s+(?:is|was)\s+(?!not\b)(?:\w+\s+){{0,2}}?{_BETTER}\b",
-        rf"\b{_CHOICE}\b(?:\s+{_KIND})?\W*(?:(?:is|would be)\W+)?(?i:the\s+)?(?:{_KIND}\W+)?{_LABEL}\b",
-    )
-)
-"""Ways to name a response, the clearest first."""
-_FIRST = {"a", "1", "first"}
-
-_MARK_READERS = (
+_MARKED_TEXT_MODELS = (
     ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
     ("langchain_invariant_rag.wrapped", "CanonicalRunnable"),
     ("langchain_invariant_rag.wrapped", "VotingRunnable"),
     ("llama_index.llms.invariant_rag.api_models", "CanonicalLLM"),
 )
-"""What `canonical` and `vote` make of a language model: it orders the segments that are marked in its text."""
+"""Module and class of what `canonical` and `vote` return: models that order the segments marked in their text."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a system says. A function may return one instead of a string, to tell what the answer cost.
+    """The answer of a system. A function may return one instead of a string, to report its tokens.
 
     Attributes:
         text: The answer.
-        tokens: Tokens read and written; None where that is not known.
+        tokens: Prompt and completion tokens; None if unknown.
     """
 
     text: str
@@ -66,18 +48,18 @@ class System:
     """A system under audit.
 
     Attributes:
-        name: What reports call it. Together with the content of a call it decides which stored answer is its own.
-        ask: The question and its segments, listed as they are to be given to the system, give the reply.
-        model: The model itself where it is one of ours: then the methods can be tried on it.
-        message: The system message of that model; None for its default.
-        retrieve: What finds segments for a question where the system has a retriever of its own.
-        generation: Keywords of `generate` for that model.
-        may_retrieve: Whether it could replace the segments that it is given by others.
+        name: Name in reports, and part of the keys of stored answers: systems that answer differently need other names.
+        ask: Calls the system with a question and its segments, listed in the order that it is to be given.
+        lm: The `InvariantModel` behind the system, if there is one: methods can be tried on it.
+        message: System message for `lm`; None for the default.
+        retrieve: Finds segments for a question, if the system has a retriever of its own.
+        generation: Keywords of `InvariantModel.generate`.
+        may_retrieve: Whether the system could replace the given segments by others.
     """
 
     name: str
     ask: Callable[[Question, Sequence[Segment]], Reply]
-    model: InvariantModel | None = None
+    lm: InvariantModel | None = None
     message: str | None = None
     retrieve: Retrieve | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -85,27 +67,27 @@ class System:
 
 
 def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[str, Any] | None = None) -> System:
-    """Recognise a system.
+    """Wrap a system of any supported kind.
 
     Args:
         system: An `InvariantModel`, a `RAG` or a `Judge`; a chat model, LLM or any other Runnable of LangChain; an LLM
-            or query engine of LlamaIndex; or a function `(question, segments) -> answer`. Our models in wrappers for
-            a framework are audited as the models themselves, with the wrapper's parameters.
-        to_input: What a Runnable or an LLM is called with. By default language models are given `prompt_text` (for
-            pairwise records `judged_text`), with marked documents where `canonical` or `vote` made them, and other
-            Runnables a mapping with `question`, `input` (the question too) and `context` (the documents).
-        generation: Keywords of `InvariantModel.generate`; they come before a wrapper's parameters.
+            or query engine of LlamaIndex; or a function `(question, segments) -> answer`. A framework's wrapper around
+            an `InvariantModel` is audited as that model, with the wrapper's parameters.
+        to_input: Makes the input of a Runnable or an LLM. By default, language models get `prompt_text` (pairwise
+            questions: `pairwise_prompt_text`), with marked documents if `canonical` or `vote` made them, and other
+            Runnables a mapping with `question`, `input` (also the question) and `context` (the documents).
+        generation: Keywords of `InvariantModel.generate`; they override a wrapper's parameters.
 
     Raises:
-        UnsupportedCombination: It is none of these, or is given something that it has no use for.
+        UnsupportedCombination: The system is none of these, or an argument does not apply to it.
     """
-    ours = _own(system, generation or {})
-    if ours is not None:
+    found = _invariant_rag(system, generation or {})
+    if found is not None:
         _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
-        return ours
+        return found
     _refuse(generation, "generation keywords", "a system that is not one of our models")
-    for recognise in (_langchain, _llama_index):
-        found = recognise(system, to_input)
+    for wrap in (_langchain, _llama_index):
+        found = wrap(system, to_input)
         if found is not None:
             return found
     if not callable(system):
@@ -115,54 +97,34 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
         )
     _refuse(to_input, "to_input", "a function, which takes question and segments as they are")
     name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
-    return System(name.removeprefix("__main__."), lambda asked, segments: _reply(system(asked.text, segments)))
+    return System(name.removeprefix("__main__."), lambda asked, segments: _as_reply(system(asked.text, segments)))
 
 
-def own_name(model: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
-    """Name one of our models with all that its answers depend on."""
+def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
+    """Return the name of a model together with everything that its answers depend on."""
     options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
     options += "" if message is None else f", system={message!r}"
-    hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(model.method).items()))
-    loaded = f"{model.backend.name}, {str(model.model.dtype).removeprefix('torch.')}"
-    loaded += "" if model.overflow == "error" else f", {model.overflow}"
-    longest = model.max_segment_tokens
+    hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(lm.method).items()))
+    loaded = f"{lm.backend.name}, {str(lm.model.dtype).removeprefix('torch.')}"
+    loaded += "" if lm.overflow == "error" else f", {lm.overflow}"
+    longest = lm.max_segment_tokens
     loaded += "" if longest is None else f", max_segment_tokens={longest}"
-    loaded += "" if model.intervention is None else f", {model.intervention!r}"
-    return f"{model.name} ({model.method.name}{hyper}, {model.ordering!r}, {loaded}{options})"
+    loaded += "" if lm.intervention is None else f", {lm.intervention!r}"
+    return f"{lm.name} ({lm.method.name}{hyper}, {lm.ordering!r}, {loaded}{options})"
 
 
 def prompt_text(
     question: str, segments: Sequence[Segment], rendering: Callable[[Segment], str] = document_rendering
 ) -> str:
-    """Return what a language model of a framework is given: the documents, one behind the other, and the question."""
+    """Return the default prompt for a language model of a framework: the documents, then the question."""
     documents = "".join(map(rendering, segments))
     return f"{DEFAULT_SYSTEM}\n\n{documents}\nQuestion: {question}\nAnswer:"
 
 
-def judged_text(question: str, segments: Sequence[Segment]) -> str:
-    """Return what a language model of a framework is given for a pairwise record."""
+def pairwise_prompt_text(question: str, segments: Sequence[Segment]) -> str:
+    """Return the default prompt of a pairwise question for a language model of a framework."""
     responses = "\n\n".join(f"Response {label}: {each.text}" for label, each in zip("AB", segments, strict=True))
     return f"Which response answers the question better?\n\nQuestion: {question}\n\n{responses}\n\nReply with A or B."
-
-
-def read_pick(answer: str, segments: Sequence[Segment]) -> int | None:
-    """Return which of two responses an answer names: by its text, or by a label (A, B, 1, 2, first, second).
-
-    A label may stand in double brackets, alone, or in a sentence that says which is better. Where sentences of the
-    clearest form name both, no pick is read. None: it names neither, or both.
-
-    >>> read_pick("I think response B is better.", [Segment("yes"), Segment("no")])
-    1
-    """
-    said = normalise_answer(answer)
-    texts = [normalise_answer(segment.text) for segment in segments]
-    if texts.count(said) == 1:
-        return texts.index(said)
-    for verdict in _VERDICTS:
-        named = {int(found["label"].lower() not in _FIRST) for found in verdict.finditer(answer)}
-        if named:
-            return named.pop() if len(named) == 1 else None
-    return None
 
 
 def _refuse(value: Any, what: str, where: str) -> None:
@@ -170,7 +132,7 @@ def _refuse(value: Any, what: str, where: str) -> None:
         raise UnsupportedCombination(f"{what} mean nothing to {where}")
 
 
-def _reply(said: Any, tokens: int | None = None) -> Reply:
+def _as_reply(said: Any, tokens: int | None = None) -> Reply:
     if isinstance(said, Reply):
         return said
     if not isinstance(said, str):
@@ -182,13 +144,13 @@ def _reply(said: Any, tokens: int | None = None) -> Reply:
 
 
 def _loaded(module: str, name: str) -> tuple[Any, ...]:
-    """Return a class of a module if that is loaded, as a tuple for isinstance."""
+    """Return a class of a module if the module is imported, as a tuple for isinstance."""
     found = getattr(sys.modules.get(module), name, None)
     return () if found is None else (found,)
 
 
-def _is_ours(value: Any, module: str, name: str) -> bool:
-    return isinstance(value, _loaded(f"invariant_rag.{module}", name))
+def _is_invariant_model(value: Any) -> bool:
+    return isinstance(value, _loaded("invariant_rag.generation.model", "InvariantModel"))
 
 
 def _is_language_model(value: Any) -> bool:
@@ -198,35 +160,37 @@ def _is_language_model(value: Any) -> bool:
     )
 
 
-def _own(system: Any, generation: Mapping[str, Any]) -> System | None:
-    if _is_ours(system, "engine", "InvariantModel"):
-        return _own_system(system, None, generation)
-    if _is_ours(system, "pipeline", "RAG"):
-        found = _own_system(system.model, system.system, generation)
+def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
+    """Wrap an `InvariantModel`, a `RAG`, a `Judge`, or a framework's wrapper around an `InvariantModel`."""
+    if _is_invariant_model(system):
+        return _from_lm(system, None, generation)
+    if isinstance(system, _loaded("invariant_rag.rag.pipeline", "RAG")):
+        found = _from_lm(system.model, system.system, generation)
         return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
-    model = _wrapped(system) if _is_language_model(system) else None
-    if model is not None:
-        message = getattr(system, "system_prompt", None)
-        return _own_system(model, message, {**_parameters(system), **generation})
-    return _judge(system) if _is_ours(system, "judge", "Judge") else None
+    if isinstance(system, _loaded("invariant_rag.judge", "Judge")):
+        return _from_judge(system)
+    lm = _unwrap(system) if _is_language_model(system) else None
+    if lm is None:
+        return None
+    return _from_lm(lm, getattr(system, "system_prompt", None), {**_wrapper_parameters(system), **generation})
 
 
-def _own_system(model: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
-    name, ask = own_name(model, message, generation), own_asker(model, message, generation)
-    return System(name, ask, model, message, generation=generation)
+def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
+    name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
+    return System(name, ask, lm, message, generation=generation)
 
 
-def _wrapped(system: Any) -> InvariantModel | None:
-    """Return the model of ours in a language model of a framework, if there is one."""
+def _unwrap(system: Any) -> InvariantModel | None:
+    """Return the `InvariantModel` in a language model of a framework, if there is one."""
     if isinstance(system, _loaded("llama_index.llms.invariant_rag", "InvariantLLM")):
         loaded: InvariantModel = system.load()
         return loaded
     engine = getattr(system, "engine", None)
-    return engine if _is_ours(engine, "engine", "InvariantModel") else None
+    return engine if _is_invariant_model(engine) else None
 
 
-def _parameters(wrapper: Any) -> dict[str, Any]:
-    """Return the parameters of a wrapper of ours as keywords of `generate`."""
+def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
+    """Return the parameters of a framework's wrapper as keywords of `InvariantModel.generate`."""
     options = {"max_new_tokens": wrapper.max_tokens, **wrapper.generation_kwargs}
     if wrapper.temperature:
         sampling = {name: getattr(wrapper, name) for name in ("temperature", "top_p", "top_k", "seed")}
@@ -236,13 +200,13 @@ def _parameters(wrapper: Any) -> dict[str, Any]:
     return options
 
 
-def own_asker(
-    model: InvariantModel, message: str | None, generation: Mapping[str, Any]
+def lm_ask_function(
+    lm: InvariantModel, message: str | None, generation: Mapping[str, Any]
 ) -> Callable[[Question, Sequence[Segment]], Reply]:
-    """Return the function that asks one of our models through its chat template. Answers end before a stop string.
+    """Return the function that asks an `InvariantModel` through its chat template. Answers end before a stop string.
 
-    Of a pairwise record it takes the more probable letter. Letters are given out as the responses are listed, which is
-    what judges do, or by content where the model's ordering reads contents: there is no listing then.
+    For a pairwise question the answer is the response with the more probable letter. Letters are assigned in the order
+    in which the responses are listed, as judges do; if the model's ordering is by content, in the order of the content.
     """
     from invariant_rag.generation.streaming import before_stop
 
@@ -251,69 +215,70 @@ def own_asker(
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
         if question.pairwise:
-            return _verdict(model, message, question, segments)
-        result = model.generate(model.chat_prompt(question.text, segments, message), **generation)
+            return _choose_response(lm, message, question, segments)
+        result = lm.generate(lm.chat_prompt(question.text, segments, message), **generation)
         return Reply(before_stop(result.text, stops), result.usage.prompt_tokens + result.usage.completion_tokens)
 
     return ask
 
 
-def _verdict(model: InvariantModel, message: str | None, question: Question, segments: Sequence[Segment]) -> Reply:
+def _choose_response(lm: InvariantModel, message: str | None, question: Question, segments: Sequence[Segment]) -> Reply:
+    """Return the text of the response with the more probable letter, empty for a tie."""
     listed = list(segments)
-    if model.ordering.invariant:
+    if lm.ordering.invariant:
         listed.sort(key=attrgetter("canonical_key"))
     lettered = [replace(segment, title=letter) for letter, segment in zip("AB", listed, strict=True)]
     asked = f"{question.text}\nWhich document answers this better? Reply with its title only."
-    first, second = model.score(model.chat_prompt(asked, lettered, message), ["A", "B"])
+    first, second = lm.score(lm.chat_prompt(asked, lettered, message), ["A", "B"])
     return Reply("" if first == second else listed[int(second > first)].text)
 
 
-def _judge(judge: Any) -> System:
+def _from_judge(judge: Any) -> System:
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
         if not question.pairwise:
             raise AuditFailed("a Judge compares two responses", hint="Mark the questions as pairwise.")
         winner = judge.compare(question.text, *(segment.text for segment in segments)).winner
         return Reply("" if winner is None else segments[winner].text)
 
-    return System(f"Judge by {judge.by} with {own_name(judge.lm, None, {})}", ask)
+    return System(f"Judge by {judge.by} with {describe_lm(judge.lm, None, {})}", ask)
 
 
 def _langchain(system: Any, to_input: ToInput | None) -> System | None:
     if not isinstance(system, _loaded("langchain_core.runnables", "Runnable")):
         return None
-    reads_text = _is_language_model(system) or _reads_marks(system)
-    chosen = _input_of(to_input, _text_for(system) if reads_text else _chain_input)
+    takes_text = _is_language_model(system) or _takes_marked_text(system)
+    make_input = _input_function(to_input, _prompt_function(system) if takes_text else _chain_input)
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
-        said = system.invoke(chosen(question, segments))
+        said = system.invoke(make_input(question, segments))
         if isinstance(said, Mapping):
             said = next((said[key] for key in ("answer", "output", "result", "text") if key in said), said)
         usage = getattr(said, "usage_metadata", None) or {}
         content = getattr(said, "content", said)
         if isinstance(content, list):  # blocks of a chat message
             content = "".join(each if isinstance(each, str) else each.get("text", "") for each in content)
-        return _reply(content, usage.get("total_tokens"))
+        return _as_reply(content, usage.get("total_tokens"))
 
-    return System(system.get_name(), ask, may_retrieve=to_input is None and not reads_text)
+    return System(system.get_name(), ask, may_retrieve=to_input is None and not takes_text)
 
 
-def _input_of(
+def _input_function(
     to_input: ToInput | None, default: Callable[[Question, Sequence[Segment]], Any]
 ) -> Callable[[Question, Sequence[Segment]], Any]:
     return default if to_input is None else lambda question, segments: to_input(question.text, segments)
 
 
-def _reads_marks(system: Any) -> bool:
-    return any(isinstance(system, _loaded(*each)) for each in _MARK_READERS)
+def _takes_marked_text(system: Any) -> bool:
+    return any(isinstance(system, _loaded(*each)) for each in _MARKED_TEXT_MODELS)
 
 
-def _text_for(system: Any) -> Callable[[Question, Sequence[Segment]], str]:
-    """Return what writes the text that a system reads."""
-    rendering = mark if _reads_marks(system) else document_rendering
+def _prompt_function(system: Any) -> Callable[[Question, Sequence[Segment]], str]:
+    """Return the function that writes the prompt of a language model."""
+    rendering = mark if _takes_marked_text(system) else document_rendering
 
     def text(question: Question, segments: Sequence[Segment]) -> str:
         if question.pairwise:
-            return judged_text(question.text, segments)
+            return pairwise_prompt_text(question.text, segments)
         return prompt_text(question.text, segments, rendering)
 
     return text
@@ -332,9 +297,9 @@ def _metadata(segment: Segment) -> dict[str, Any]:
 def _llama_index(system: Any, to_input: ToInput | None) -> System | None:
     name = type(system).__name__
     if isinstance(system, _loaded("llama_index.core.llms", "LLM")):
-        chosen = _input_of(to_input, _text_for(system))
+        make_input = _input_function(to_input, _prompt_function(system))
         name = f"{name} {system.metadata.model_name}"
-        return System(name, lambda question, segments: _reply(system.complete(chosen(question, segments)).text))
+        return System(name, lambda question, segments: _as_reply(system.complete(make_input(question, segments)).text))
     if not isinstance(system, _loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):
         return None
     _refuse(to_input, "to_input", "a query engine, which takes nodes")
@@ -345,6 +310,6 @@ def _llama_index(system: Any, to_input: ToInput | None) -> System | None:
             schema.NodeWithScore(node=schema.TextNode(text=each.text, metadata=_metadata(each)), score=each.score)
             for each in segments
         ]
-        return _reply(str(system.synthesize(schema.QueryBundle(question.text), nodes)))
+        return _as_reply(str(system.synthesize(schema.QueryBundle(question.text), nodes)))
 
     return System(name, ask, retrieve=lambda question: system.retrieve(schema.QueryBundle(question)))

@@ -1,4 +1,4 @@
-"""Benchmarks on real data, over orders: one folder each, with a README.md, a load.py and a score.py."""
+"""Benchmarks over segment orders: one folder each, with a README.md, a load.py and a score.py."""
 
 from __future__ import annotations
 

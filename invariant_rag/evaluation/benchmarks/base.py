@@ -1,4 +1,4 @@
-"""What a benchmark is: cases to ask, and how an output is scored."""
+"""The parts of a benchmark: its settings, the cases that it asks a model, and the score of an output."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from invariant_rag.segments import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from invariant_rag.evaluation.benchmarks.sources import Source
+    from invariant_rag.evaluation.benchmarks.sources import DataSource
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.prompts import Message
 
 Record: TypeAlias = dict[str, Any]
-"""What is written down about one answered case: plain data, the same wherever it was computed."""
+"""The result of one case as plain data: a line of `records.jsonl`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt to ask. The cases of one question differ in their variant only.
+    """One prompt of a benchmark. The cases of one question differ only in their variant.
 
     Attributes:
         question: Id of the question.
-        variant: What was changed: the gold slot, the order of the options...
+        variant: What differs: the gold slot, the order of the options...
         prefix: Text before the segments.
-        segments: The segments as the model reads them, in the order of the variant.
+        segments: Texts of the segments, in the order of the variant.
         suffix: Text after the segments.
         gold: Accepted answers, or whatever the benchmark's `score` compares with.
-        query: What relevance orderings compare segments with.
+        query: Query for orderings by relevance.
         system: System message of a chat prompt; empty for none.
-        chat: Whether the texts go through the model's chat template.
-        candidates: Continuations to choose from by likelihood. Empty: the answer is generated.
+        chat: Whether the prompt goes through the model's chat template.
+        candidates: Continuations of which the likeliest is the output. Empty: the output is generated.
         group: Subset of the benchmark that the question belongs to.
     """
 
@@ -52,11 +52,11 @@ class Case:
 
     @property
     def id(self) -> str:
-        """Name of the case within its run."""
+        """Id of the case within its run."""
         return f"{self.question}/{self.variant}"
 
     def prompt(self, lm: InvariantModel) -> Prompt:
-        """Return the prompt for this model: through its chat template, or as plain text."""
+        """Return the prompt for a model: through its chat template, or as plain text."""
         if not self.chat:
             return Prompt(self.prefix, self.segments, self.suffix, query=self.query or None)
         from invariant_rag.segments import SegmentSet
@@ -67,16 +67,16 @@ class Case:
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         rendered = lm.chat_prompt(messages=messages)
-        # The segments are written as they are: a rendering of its own is part of what a benchmark prescribes.
+        # Without the library's rendering of documents: a benchmark prescribes the text of its segments.
         return Prompt.of(rendered.texts[0], *rendered.sets, rendered.texts[1], query=self.query or None)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What came out of an output.
+    """A scored output.
 
     Attributes:
-        answer: What was answered, so written that equal answers are equal strings whatever the variant.
+        answer: The answer in a form that is equal for equal answers, whatever the variant.
         scores: Score by metric, each from 0 to 1.
     """
 
@@ -86,23 +86,23 @@ class Scored:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which questions a loader makes cases of.
+    """Which questions a loader loads.
 
     Attributes:
-        limit: The most questions; None for all.
-        seed: Seed of that sample, and of everything else that a loader draws.
-        tokenizer: The model's tokenizer, for benchmarks whose segments are counted in tokens.
+        limit: Largest number of questions; None for all.
+        seed: Seed of the sample, and of everything else that a loader draws.
+        tokenizer: The model's tokenizer, for benchmarks whose chunks are counted in tokens.
     """
 
     limit: int | None = None
     seed: int = 0
     tokenizer: PreTrainedTokenizerBase | None = None
 
-    def of(self, records: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Return the chosen records with their places in the file. A larger limit contains every smaller one."""
+    def sample(self, examples: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Return the chosen examples with their index in the file. A sample contains every smaller one."""
         import random
 
-        numbered = list(enumerate(records))
+        numbered = list(enumerate(examples))
         if self.limit is None or self.limit >= len(numbered):
             return numbered
         order = random.Random(self.seed).sample(range(len(numbered)), len(numbered))
@@ -110,14 +110,14 @@ class Selection:
 
 
 class Load(Protocol):
-    """Makes the cases of a benchmark: `load.py` in every benchmark's folder."""
+    """Loads the cases of a benchmark: `load.py` in the benchmark's folder."""
 
-    def __call__(self, source: Source, settings: Any, selection: Selection) -> list[Case]:
-        """Read the source, and return the cases of the chosen questions."""
+    def __call__(self, source: DataSource, settings: Any, selection: Selection) -> list[Case]:
+        """Read the data, and return the cases of the chosen questions."""
 
 
-def nothing_more(records: Iterable[Record]) -> dict[str, float]:
-    """The figures of a benchmark that has none besides the common ones."""
+def no_figures(records: Iterable[Record]) -> dict[str, float]:
+    """Return no figures, for benchmarks without any besides the common ones."""
     del records
     return {}
 
@@ -128,15 +128,15 @@ class Benchmark:
 
     Attributes:
         name: Name on the command line.
-        about: What is asked, in one line.
-        paper: Where it comes from.
-        variants: What the variants of a question are.
+        about: The task in one line.
+        paper: Source of the benchmark.
+        variants: What differs between the variants of a question.
         settings: A frozen dataclass of strings, integers and booleans, with defaults.
-        load: Makes the cases.
+        load: Loads the cases.
         score: Scores an output.
-        metric: The score that summaries are about.
+        metric: The main score, which summaries are about.
         max_new_tokens: Longest output, in tokens.
-        figures: Further figures from all records of a run, by name.
+        figures: Computes further figures of a run from all of its records, by name.
     """
 
     name: str
@@ -148,10 +148,10 @@ class Benchmark:
     score: Callable[[Case, str], Scored]
     metric: str
     max_new_tokens: int = 100
-    figures: Callable[[Iterable[Record]], dict[str, float]] = field(default=nothing_more)
+    figures: Callable[[Iterable[Record]], dict[str, float]] = field(default=no_figures)
 
-    def configured(self, given: Mapping[str, Any]) -> Any:
-        """Return the settings with what was given, as values or as words of a command line.
+    def parse_settings(self, given: Mapping[str, Any]) -> Any:
+        """Return the settings with these values, which may be strings of a command line.
 
         Raises:
             UnknownName: The benchmark has no such setting.
@@ -161,14 +161,14 @@ class Benchmark:
         for name in given:
             if name not in types:
                 raise UnknownName(f"setting of {self.name}", name, types)
-        return self.settings(**{name: _converted(name, value, types[name]) for name, value in given.items()})
+        return self.settings(**{name: _convert(name, value, types[name]) for name, value in given.items()})
 
-    def described_settings(self) -> dict[str, Any]:
-        """Return the settings' names with their defaults."""
+    def default_settings(self) -> dict[str, Any]:
+        """Return the names of the settings with their defaults."""
         return {each.name: None if each.default is MISSING else each.default for each in fields(self.settings)}
 
 
-def _converted(name: str, value: Any, wanted: type) -> Any:
+def _convert(name: str, value: Any, wanted: type) -> Any:
     if isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool):
         return value
     text = str(value).strip()

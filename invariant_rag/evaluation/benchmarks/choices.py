@@ -1,4 +1,4 @@
-"""Multiple choice: options as segments, in any of their orders."""
+"""Multiple choice: the options are the segments, in several orders."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from invariant_rag.evaluation.benchmarks.base import Case, Scored
 LETTERS = "ABCDEFGHIJ"
 
 
-def option_orders(described: str, count: int) -> list[tuple[int, ...]]:
-    """Return orders of `count` options, each a tuple of the options' original places.
+def parse_option_orders(described: str, count: int) -> list[tuple[int, ...]]:
+    """Parse the `orders` setting: return orders of `count` options, as tuples of indices into the original options.
 
     Args:
         described: `all` (lexicographic: the first is the original order, the last the reversed one), `ends` (these
-            two), `rotations`, or numbers of orders within `all`, with commas between them.
+            two), `rotations`, or comma-separated numbers of orders within `all`.
         count: Number of options.
 
     Raises:
         InvalidChoice: There is no such order.
 
-    >>> option_orders("ends", 3)
+    >>> parse_option_orders("ends", 3)
     [(0, 1, 2), (2, 1, 0)]
     """
     if described == "rotations":
-        return [tuple((start + place) % count for place in range(count)) for start in range(count)]
+        return [tuple((start + index) % count for index in range(count)) for start in range(count)]
     every = list(permutations(range(count)))
     if described == "all":
         return every
@@ -43,12 +43,12 @@ def option_orders(described: str, count: int) -> list[tuple[int, ...]]:
 def choice_case(
     name: str, prefix: str, options: Sequence[str], gold: int, order: Sequence[int], query: str, group: str = ""
 ) -> Case:
-    """Return the case that shows the options in this order, lettered as they come, for ` A`, ` B`... to be scored."""
+    """Return the case with the options in this order, lettered A, B...; the output is the likeliest of ` A`, ` B`..."""
     return Case(
         question=name,
         variant="".join(map(str, order)),
         prefix=prefix,
-        segments=tuple(f"{letter}. {options[place]}\n" for letter, place in zip(LETTERS, order, strict=False)),
+        segments=tuple(f"{letter}. {options[index]}\n" for letter, index in zip(LETTERS, order, strict=False)),
         suffix="Answer:",
         gold=(str(gold),),
         query=query,
@@ -59,6 +59,6 @@ def choice_case(
 
 
 def score_choice(case: Case, output: str) -> Scored:
-    """Compare the option behind the likeliest letter with the gold one."""
+    """Score 1 if the letter stands for the gold option. The answer is the option's index in the original options."""
     answer = case.variant[case.candidates.index(output)]
     return Scored(answer, {"accuracy": float(answer == case.gold[0])})

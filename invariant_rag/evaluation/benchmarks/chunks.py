@@ -1,4 +1,4 @@
-"""Long texts, cut into segments of equally many tokens."""
+"""Split long texts into chunks of equally many tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def token_starts(text: str, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """Return the character at which each token of a text starts.
+    """Return the character offset at which each token of a text starts.
 
     Raises:
-        TokenizerRequired: There is no tokenizer, or one that does not know where its tokens lie.
+        TokenizerRequired: There is no tokenizer, or it is not a fast one, which knows the offsets of its tokens.
     """
     if tokenizer is None or not tokenizer.is_fast:
         raise TokenizerRequired("this benchmark counts tokens: it needs a model with a fast tokenizer")
@@ -23,10 +23,10 @@ def token_starts(text: str, tokenizer: PreTrainedTokenizerBase | None) -> list[i
     return [start for start, _ in encoded["offset_mapping"]]
 
 
-def chunked(text: str, starts: list[int], tokens: int, limit: int) -> list[str]:
-    """Cut the first `limit` tokens of a text into chunks of `tokens` tokens; joined, they are that beginning.
+def split_into_chunks(text: str, starts: list[int], tokens: int, limit: int) -> list[str]:
+    """Split the first `limit` tokens of a text into chunks of `tokens` tokens. Joined, the chunks are that text.
 
-    >>> chunked("one two three", [0, 3, 7], tokens=2, limit=3)
+    >>> split_into_chunks("one two three", [0, 3, 7], tokens=2, limit=3)
     ['one two', ' three']
     """
     ends = [*starts, len(text)]

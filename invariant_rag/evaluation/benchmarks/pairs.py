@@ -1,4 +1,4 @@
-"""Pairwise judging: two responses as segments, in both orders, and what a judge's verdicts say."""
+"""Pairwise judging: two responses as segments, in both orders, and figures of a judge's position bias."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pair_cases(name: str, question: str, good: str, bad: str, group: str, *, exp
         good: The better response.
         bad: The other one.
         group: Subset.
-        explain: Whether the judge writes an explanation, or says only the likelier verdict.
+        explain: Whether the judge writes an explanation; else the output is the likelier verdict.
     """
     cases = []
     for variant, responses in ((FIRST, (good, bad)), (SECOND, (bad, good))):
@@ -58,24 +58,24 @@ def pair_cases(name: str, question: str, good: str, bad: str, group: str, *, exp
 
 
 def score_verdict(case: Case, output: str) -> Scored:
-    """Score 1 for the better response, 0 for the other, 0.5 where there is no verdict or two (as in RewardBench).
+    """Score 1 for the better response, 0 for the other, 0.5 without a verdict or with two (as in RewardBench).
 
-    The answer is `better`, `worse` or `none`, so that a judge who keeps its mind in both orders gives one answer.
+    The answer is `better`, `worse` or `none`, so that a consistent judge gives the same answer in both orders.
     """
-    said = set(_VERDICT.findall(output))
-    if len(said) != 1:
+    verdicts = set(_VERDICT.findall(output))
+    if len(verdicts) != 1:
         return Scored("none", {"accuracy": 0.5})
-    right = said == set(case.gold)
+    right = verdicts == set(case.gold)
     return Scored("better" if right else "worse", {"accuracy": float(right)})
 
 
 def judge_figures(records: Iterable[Record]) -> dict[str, float]:
-    """Position consistency and preference fairness (Shi et al., arXiv 2406.07791), over pairs judged in both orders.
+    """Return consistency and preference fairness (Shi et al., arXiv 2406.07791) of pairs judged in both orders.
 
     `position_consistency` is the share of pairs with the same verdict in both orders. `first_preferred` and
-    `second_preferred` are the shares of pairs whose verdict follows the place; `preference_fairness` is the second less
-    the first: -1 for a judge that always prefers the first place, 1 for one that prefers the second, and 0 for one that
-    favours neither. Pairs without a verdict in some order take no part; `unreadable` is their share.
+    `second_preferred` are the shares of pairs whose verdict follows the position; `preference_fairness` is the second
+    minus the first: -1 for a judge that always prefers the first position, 1 for the second, and 0 for one that favours
+    neither. Pairs without a verdict in one of the orders are left out; `unreadable` is their share.
     """
     verdicts: dict[str, dict[str, str]] = defaultdict(dict)
     for record in records:

@@ -1,27 +1,26 @@
-"""What a run showed: means, intervals, spread over the variants, and the published numbers beside them."""
+"""Summarise a run: means with intervals, spread over the variants, and published numbers for comparison."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from invariant_rag.errors import InvalidRun
 from invariant_rag.evaluation.benchmarks.base import Benchmark, Record
-from invariant_rag.evaluation.benchmarks.intervals import Estimate, bootstrap, of_shares
-from invariant_rag.evaluation.benchmarks.published import Comparison, by_question, comparisons
-
-if TYPE_CHECKING:
-    from invariant_rag.evaluation.benchmarks.intervals import Matrix
+from invariant_rag.evaluation.benchmarks.published_tables import Comparison, comparisons, question_means
+from invariant_rag.evaluation.statistics import Estimate, PairedBootstrap, mean_interval, percentile_interval
 
 
 def summarise(benchmark: Benchmark, records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Return the figures of a run as plain data.
 
-    `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus worst) and `deviation` (over
-    the variants) are of the benchmark's main score; `flips` is the share of questions that are not answered alike in
-    all variants. The `figures` of a routed run say how often the invariant answer was kept. Intervals are over the
-    questions, which are drawn with all of their variants.
+    Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus
+    worst) and `deviation` (standard deviation over variants). `flips` is the share of questions whose answers differ
+    between variants. The `figures` of a routed run say how often the invariant answer was kept. Intervals are over
+    questions, which are resampled together with all of their variants.
 
     Raises:
         InvalidRun: There are no records.
@@ -39,61 +38,53 @@ def summarise(benchmark: Benchmark, records: Iterable[Record], seed: int = 0) ->
         "metric": benchmark.metric,
         "questions": len({record["question"] for record in listed}),
         "records": len(listed),
-        "scores": {name: _over_questions(listed, name, seed)["mean"].as_dict() for name in sorted(listed[0]["scores"])},
-        **{name: each.as_dict() for name, each in _over_questions(listed, benchmark.metric, seed).items()},
+        "scores": {
+            name: _question_estimates(listed, name, seed)["mean"].as_dict() for name in sorted(listed[0]["scores"])
+        },
+        **{name: each.as_dict() for name, each in _question_estimates(listed, benchmark.metric, seed).items()},
         "variants": {name: _scores(each, seed) for name, each in by_variant.items()},
         "groups": {name: _scores(each, seed) for name, each in sorted(by_group.items()) if name},
-        "figures": {name: round(value, 6) for name, value in {**benchmark.figures(listed), **_routed(listed)}.items()},
+        "figures": {
+            name: round(value, 6) for name, value in {**benchmark.figures(listed), **_routing_figures(listed)}.items()
+        },
         "shortened": sum(bool(record["dropped"] or record["trimmed"]) for record in listed),
     }
 
 
-def _routed(records: Sequence[Record]) -> dict[str, float]:
+def _routing_figures(records: Sequence[Record]) -> dict[str, float]:
     branches = [record["branch"] for record in records if "branch" in record]
     return {"invariant answers kept": branches.count("invariant") / len(branches)} if branches else {}
 
 
 def _scores(records: Sequence[Record], seed: int) -> dict[str, Any]:
-    columns = {name: by_question(records, name) for name in sorted(records[0]["scores"])}
-    return {"records": len(records), **{name: of_shares(each, seed).as_dict() for name, each in columns.items()}}
+    columns = {name: question_means(records, name) for name in sorted(records[0]["scores"])}
+    return {"records": len(records), **{name: mean_interval(each, seed).as_dict() for name, each in columns.items()}}
 
 
-def _over_questions(records: Sequence[Record], metric: str, seed: int) -> dict[str, Estimate]:
-    """Estimates over the questions, which are drawn with all of their variants."""
-    import numpy as np
-
+def _question_estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, Estimate]:
+    """Return estimates over questions, which are resampled together with all of their variants."""
     questions = {name: row for row, name in enumerate(dict.fromkeys(record["question"] for record in records))}
     variants = {name: column for column, name in enumerate(dict.fromkeys(record["variant"] for record in records))}
-    scores = np.full((len(questions), len(variants)), np.nan)
+    scores = np.full((len(questions), len(variants)), np.nan)  # NaN: the question has no such variant
     answers: dict[str, set[str]] = defaultdict(set)
     for record in records:
         scores[questions[record["question"]], variants[record["variant"]]] = record["scores"][metric]
         answers[record["question"]].add(record["answer"])
-    there = ~np.isnan(scores)
-    known = np.where(there, scores, 0.0)
-    rows = {
-        "mean": known.sum(axis=1) / there.sum(axis=1),
+    per_question = {
+        "mean": np.nanmean(scores, axis=1),
         "worst": np.nanmin(scores, axis=1),
         "best": np.nanmax(scores, axis=1),
         "flips": np.array([float(len(answers[name]) > 1) for name in questions]),
     }
-
-    def variant_means(weights: Matrix) -> Any:
-        seen = weights @ there
-        return np.divide(weights @ known, seen, out=np.full(seen.shape, np.nan), where=seen > 0)
-
-    def spread(weights: Matrix) -> Any:
-        means = variant_means(weights)
-        return np.nanmax(means, axis=1) - np.nanmin(means, axis=1)
-
-    estimates = {name: of_shares(values.tolist(), seed) for name, values in rows.items()}
-    estimates["spread"] = bootstrap(scores, spread, seed)
-    estimates["deviation"] = bootstrap(scores, lambda weights: np.nanstd(variant_means(weights), axis=1), seed)
+    estimates = {name: mean_interval(values.tolist(), seed) for name, values in per_question.items()}
+    bootstrap = PairedBootstrap(len(questions), seed=seed)
+    estimates["spread"] = percentile_interval(bootstrap.spread(scores))
+    estimates["deviation"] = percentile_interval(bootstrap.deviation(scores))
     return estimates
 
 
 def markdown(config: Mapping[str, Any], summary: Mapping[str, Any], records: Iterable[Record]) -> str:
-    """Write a run as Markdown: its figures, its variants, and every published number of the same setting."""
+    """Return a run as Markdown: its figures, its variants, and every published number for the same settings."""
     metric = summary["metric"]
     described = (
         f"{summary['questions']} questions, {summary['records']} records; {metric} in per cent, 95% intervals. "
@@ -128,7 +119,7 @@ def markdown(config: Mapping[str, Any], summary: Mapping[str, Any], records: Ite
 
 
 def comparison_table(found: Sequence[Comparison]) -> list[str]:
-    """Write comparisons with published numbers as a Markdown table."""
+    """Return comparisons with published numbers as a Markdown table."""
     rows = [
         [
             each.source,
@@ -144,7 +135,7 @@ def comparison_table(found: Sequence[Comparison]) -> list[str]:
 
 
 def percent(estimate: Mapping[str, float]) -> str:
-    """Write an estimate in per cent: value, and interval in brackets."""
+    """Return an estimate in per cent: the value, and its interval in brackets."""
     return f"{100 * estimate['value']:.1f} ({100 * estimate['low']:.1f} to {100 * estimate['high']:.1f})"
 
 

@@ -1,4 +1,4 @@
-"""Gold slots: where among the segments the one that holds the answer is put."""
+"""Gold slots: the position of the gold segment among the segments."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from invariant_rag.errors import InvalidChoice
 T = TypeVar("T")
 
 
-def chosen_slots(described: str, count: int, default: Sequence[int]) -> list[int]:
-    """Return slots of `count` segments.
+def parse_slots(described: str, count: int, default: Sequence[int]) -> list[int]:
+    """Parse the `slots` setting.
 
     Args:
-        described: Empty for the default, `all`, or slots with commas between them, from 0 on.
+        described: Empty for the default, `all`, or comma-separated slots from 0 on.
         count: Number of segments.
-        default: What an empty description means.
+        default: The slots that an empty setting means.
 
     Raises:
         InvalidChoice: There is no such slot.
 
-    >>> chosen_slots("0,4", 5, [])
+    >>> parse_slots("0,4", 5, [])
     [0, 4]
     """
     if described == "all":
@@ -33,15 +33,15 @@ def chosen_slots(described: str, count: int, default: Sequence[int]) -> list[int
 
 
 def every_fifth(count: int) -> list[int]:
-    """Return slot 0, 4, 9, 14...: what Lost in the Middle measures."""
+    """Return the slots 0, 4, 9, 14..., as in Lost in the Middle."""
     return [0, *range(4, count, 5)]
 
 
 def quarters(count: int) -> list[int]:
-    """Return the slots at 0, 25, 50, 75 and 100 per cent."""
+    """Return the slots at 0, 25, 50, 75 and 100 per cent of the context."""
     return sorted({round(quarter * (count - 1) / 4) for quarter in range(5)})
 
 
-def with_gold_at(slot: int, gold: T, others: Sequence[T]) -> list[T]:
-    """Return the others in their order, with the gold one in its slot."""
+def insert_gold(slot: int, gold: T, others: Sequence[T]) -> list[T]:
+    """Return the other segments in their order, with the gold one inserted at its slot."""
     return [*others[:slot], gold, *others[slot:]]

@@ -1,4 +1,4 @@
-"""Where the files of benchmarks come from: a path, the folder INVARIANT_RAG_DATA, or their public addresses."""
+"""Find and read the data files of benchmarks: at a path, in the folder INVARIANT_RAG_DATA, or by download."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from urllib.request import Request, urlopen
 from invariant_rag.errors import DatasetUnavailable, ExtraRequired, InvalidDataset
 
 HUB = "hub://"
-"""`hub://owner/name/path` is a file of a dataset on the model hub."""
+"""`hub://owner/name/path` is a file of a dataset on the Hugging Face Hub."""
 
 
 @dataclass
-class Source:
-    """The files of one benchmark, and which of them were read.
+class DataSource:
+    """Finds the data files of one benchmark, and records which of them were read.
 
     Attributes:
-        path: A file, or a folder that holds files under the names that the loader asks for. None: the folder that
-            the environment variable INVARIANT_RAG_DATA names, then the public address.
-        digests: SHA-256 of every file that was read, by name: part of what identifies a run.
+        path: A file, or a folder of files under the names that the loader asks for. None: the folder of the environment
+            variable INVARIANT_RAG_DATA, then the public URL.
+        digests: SHA-256 of every file that was read, by name; part of the key of a run.
     """
 
     path: Path | None = None
     digests: dict[str, str] = field(default_factory=dict)
 
     def file(self, name: str, public: str | None) -> Path:
-        """Return the file: the path itself, or the file of that name.
+        """Return the path itself if it is a file, else the file of that name.
 
         Args:
             name: Name of the file, or its path within a folder.
-            public: Where it can be had from. None: nowhere that is known.
+            public: URL to download it from. None: there is none.
 
         Raises:
-            DatasetUnavailable: It is neither here nor to be had.
+            DatasetUnavailable: The file is not here and cannot be downloaded.
         """
         if self.path is not None and self.path.is_file():
-            return self._noted(self.path, self.path.name)
+            return self._with_digest(self.path, self.path.name)
         folder = self.path or (Path(os.environ["INVARIANT_RAG_DATA"]) if os.environ.get("INVARIANT_RAG_DATA") else None)
         if folder is not None and (folder / name).is_file():
-            return self._noted(folder / name, name)
+            return self._with_digest(folder / name, name)
         if self.path is not None:
             raise DatasetUnavailable(
                 f"expected a file, or a folder with {name!r}, at {str(self.path)!r}",
@@ -57,49 +57,49 @@ class Source:
                 f"expected --data: {name!r} has no public address that is known to us",
                 hint="The benchmark's README shows the format.",
             )
-        return self._noted(fetched(public), name)
+        return self._with_digest(download(public), name)
 
     def file_beside(self, path: Path) -> Path:
-        """Note that a further file was read, and return it."""
-        return self._noted(path, f"{path.parent.name}/{path.name}")
+        """Record the digest of a further file, and return the file."""
+        return self._with_digest(path, f"{path.parent.name}/{path.name}")
 
-    def _noted(self, path: Path, name: str) -> Path:
+    def _with_digest(self, path: Path, name: str) -> Path:
         with path.open("rb") as file:
             self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         return path
 
 
 def cache_folder() -> Path:
-    """Where downloaded files are kept: INVARIANT_RAG_CACHE, or `invariant-rag` in the user's cache."""
+    """Return the folder of downloaded files: INVARIANT_RAG_CACHE, or `invariant-rag` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     default = (Path(base) if base else Path.home() / ".cache") / "invariant-rag"
     return Path(os.environ.get("INVARIANT_RAG_CACHE") or default) / "benchmarks"
 
 
-def fetched(address: str) -> Path:
-    """Return a local copy of a public file; it is downloaded once.
+def download(url: str) -> Path:
+    """Return a local copy of a public file, which is downloaded once.
 
     Raises:
-        DatasetUnavailable: It cannot be reached.
+        DatasetUnavailable: The download failed.
     """
-    if address.startswith(HUB):
+    if url.startswith(HUB):
         from huggingface_hub import hf_hub_download
 
-        owner, name, inner = address.removeprefix(HUB).split("/", 2)
+        owner, name, inner = url.removeprefix(HUB).split("/", 2)
         try:
             return Path(hf_hub_download(f"{owner}/{name}", inner, repo_type="dataset"))
         except (OSError, ValueError) as error:  # the client's own errors derive from these
-            raise DatasetUnavailable(f"{address} cannot be had: {error}") from error
-    target = cache_folder() / hashlib.sha256(address.encode()).hexdigest()[:16] / address.rsplit("/", 1)[-1]
+            raise DatasetUnavailable(f"{url} cannot be downloaded: {error}") from error
+    target = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[-1]
     if target.is_file():
         return target
     try:
         if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in {"", "0", "false", "no"}:
             raise OSError("HF_HUB_OFFLINE forbids downloads")
-        with urlopen(Request(address), timeout=60) as response:  # noqa: S310 - an address of ours
+        with urlopen(Request(url), timeout=60) as response:  # noqa: S310 - the URLs are constants of the loaders
             content = response.read()
     except OSError as error:
-        raise DatasetUnavailable(f"{address} cannot be had: {error}") from error
+        raise DatasetUnavailable(f"{url} cannot be downloaded: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     partial.write_bytes(content)
@@ -107,15 +107,15 @@ def fetched(address: str) -> Path:
     return target
 
 
-def read_records(path: Path, member: str | None = None) -> list[Any]:
-    """Read the records of a .json, .jsonl, .parquet or .zip file; .gz may follow.
+def read_examples(path: Path, member: str | None = None) -> list[Any]:
+    """Read the examples of a .json, .jsonl, .parquet or .zip file; .gz may follow.
 
     Args:
-        path: The file. A .json file that holds one object counts as one record.
+        path: The file. A .json file with a single object is one example.
         member: Name of the file within a .zip.
 
     Raises:
-        InvalidDataset: It cannot be read as what its name says.
+        InvalidDataset: It cannot be read in the format of its suffix.
         ExtraRequired: It is a .parquet file, and pyarrow is not installed.
     """
     name = path.name.removesuffix(".gz")
@@ -153,13 +153,13 @@ def _parquet(path: Path) -> list[Any]:
     return rows
 
 
-def entry(record: Any, name: str, where: str) -> Any:
-    """Return a field of a record.
+def get_field(example: Any, name: str, where: str) -> Any:
+    """Return a field of an example.
 
     Raises:
-        InvalidDataset: It has none of that name; the message says which record it is.
+        InvalidDataset: There is no such field; the message says in which example.
     """
-    if not isinstance(record, dict) or name not in record:
-        known = sorted(record) if isinstance(record, dict) else type(record).__name__
+    if not isinstance(example, dict) or name not in example:
+        known = sorted(example) if isinstance(example, dict) else type(example).__name__
         raise InvalidDataset(f"{where}: expected a field {name!r}, got {known}")
-    return record[name]
+    return example[name]

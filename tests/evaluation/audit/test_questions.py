@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from invariant_rag.errors import InvalidQuestion, UnsupportedCombination
-from invariant_rag.evaluation.audit.auditing import retrieving
-from invariant_rag.evaluation.audit.questions import Question, read_questions
+from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
 from invariant_rag.rag.retrieval import BM25Retriever
 from invariant_rag.segments import Segment
 
@@ -47,13 +46,13 @@ def test_segments_that_hold_an_answer_are_gold_unless_all_do() -> None:
 
 def test_segments_come_live_from_a_retriever() -> None:
     retriever = BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")])
-    (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], retrieving(retriever, 2))
+    (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))
     assert question.segments[0].text == "a ferry"
     assert len(question.segments) == 2
-    (question,) = read_questions([{"question": "ferry"}], retrieving(lambda text: [text, "b"], 2))
+    (question,) = read_questions([{"question": "ferry"}], as_retrieve_function(lambda text: [text, "b"], 2))
     assert [each.text for each in question.segments] == ["ferry", "b"]
     with pytest.raises(UnsupportedCombination):
-        retrieving(3, 2)
+        as_retrieve_function(3, 2)
 
 
 def test_cells_may_hold_any_character_but_a_line_break(tmp_path: Path) -> None:

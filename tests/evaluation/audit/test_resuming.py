@@ -16,7 +16,7 @@ import pytest
 
 from invariant_rag.errors import AuditFailed
 from invariant_rag.evaluation.audit import audit
-from invariant_rag.evaluation.audit.runner import AnswerStore, Record
+from invariant_rag.evaluation.audit.answer_store import AnswerStore, StoredAnswer
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import first, numbers, records
 
@@ -63,7 +63,7 @@ def test_an_audit_that_is_killed_ten_times_ends_like_one_that_was_left_alone(tmp
 
 def test_a_torn_last_line_is_no_answer_and_spoils_no_later_one(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    kept, torn = (Record(key, "a", "q", (1, 0), "a line\nand \ud800 \u2028", None, 0.5) for key in ("k", "t"))
+    kept, torn = (StoredAnswer(key, "a", "q", (1, 0), "a line\nand \ud800 \u2028", None, 0.5) for key in ("k", "t"))
     store = AnswerStore(path)
     store.add(kept)
     first_line = path.stat().st_size
@@ -74,25 +74,25 @@ def test_a_torn_last_line_is_no_answer_and_spoils_no_later_one(tmp_path: Path) -
         path.write_bytes(whole[:size])
         store = AnswerStore(path)
         # Without its line break the last line is whole already.
-        assert store.records == ({"k": kept, "t": torn} if size >= len(whole) - 1 else {"k": kept})
+        assert store.answers == ({"k": kept, "t": torn} if size >= len(whole) - 1 else {"k": kept})
         store.add(torn)
         store.close()
         assert path.read_bytes().startswith(whole[:size])
         again = AnswerStore(path)
         again.close()
-        assert again.records == {"k": kept, "t": torn}
+        assert again.answers == {"k": kept, "t": torn}
 
 
 def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    lines = [Record("k", "a", "q", (0,), text, None, 0.0) for text in ("one", "two")]
-    for record in lines:
+    lines = [StoredAnswer("k", "a", "q", (0,), text, None, 0.0) for text in ("one", "two")]
+    for answer in lines:
         store = AnswerStore()
-        store.add(record)
+        store.add(answer)
         with path.open("a") as file:
-            file.write(json.dumps(record.__dict__) + "\n")
+            file.write(json.dumps(answer.__dict__) + "\n")
     store = AnswerStore(path)
-    assert store.records["k"].text == "one"
+    assert store.answers["k"].text == "one"
     store.add(lines[1])
     store.close()
     assert len(path.read_text().splitlines()) == 2

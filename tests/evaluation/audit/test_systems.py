@@ -16,10 +16,10 @@ from invariant_rag import RAG, InvariantModel, Judge
 from invariant_rag.cli import app
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.evaluation.audit import audit
-from invariant_rag.evaluation.audit.plan import Ask
+from invariant_rag.evaluation.audit.call_plan import Call
 from invariant_rag.evaluation.audit.questions import Question
-from invariant_rag.evaluation.audit.remedies import Call, Salted, variants_of
-from invariant_rag.evaluation.audit.systems import as_system, own_name
+from invariant_rag.evaluation.audit.remedies import CallSpec, SaltedOrdering, build_remedies
+from invariant_rag.evaluation.audit.systems import as_system, describe_lm
 from invariant_rag.rag.retrieval import BM25Retriever
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import records
@@ -90,14 +90,14 @@ def test_salts_leave_an_intervention_at_work() -> None:
     plain = InvariantModel.from_pretrained(method="sequential", ordering="lexical")
     steadied = plain.with_method(intervention="ms-poe")
     system = as_system(steadied, generation={"max_new_tokens": 4})
-    _, askers = variants_of(system, [], [])
+    _, askers = build_remedies(system, [], [])
     question = Question("Which?", tuple(map(Segment, ("one", "two", "three"))))
     for salt in ("", "salt"):
-        chosen = steadied.with_method(ordering=Salted(salt)) if salt else steadied
+        chosen = steadied.with_method(ordering=SaltedOrdering(salt)) if salt else steadied
         said = askers[system.name](question, question.segments, salt).text
         assert said == chosen.generate(chosen.chat_prompt("Which?", question.segments), max_new_tokens=4).text
         assert chosen.intervention is not None
-    assert own_name(steadied, None, {}) != own_name(plain, None, {})
+    assert describe_lm(steadied, None, {}) != describe_lm(plain, None, {})
 
 
 def test_methods_are_tried_on_the_branch_of_a_routed_model_that_reads_by_a_method(plain: InvariantModel) -> None:
@@ -183,11 +183,11 @@ def test_a_probe_refuses_no_chain_that_reads_its_documents() -> None:
 
 def test_names_and_keys_hold_all_that_an_answer_depends_on(plain: InvariantModel) -> None:
     short = plain.with_method(max_segment_tokens=50)
-    assert own_name(short, None, {}) != own_name(plain, None, {})
+    assert describe_lm(short, None, {}) != describe_lm(plain, None, {})
 
     def asked(score: float | None) -> str:
         question = Question("q", (Segment("a", score=score), Segment("b")))
-        return Ask(question, Call("system", (0, 1))).key
+        return Call(question, CallSpec("system", (0, 1))).key
 
     assert len({asked(None), asked(0.5), asked(0.6)}) == 3
     assert asked(1) == asked(1.0)

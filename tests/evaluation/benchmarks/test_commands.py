@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from invariant_rag.cli import app
 from invariant_rag.evaluation.benchmarks import BENCHMARKS
-from invariant_rag.evaluation.benchmarks.published import published_tables
+from invariant_rag.evaluation.benchmarks.published_tables import published_tables
 
 
 def invoke(*arguments: object) -> Result:
@@ -40,7 +40,7 @@ def test_every_benchmark_is_a_command_that_names_its_settings():
     for name, benchmark in BENCHMARKS.items():
         result = invoke("bench", name, "--help")
         assert result.exit_code == 0, result.output
-        assert all(f"{setting}=" in result.output for setting in benchmark.described_settings())
+        assert all(f"{setting}=" in result.output for setting in benchmark.default_settings())
 
 
 def test_benchmarks_are_listed():

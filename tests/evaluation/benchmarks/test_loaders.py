@@ -12,7 +12,7 @@ import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset, TokenizerRequired, UnknownName
 from invariant_rag.evaluation.benchmarks import BENCHMARKS, Case, Selection
-from invariant_rag.evaluation.benchmarks.sources import Source
+from invariant_rag.evaluation.benchmarks.sources import DataSource
 
 # Their segments are lettered or numbered by place.
 LETTERED = {"mmlu", "commonsense-qa", "reward-bench", "llmbar"}
@@ -133,7 +133,7 @@ def test_chunks_joined_are_the_context(load):
 def test_chunks_need_a_tokenizer(data_of):
     benchmark = BENCHMARKS["two-wiki"]
     with pytest.raises(TokenizerRequired):
-        benchmark.load(Source(data_of("two-wiki")), benchmark.configured({}), Selection())
+        benchmark.load(DataSource(data_of("two-wiki")), benchmark.parse_settings({}), Selection())
 
 
 def test_conditions_change_places_within_the_problem(load):
@@ -145,7 +145,7 @@ def test_conditions_change_places_within_the_problem(load):
 
 def test_a_problem_without_conditions_to_change_is_refused(load, tmp_path: Path):
     (tmp_path / "r_gsm.jsonl").write_text('{"question": "How many?", "interchangeable": [], "answer": "1"}\n')
-    with pytest.raises(InvalidDataset, match="record 0: expected interchangeable conditions, got none"):
+    with pytest.raises(InvalidDataset, match="example 0: expected interchangeable conditions, got none"):
         load("r-gsm", path=tmp_path)
 
 
@@ -164,8 +164,8 @@ def test_a_record_without_its_fields_is_named(name, lm: InvariantModel, tmp_path
     broken = tmp_path / "Natural.jsonl"
     broken.write_text('{"nothing": 1}\n')
     benchmark = BENCHMARKS[name]
-    with pytest.raises(InvalidDataset, match=r"record 0|Natural 0|the file"):
-        benchmark.load(Source(broken), benchmark.configured({}), Selection(tokenizer=lm.tokenizer))
+    with pytest.raises(InvalidDataset, match=r"example 0|Natural 0|the file"):
+        benchmark.load(DataSource(broken), benchmark.parse_settings({}), Selection(tokenizer=lm.tokenizer))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -176,15 +176,15 @@ def test_what_is_not_there_is_asked_for(name, tmp_path: Path, monkeypatch, lm: I
     monkeypatch.delenv("INVARIANT_RAG_DATA", raising=False)
     benchmark = BENCHMARKS[name]
     with pytest.raises(DatasetUnavailable) as caught:
-        benchmark.load(Source(), benchmark.configured({}), Selection(tokenizer=lm.tokenizer))
+        benchmark.load(DataSource(), benchmark.parse_settings({}), Selection(tokenizer=lm.tokenizer))
     assert "--data" in str(caught.value) + caught.value.hint
 
 
 def test_files_are_found_where_the_environment_says(files: Path, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
-    source = Source()
+    source = DataSource()
     benchmark = BENCHMARKS["xquad"]
-    assert benchmark.load(source, benchmark.configured({}), Selection())
+    assert benchmark.load(source, benchmark.parse_settings({}), Selection())
     assert [*source.digests] == ["xquad.en.json"]
 
 
@@ -206,12 +206,12 @@ def test_settings_without_meaning_are_refused(name, settings, load):
 
 def test_settings_are_read_from_words():
     benchmark = BENCHMARKS["lost-in-the-middle"]
-    assert benchmark.configured({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
+    assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
     for wrong in ({"documents": "many"}, {"index": "maybe"}, {"documents": True}):
         with pytest.raises(InvalidChoice):
-            benchmark.configured(wrong)
+            benchmark.parse_settings(wrong)
     with pytest.raises(UnknownName, match="documents"):
-        benchmark.configured({"docs": 3})
+        benchmark.parse_settings({"docs": 3})
 
 
 def test_shuffling_is_not_left_to_chance(load):

@@ -8,11 +8,16 @@ from hypothesis import strategies as st
 
 from invariant_rag.errors import InvalidChoice, InvalidRun, UnknownName
 from invariant_rag.evaluation.benchmarks import BENCHMARKS, Case
-from invariant_rag.evaluation.benchmarks.intervals import of_shares, wilson
-from invariant_rag.evaluation.benchmarks.published import comparisons, published_tables, resolve_table, same_model
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.evaluation.benchmarks.published_tables import (
+    comparisons,
+    is_same_model,
+    published_tables,
+    resolve_table,
+)
 from invariant_rag.evaluation.benchmarks.report import markdown, summarise
-from invariant_rag.evaluation.benchmarks.reproduction import plans, reproduce, rows_to_measure
-from invariant_rag.evaluation.benchmarks.runner import Plan
+from invariant_rag.evaluation.benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
+from invariant_rag.evaluation.statistics import wilson_interval
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
 
@@ -54,7 +59,7 @@ def test_a_reader_of_the_first_slot_only_has_the_figures_of_one():
 def test_a_reader_who_is_fair_has_no_spread_and_no_flips():
     summary = summarise(XQUAD, records([[True] * 3] * 6 + [[False] * 3] * 4))
     assert [summary[name]["value"] for name in ("mean", "worst", "spread", "flips")] == [0.6, 0.6, 0, 0]
-    assert summary["mean"] == wilson(6, 10).as_dict()
+    assert summary["mean"] == wilson_interval(6, 10).as_dict()
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8))
@@ -64,18 +69,6 @@ def test_figures_agree_with_each_other(right):
     assert summary["best"]["value"] - summary["worst"]["value"] == pytest.approx(summary["flips"]["value"], abs=1e-5)
     for name in ("mean", "worst", "best", "flips", "spread", "deviation"):
         assert summary[name]["low"] - 1e-6 <= summary[name]["high"] <= 1
-
-
-def test_the_interval_of_a_share_is_wilsons():
-    # Agresti and Coull 1998: 0 of 20, and 5 of 10.
-    assert wilson(0, 20).high == pytest.approx(0.1611, abs=1e-4)
-    assert (wilson(5, 10).low, wilson(5, 10).high) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-
-
-def test_the_bootstrap_of_a_mean_is_near_its_standard_error():
-    estimate = of_shares([0.0, 0.5, 1.0, 0.5] * 100)
-    assert estimate.value == 0.5
-    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * (0.125 / 400) ** 0.5, rel=0.15)
 
 
 def test_a_run_without_records_has_no_figures():
@@ -92,7 +85,7 @@ def test_every_column_can_be_measured(name):
     assert columns
     for column in columns:
         benchmark = BENCHMARKS[column.benchmark]
-        assert benchmark.configured(column.settings)
+        assert benchmark.parse_settings(column.settings)
         candidates = (" A", " B", " C", " D")
         case = Case("q", "0123", "", (), "", ("0",), candidates=candidates)
         metrics = benchmark.score(case, " A").scores
@@ -101,7 +94,7 @@ def test_every_column_can_be_measured(name):
 
 
 @pytest.mark.parametrize("name", published_tables())
-def test_every_reader_is_one_of_ours(name):
+def test_every_method_and_ordering_is_one_of_ours(name):
     rows = resolve_table(name).rows
     assert {row.method for row in rows} - {""} <= set(METHODS)
     assert {row.ordering for row in rows} - {""} <= set(ORDERINGS)
@@ -182,8 +175,8 @@ def test_a_routed_run_is_set_beside_the_routed_rows_alone(alpha, published):
 def test_routed_rows_are_planned_with_their_margin():
     table = resolve_table("rotor-table-3")
     rows = rows_to_measure(table, "Qwen/Qwen1.5-4B-Chat", ["RoToR", "RoToR + S.R.", "RoToR + S.R. (Oracle)"])
-    wanted = plans(rows, table.columns, Plan("mmlu")).values()
-    assert [(plan.method, plan.ordering, plan.alpha) for plan in wanted] == [
+    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("mmlu")).values()
+    assert [(config.method, config.ordering, config.alpha) for config in wanted] == [
         ("rotor", "lexical", None),
         ("rotor", "lexical", 0.2),
     ]
@@ -192,27 +185,27 @@ def test_routed_rows_are_planned_with_their_margin():
 def test_the_others_of_mmlu_are_all_orders_but_the_first():
     column = resolve_table("rotor-table-3").columns[-1]
     variants = ["0123", "0132", "3210"]
-    chosen = column.chosen({"variant": variant, "group": ""} for variant in variants)
+    chosen = column.select({"variant": variant, "group": ""} for variant in variants)
     assert [record["variant"] for record in chosen] == ["0132", "3210"]
 
 
 def test_names_of_one_model_are_told_from_those_of_others():
-    assert same_model("Qwen/Qwen1.5-7B-Chat", "/data/qwen1.5-7b-chat")
-    assert not same_model("Qwen/Qwen1.5-7B-Chat", "Qwen/Qwen1.5-7B")
+    assert is_same_model("Qwen/Qwen1.5-7B-Chat", "/data/qwen1.5-7b-chat")
+    assert not is_same_model("Qwen/Qwen1.5-7B-Chat", "Qwen/Qwen1.5-7B")
 
 
-def test_a_table_takes_one_run_per_reader_and_setting():
+def test_a_table_takes_one_run_per_method_and_setting():
     table = resolve_table("rotor-table-1")
     rows = rows_to_measure(table, "meta-llama/Llama-3.1-70B-Instruct")
     assert [row.name for row in rows] == ["Original", "PINE", "RoToR", "RoToR-MonoT5"]
-    wanted = plans(rows, table.columns, Plan("lost-in-the-middle")).values()
-    assert {(plan.method, plan.settings["documents"]) for plan in wanted} == {
+    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("lost-in-the-middle")).values()
+    assert {(config.method, config.settings["documents"]) for config in wanted} == {
         (method, documents) for method in ("sequential", "pine", "rotor") for documents in (10, 20)
     }
     assert len(wanted) == 8
 
 
-def test_an_unknown_model_gets_every_reader_and_no_published_number():
+def test_an_unknown_model_gets_every_method_and_no_published_number():
     rows = rows_to_measure(resolve_table("pine-table-2"), None)
     assert [row.name for row in rows] == ["NIA", "PCW", "SP", "PINE"]
     assert all(value is None for row in rows for value in row.values)
@@ -226,7 +219,7 @@ def test_rows_and_tables_that_are_not_there_are_refused_with_those_that_are():
 
 
 def test_a_table_is_measured_cell_by_cell(data_of, lm, tmp_path):
-    base = Plan("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
+    base = BenchmarkConfig("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
     found = reproduce(resolve_table("pine-table-2"), base, tmp_path, names=["PCW", "PINE"], model=lm)
     assert [(each.row, each.column) for each in found][:2] == [
         ("PCW", "Full, gold first"),

@@ -19,39 +19,40 @@ from hypothesis import strategies as st
 from invariant_rag import InvariantModel
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidRun, RunExists, UnknownName
 from invariant_rag.evaluation.benchmarks import BENCHMARKS
-from invariant_rag.evaluation.benchmarks.records import RecordFile
-from invariant_rag.evaluation.benchmarks.runner import Plan, Run, run
-from tests.evaluation.conftest import SMALL
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.evaluation.benchmarks.record_file import RecordFile
+from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, run_benchmark
+from tests.evaluation.conftest import SMALL, calling
 
 LINES = [{"id": f"{number}/0", "text": "ü" * number} for number in range(4)]
 
 
 @pytest.fixture(scope="session")
-def planned(data_of: Callable[[str], Path]) -> Callable[..., Plan]:
-    def plan(name: str = "mmlu", **more: Any) -> Plan:
+def planned(data_of: Callable[[str], Path]) -> Callable[..., BenchmarkConfig]:
+    def config(name: str = "mmlu", **more: Any) -> BenchmarkConfig:
         options = {
             "settings": SMALL.get(name, {}),
             "data": data_of(name),
             "max_new_tokens": 3,
             "overflow": "trim_segments",
         }
-        return Plan(name, **{**options, **more})
+        return BenchmarkConfig(name, **{**options, **more})
 
-    return plan
+    return config
 
 
 @pytest.fixture(scope="session")
-def choices(planned: Callable[..., Plan]) -> Plan:
+def choices(planned: Callable[..., BenchmarkConfig]) -> BenchmarkConfig:
     return planned(settings={"orders": "ends"}, limit=3, batch_size=2)
 
 
 @pytest.fixture(scope="session")
-def finished(choices: Plan, lm: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished(choices: BenchmarkConfig, lm: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> BenchmarkRun:
     """An undisturbed run."""
-    return run(choices, tmp_path_factory.mktemp("undisturbed"), model=lm)
+    return run_benchmark(choices, tmp_path_factory.mktemp("undisturbed"), model=lm)
 
 
-def copied(finished: Run, out: Path) -> Path:
+def copied(finished: BenchmarkRun, out: Path) -> Path:
     folder = out / finished.folder.name
     shutil.copytree(finished.folder, folder)
     return folder / "records.jsonl"
@@ -59,7 +60,7 @@ def copied(finished: Run, out: Path) -> Path:
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_runs_end_to_end(name, planned, lm: InvariantModel, tmp_path: Path):
-    done = run(planned(name, limit=2), tmp_path, model=lm)
+    done = run_benchmark(planned(name, limit=2), tmp_path, model=lm)
     lines = (done.folder / "records.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in done.records]
     summary = json.loads((done.folder / "summary.json").read_text())
@@ -69,12 +70,12 @@ def test_every_benchmark_runs_end_to_end(name, planned, lm: InvariantModel, tmp_
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
-def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method, planned, lm: InvariantModel, tmp_path):
-    flips = run(planned("xquad", method=method, limit=2, max_new_tokens=8), tmp_path, model=lm).summary["flips"]
-    assert flips["value"] == (1 if method == "sequential" else 0)
+def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method, planned, lm, tmp_path: Path):
+    done = run_benchmark(planned("xquad", method=method, limit=2, max_new_tokens=8), tmp_path, model=lm)
+    assert done.summary["flips"]["value"] == (1 if method == "sequential" else 0)
 
 
-def test_config_says_what_decides_the_records(finished: Run):
+def test_config_says_what_decides_the_records(finished: BenchmarkRun):
     config = json.loads((finished.folder / "config.json").read_text())
     assert config.pop("versions").keys() >= {"torch", "transformers", "invariant-rag", "python"}
     assert config == finished.config
@@ -84,7 +85,7 @@ def test_config_says_what_decides_the_records(finished: Run):
     assert all(record["run"] == config["key"] for record in finished.records)
 
 
-def test_records_hold_what_the_model_said(finished: Run, lm: InvariantModel, load):
+def test_records_hold_what_the_model_said(finished: BenchmarkRun, lm: InvariantModel, load):
     cases = {case.id: case for case in load("mmlu", orders="ends")}
     for record in finished.records:
         case = cases[record["id"]]
@@ -93,39 +94,45 @@ def test_records_hold_what_the_model_said(finished: Run, lm: InvariantModel, loa
         assert record["scores"] == BENCHMARKS["mmlu"].score(case, record["output"]).scores
 
 
-def test_a_run_is_never_overwritten(finished: Run, choices: Plan, lm: InvariantModel):
+def test_a_run_is_never_overwritten(finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel):
     before = {path.name: path.read_bytes() for path in finished.folder.iterdir()}
     with pytest.raises(RunExists, match=finished.folder.name):
-        run(choices, finished.folder.parent, model=lm)
+        run_benchmark(choices, finished.folder.parent, model=lm)
     assert before == {path.name: path.read_bytes() for path in finished.folder.iterdir()}
 
 
-def test_a_finished_run_is_resumed_without_asking_anything(finished: Run, choices: Plan, lm: InvariantModel, tmp_path):
+def test_a_finished_run_is_resumed_without_asking_anything(
+    finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path
+):
     copied(finished, tmp_path)
     asked: list[int] = []
-    again = run(choices, tmp_path, model=lm, resume=True, on_record=lambda: asked.append(1))
+    again = run_benchmark(choices, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
     assert not asked
     assert (again.records, again.summary) == (finished.records, finished.summary)
 
 
 @given(data=st.data())
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(data, finished: Run, choices: Plan, lm, tmp_path_factory):
+def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(
+    data, finished: BenchmarkRun, choices: BenchmarkConfig, lm, tmp_path_factory
+):
     out = tmp_path_factory.mktemp("cut")
     file = copied(finished, out)
     whole = file.read_bytes()
     file.write_bytes(whole[: data.draw(st.integers(0, len(whole)), label="bytes")])
-    again = run(choices, out, model=lm, resume=True)
+    again = run_benchmark(choices, out, model=lm, resume=True)
     assert again.records == finished.records
     assert again.summary == finished.summary
     assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
-def test_a_larger_limit_goes_on_with_the_same_run(finished: Run, choices: Plan, lm: InvariantModel, tmp_path: Path):
+def test_a_larger_limit_goes_on_with_the_same_run(
+    finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
+):
     copied(finished, tmp_path)
     asked: list[int] = []
-    more = Plan(**{**vars(choices), "limit": 4})
-    again = run(more, tmp_path, model=lm, resume=True, on_record=lambda: asked.append(1))
+    more = BenchmarkConfig(**{**vars(choices), "limit": 4})
+    again = run_benchmark(more, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
     assert again.folder.name == finished.folder.name
     assert len(asked) == 2
     assert {record["id"] for record in finished.records} < {record["id"] for record in again.records}
@@ -135,25 +142,27 @@ def test_a_larger_limit_goes_on_with_the_same_run(finished: Run, choices: Plan, 
     "other",
     [{"method": "pine"}, {"ordering": "frequency"}, {"seed": 1}, {"settings": {"orders": "all"}}, {"batch_size": 3}],
 )
-def test_other_settings_are_another_run(other, finished: Run, choices: Plan, lm: InvariantModel, tmp_path: Path):
-    changed = run(Plan(**{**vars(choices), "limit": 1, **other}), tmp_path, model=lm)
+def test_other_settings_are_another_run(
+    other, finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
+):
+    changed = run_benchmark(BenchmarkConfig(**{**vars(choices), "limit": 1, **other}), tmp_path, model=lm)
     assert changed.folder.name != finished.folder.name
 
 
 def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned, lm: InvariantModel, tmp_path: Path):
     with pytest.raises(ContextOverflow):
-        run(planned("mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
+        run_benchmark(planned("mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
 
 
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"batch_size": 0}, {"max_new_tokens": 0}])
 def test_numbers_without_meaning_are_refused(wrong):
     with pytest.raises(InvalidChoice):
-        Plan("mmlu", **wrong)
+        BenchmarkConfig("mmlu", **wrong)
 
 
 def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path: Path):
     with pytest.raises(UnknownName, match="'xquad'"):
-        run(Plan("squad"), tmp_path)
+        run_benchmark(BenchmarkConfig("squad"), tmp_path)
 
 
 @given(st.integers(0, 200))
@@ -187,7 +196,7 @@ def test_records_of_other_settings_are_an_error(tmp_path: Path):
 _CHILD = """
 import sys, time
 from pathlib import Path
-from invariant_rag.evaluation.benchmarks.records import RecordFile
+from invariant_rag.evaluation.benchmarks.record_file import RecordFile
 with RecordFile(Path(sys.argv[1]), "k") as file:
     start = len(file.records)
     print(start, flush=True)
@@ -226,11 +235,17 @@ def _until(there: Callable[[], bool]) -> Iterator[None]:
 @pytest.mark.parametrize(("alpha", "branch", "method"), [(-2.0, "invariant", "rotor"), (2.0, "plain", "sequential")])
 @pytest.mark.parametrize("name", ["mmlu", "timeline"])
 def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(
-    name: str, alpha: float, branch: str, method: str, planned: Callable[..., Plan], lm: InvariantModel, tmp_path: Path
+    name: str,
+    alpha: float,
+    branch: str,
+    method: str,
+    planned: Callable[..., BenchmarkConfig],
+    lm: InvariantModel,
+    tmp_path: Path,
 ) -> None:
-    routed = run(planned(name, alpha=alpha, limit=1), tmp_path / "routed", model=lm)
+    routed = run_benchmark(planned(name, alpha=alpha, limit=1), tmp_path / "routed", model=lm)
     ordering = "given" if method == "sequential" else None
-    alone = run(planned(name, method=method, ordering=ordering, limit=1), tmp_path / "alone", model=lm)
+    alone = run_benchmark(planned(name, method=method, ordering=ordering, limit=1), tmp_path / "alone", model=lm)
     assert {record["branch"] for record in routed.records} == {branch}
     assert [record["output"] for record in routed.records] == [record["output"] for record in alone.records]
     assert routed.folder.name != alone.folder.name

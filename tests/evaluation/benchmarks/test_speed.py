@@ -9,19 +9,19 @@ import pytest
 from typer.testing import CliRunner
 
 from invariant_rag.cli import app
-from invariant_rag.evaluation.benchmarks.speed import Setting, floor, prompt_of
+from invariant_rag.evaluation.benchmarks.speed_setup import SpeedConfig, bidirectional_floor, random_prompt
 from invariant_rag.methods import METHODS
 
 
 def test_the_floor_is_what_the_arithmetic_says() -> None:
-    eight = Setting(shape="8b-layer", tokens=3000)
-    assert floor(eight) == pytest.approx(1.05, abs=0.01)
-    assert floor(Setting(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
+    eight = SpeedConfig(shape="8b-layer", tokens=3000)
+    assert bidirectional_floor(eight) == pytest.approx(1.05, abs=0.01)
+    assert bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])
 def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens: int, segments: int) -> None:
-    prompt = prompt_of(Setting(tokens=tokens, segments=segments))
+    prompt = random_prompt(SpeedConfig(tokens=tokens, segments=segments))
     lengths = [len(each.token_ids or ()) for each in prompt.segments]
     assert len(lengths) == segments
     assert abs(sum(lengths) + len(prompt.prefix) + len(prompt.suffix) - tokens) <= segments
@@ -49,7 +49,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    measured: list[Setting] = []
+    measured: list[SpeedConfig] = []
     monkeypatch.setattr(
         "invariant_rag.evaluation.benchmarks.speed.measure", lambda setting, *_: measured.append(setting)
     )

@@ -1,4 +1,4 @@
-"""Score: the option behind the likeliest of ` A` to ` E`."""
+"""Score: the option of the likeliest of ` A` to ` E`."""
 
 from invariant_rag.evaluation.benchmarks.choices import score_choice as score
 

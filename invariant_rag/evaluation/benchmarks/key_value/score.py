@@ -6,7 +6,7 @@ from invariant_rag.evaluation.benchmarks.base import Case, Scored
 
 
 def score(case: Case, output: str) -> Scored:
-    """Accuracy as in Lost in the Middle: the value is a part of the output, whatever the case of its letters."""
+    """Return accuracy as in Lost in the Middle: the value is a substring of the output, ignoring case."""
     said = output.strip().lower()
     right = case.gold[0].lower() in said
     return Scored(case.gold[0].lower() if right else said, {"accuracy": float(right)})

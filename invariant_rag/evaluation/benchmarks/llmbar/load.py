@@ -1,4 +1,4 @@
-"""Cases: an instruction and two outputs, the better one first and second."""
+"""Load the cases: an instruction and two outputs, the better one first and second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from invariant_rag.errors import InvalidChoice, InvalidDataset
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
 from invariant_rag.evaluation.benchmarks.pairs import pair_cases
-from invariant_rag.evaluation.benchmarks.sources import Source, entry, read_records
+from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 
 PUBLIC = "https://raw.githubusercontent.com/princeton-nlp/LLMBar/main/Dataset/LLMBar/"
 FOLDERS = {
@@ -22,41 +22,41 @@ FOLDERS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen.
+    """Settings of the benchmark.
 
     Attributes:
-        subsets: `all`, or names with commas: Natural, Neighbor, GPTInst, GPTOut, Manual.
-        explain: Whether the judge explains itself before its verdict, or says only the likelier verdict.
+        subsets: `all`, or comma-separated names: Natural, Neighbor, GPTInst, GPTOut, Manual.
+        explain: Whether the judge explains its verdict first; else the output is the likelier verdict.
     """
 
     subsets: str = "all"
     explain: bool = False
 
 
-def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
-    """Read one file per subset, `<subset>.json`, or one file that the path names, as its name says."""
+def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
+    """Read one file per subset, `<subset>.json`, or the one file at the path, which is named after its subset."""
     if source.path is not None and source.path.is_file():
         names = [source.path.name.partition(".")[0]]
     else:
         names = list(FOLDERS) if settings.subsets == "all" else settings.subsets.split(",")
     if unknown := [name for name in names if name not in FOLDERS]:
         raise InvalidChoice(f"subsets: expected names among {', '.join(FOLDERS)}, got {', '.join(unknown)}")
-    records = []
+    examples = []
     for name in names:
         path = _file(source, name)
-        records += [(name, f"{name} {place}", record) for place, record in enumerate(read_records(path))]
+        examples += [(name, f"{name} {index}", example) for index, example in enumerate(read_examples(path))]
     cases = []
-    for _, (group, where, record) in selection.of(records):
-        question, label = entry(record, "input", where), entry(record, "label", where)
+    for _, (group, where, example) in selection.sample(examples):
+        question, label = get_field(example, "input", where), get_field(example, "label", where)
         if label not in {1, 2}:
             raise InvalidDataset(f"{where}: expected label to be 1 or 2, got {label!r}")
-        good, bad = entry(record, f"output_{label}", where), entry(record, f"output_{3 - label}", where)
+        good, bad = get_field(example, f"output_{label}", where), get_field(example, f"output_{3 - label}", where)
         cases += pair_cases(where, question, good, bad, group, explain=settings.explain)
     return cases
 
 
-def _file(source: Source, name: str) -> Path:
-    """The subset's file: beside the others, in the repository's own tree, or public."""
+def _file(source: DataSource, name: str) -> Path:
+    """Return the file of a subset: in the folder, in the tree of LLMBar's repository, or downloaded."""
     folder = source.path
     for inner in (f"{name}.json", f"{FOLDERS[name]}/dataset.json"):
         if folder is not None and (folder / inner).is_file():

@@ -1,4 +1,4 @@
-"""Score: is an accepted answer a part of the first line of the output?"""
+"""Score: is an accepted answer a substring of the first line of the output?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases: a question over retrieved triples, as retrieved and shuffled."""
+"""Load the cases: a question over retrieved triples, as retrieved and shuffled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
-from invariant_rag.evaluation.benchmarks.sources import Source, entry, read_records
+from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 
 PUBLIC = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
 OPENINGS = {
@@ -22,7 +22,7 @@ REQUEST = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen.
+    """Settings of the benchmark.
 
     Attributes:
         triples: Triples in a prompt: 30 or 50 in the paper.
@@ -35,26 +35,26 @@ class Settings:
     shuffles: int = 3
 
 
-def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
+def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
     """Read the triples that the paper retrieved with MPNet, best first."""
     if settings.template not in OPENINGS:
         raise InvalidChoice(f"template: expected original or swapped, got {settings.template!r}")
     name = f"mintaka_noshuffle_top{settings.triples}.json"
-    records = read_records(source.file(name, PUBLIC + name))
+    examples = read_examples(source.file(name, PUBLIC + name))
     cases = []
-    for place, record in selection.of(records):
-        where = f"record {place}"
-        question, answers = entry(record, "question", where), entry(record, "answers", where)
-        knowledge = entry(record, "knowledges", where)
+    for index, example in selection.sample(examples):
+        where = f"example {index}"
+        question, answers = get_field(example, "question", where), get_field(example, "answers", where)
+        knowledge = get_field(example, "knowledges", where)
         triples = [f"({', '.join(map(str, triple))})\n" for triple in knowledge[0]] if knowledge else []
         triples = triples[: settings.triples] or ["(No information)"]
         variants = {"initial": triples}
         for seed in range(settings.shuffles):
-            variants[f"shuffle {seed}"] = random.Random(f"{seed} {place}").sample(triples, len(triples))
+            variants[f"shuffle {seed}"] = random.Random(f"{seed} {index}").sample(triples, len(triples))
         for variant, listed in variants.items():
             cases.append(
                 Case(
-                    question=str(place),
+                    question=str(index),
                     variant=variant,
                     prefix="",
                     segments=tuple(listed),

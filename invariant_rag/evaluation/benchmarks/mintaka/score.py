@@ -10,7 +10,7 @@ from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, norma
 
 
 def stated_answer(output: str) -> str:
-    """Return what stands behind "Answer" in the first JSON object, or the first line where there is none.
+    """Return the value of "Answer" in the first JSON object, or the first line if there is none.
 
     >>> stated_answer('{"Answer": ["Rome", "Oslo"]} I hope this helps')
     'Rome, Oslo'
@@ -18,9 +18,9 @@ def stated_answer(output: str) -> str:
     text = output.strip()
     if "Answer" in text and "{" in text:
         first = text[text.index("{") :].replace("\n", "").split("}")[0] + "}"
-        for read in (json.loads, ast.literal_eval):
+        for parse in (json.loads, ast.literal_eval):
             try:
-                found = read(first)["Answer"]
+                found = parse(first)["Answer"]
             except (ValueError, SyntaxError, KeyError, TypeError):
                 continue
             return ", ".join(map(str, found)) if isinstance(found, list) else str(found)

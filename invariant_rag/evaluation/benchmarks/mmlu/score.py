@@ -1,4 +1,4 @@
-"""Score: the option behind the likeliest of ` A`, ` B`, ` C`, ` D`."""
+"""Score: the option of the likeliest of ` A`, ` B`, ` C`, ` D`."""
 
 from invariant_rag.evaluation.benchmarks.choices import score_choice as score
 

@@ -1,4 +1,4 @@
-"""Cases: a word problem with conditions that can change places, in several orders."""
+"""Load the cases: a word problem with conditions that can change places, in several orders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import permutations
 
 from invariant_rag.errors import InvalidDataset
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
-from invariant_rag.evaluation.benchmarks.sources import Source, entry, read_records
+from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 
 NAME = "r_gsm.jsonl"
 # The prompt for word problems of openai/simple-evals, which PINE uses for this benchmark (Appendix E.3).
@@ -20,7 +20,7 @@ REQUEST = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen.
+    """Settings of the benchmark.
 
     Attributes:
         orders: The most orders of a problem: the initial one, the reversed one, then random ones.
@@ -29,31 +29,31 @@ class Settings:
     orders: int = 6
 
 
-def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
-    """Read problems with their interchangeable conditions; the README shows the format."""
-    records = read_records(source.file(NAME, None))
+def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
+    """Read problems with their interchangeable conditions, in the format of the README."""
+    examples = read_examples(source.file(NAME, None))
     cases = []
-    for place, record in selection.of(records):
-        where = f"record {place}"
-        problem, premises = entry(record, "question", where), entry(record, "interchangeable", where)
-        prefix, suffix = _around(problem, premises, where)
+    for index, example in selection.sample(examples):
+        where = f"example {index}"
+        problem, premises = get_field(example, "question", where), get_field(example, "interchangeable", where)
+        prefix, suffix = _text_around(problem, premises, where)
         cases += [
             Case(
-                question=str(place),
+                question=str(index),
                 variant="".join(map(str, order)),
                 prefix=REQUEST + prefix,
                 segments=tuple(f"{premises[each]} " for each in order),
                 suffix=suffix,
-                gold=(str(entry(record, "answer", where)),),
+                gold=(str(get_field(example, "answer", where)),),
                 query=problem,
             )
-            for order in _orders(len(premises), settings.orders, f"{selection.seed} {place}")
+            for order in _orders(len(premises), settings.orders, f"{selection.seed} {index}")
         ]
     return cases
 
 
-def _around(problem: str, premises: list[str], where: str) -> tuple[str, str]:
-    """What stands before and after the premises, which must follow each other."""
+def _text_around(problem: str, premises: list[str], where: str) -> tuple[str, str]:
+    """Return the text before and after the premises, which must be consecutive."""
     if not premises:
         raise InvalidDataset(f"{where}: expected interchangeable conditions, got none")
     start = problem.find(premises[0])
@@ -69,7 +69,7 @@ def _around(problem: str, premises: list[str], where: str) -> tuple[str, str]:
 
 
 def _orders(count: int, most: int, seed: str) -> list[tuple[int, ...]]:
-    """The initial order, the reversed one, then others: all where they are few enough."""
+    """Return the initial order, the reversed one, then random ones, all different."""
     chosen = list(dict.fromkeys([tuple(range(count)), tuple(reversed(range(count)))]))
     if count <= 6:
         others = [order for order in permutations(range(count)) if order not in chosen]

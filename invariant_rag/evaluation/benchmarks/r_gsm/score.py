@@ -1,4 +1,4 @@
-"""Score: is the number behind the last "Answer:" the right one?"""
+"""Score: is the number after the last "Answer:" right?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
 
 
 def stated_number(output: str) -> str:
-    """Return the last number behind the last `Answer:`, without commas and trailing zeros; empty where there is none.
+    """Return the last number after the last `Answer:`, without commas and trailing zeros; empty if there is none.
 
     >>> stated_number("3 + 4 = 7. Answer: $1,200.50")
     '1200.5'

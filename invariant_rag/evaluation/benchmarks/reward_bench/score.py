@@ -1,4 +1,4 @@
-"""Score: the verdict; figures: the benchmark's weighted sections, for each place of the chosen response."""
+"""Score: the verdict; figures: the benchmark's weighted sections, for each position of the chosen response."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def figures(records: Iterable[Record]) -> dict[str, float]:
     """Return the judge's figures, and accuracies and flips by section.
 
     `Reasoning: gold first` is the section's weighted accuracy with the chosen response first; `Reasoning: shuffled` is
-    the mean of both places, what a random place gives in expectation; `Reasoning: flips` is the share of pairs whose
-    verdict changes with the place (PINE, Table 4). `Full` is the mean of the four sections, where all are there.
+    the mean of both positions, the expectation of a random one; `Reasoning: flips` is the share of pairs whose verdict
+    changes with the position (PINE, Table 4). `Full` is the mean of the four sections, if all of them were asked.
     """
     listed = list(records)
     found = judge_figures(listed)
@@ -72,14 +72,14 @@ def figures(records: Iterable[Record]) -> dict[str, float]:
             known["Full"] = sum(known.values()) / len(known)
         found |= {f"{name}: {column}": value for name, value in known.items()}
     for name in [*SECTIONS, "Full"]:
-        ends = [found.get(f"{name}: {place}") for place in (FIRST, SECOND)]
+        ends = [found.get(f"{name}: {position}") for position in (FIRST, SECOND)]
         if ends[0] is not None and ends[1] is not None:
             found[f"{name}: shuffled"] = (ends[0] + ends[1]) / 2
     return found
 
 
 def _weighted(cells: dict[tuple[str, str], list[float]], weights: dict[str, int], column: str) -> float | None:
-    """Weighted mean over the subsets of a section that were asked; None where none was."""
+    """Return the weighted mean over the subsets of a section that were asked; None if none was."""
     there = {name: weight for name, weight in weights.items() if cells.get((name, column))}
     if not there:
         return None

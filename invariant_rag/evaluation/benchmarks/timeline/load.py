@@ -1,4 +1,4 @@
-"""Cases: events to put into the order in which a long text tells them; the text in order, and reversed."""
+"""Load the cases: events to sort in the order of a long text, with the text in order and reversed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from invariant_rag.errors import InvalidDataset
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
-from invariant_rag.evaluation.benchmarks.chunks import chunked, token_starts
-from invariant_rag.evaluation.benchmarks.sources import Source, entry, read_records
+from invariant_rag.evaluation.benchmarks.chunks import split_into_chunks, token_starts
+from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 
 NAME = "longdep_qa.jsonl"
 PUBLIC = "hub://bigai-nlco/LooGLE/data.zip"
-# The last one means "timeline": the type as the first release wrote it.
+# The last one is the Chinese for "timeline", the name of the type in the first release.
 TYPES = frozenset({"timeline_reorder", "timeline reorder", "\u65f6\u95f4\u7ebf"})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen.
+    """Settings of the benchmark.
 
     Attributes:
         chunk: Tokens in a segment.
@@ -31,20 +31,20 @@ class Settings:
     limit: int = 10_000
 
 
-def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
+def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
     """Read LooGLE's long-dependency questions, and keep the timelines."""
     questions: list[tuple[str, str, str]] = []
-    for place, record in enumerate(read_records(source.file(NAME, PUBLIC), NAME)):
-        questions += _timelines(record, f"record {place}")
+    for index, example in enumerate(read_examples(source.file(NAME, PUBLIC), NAME)):
+        questions += _timelines(example, f"example {index}")
     if not questions:
         raise InvalidDataset("expected questions of the type timeline_reorder, got none")
     cases = []
-    for place, (text, question, answer) in selection.of(questions):
-        chunks = chunked(text, token_starts(text, selection.tokenizer), settings.chunk, settings.limit)
+    for index, (text, question, answer) in selection.sample(questions):
+        chunks = split_into_chunks(text, token_starts(text, selection.tokenizer), settings.chunk, settings.limit)
         for variant, listed in (("initial", chunks), ("reversed", chunks[::-1])):
             cases.append(
                 Case(
-                    question=str(place),
+                    question=str(index),
                     variant=variant,
                     prefix="Please answer the question based on the long texts below. \n",
                     segments=tuple(listed),
@@ -56,15 +56,15 @@ def load(source: Source, settings: Settings, selection: Selection) -> list[Case]
     return cases
 
 
-def _timelines(record: Any, where: str) -> list[tuple[str, str, str]]:
-    """Text, question and answer of each timeline: of a record with `qa_pairs`, or of a flat one."""
-    text = record.get("input") or record.get("context") if isinstance(record, dict) else None
+def _timelines(example: Any, where: str) -> list[tuple[str, str, str]]:
+    """Return text, question and answer of each timeline, from an example with `qa_pairs` or a flat one."""
+    text = example.get("input") or example.get("context") if isinstance(example, dict) else None
     if not text:
         raise InvalidDataset(f"{where}: expected a text under input or context")
-    if "question" in record:
-        wanted = str(record.get("task") or record.get("type")) in TYPES
-        return [(text, record["question"], entry(record, "answer", where))] if wanted else []
-    pairs = entry(record, "qa_pairs", where)
+    if "question" in example:
+        wanted = str(example.get("task") or example.get("type")) in TYPES
+        return [(text, example["question"], get_field(example, "answer", where))] if wanted else []
+    pairs = get_field(example, "qa_pairs", where)
     if isinstance(pairs, str):
         try:
             pairs = json.loads(pairs)

@@ -1,4 +1,4 @@
-"""Scores: is the order the right one, and if not, how far is it from it?"""
+"""Score: is the order right, and if not, how far is it from the right one?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMERAL = re.compile(r"\b[IVXLCDM]+\b")
 
 
 def location_agreement(places: Sequence[int] | None, count: int) -> float:
-    """1 minus LooGLE's location mean deviation, over the deviation of the reversed order; 0 for what is no order.
+    """Return 1 - LooGLE's location mean deviation relative to that of the reversed order; 0 if there is no order.
 
     >>> location_agreement([0, 1, 2], 3), location_agreement([2, 1, 0], 3), location_agreement(None, 3)
     (1.0, 0.0, 0.0)
@@ -23,7 +23,7 @@ def location_agreement(places: Sequence[int] | None, count: int) -> float:
 
 
 def square_agreement(places: Sequence[int] | None, count: int) -> float:
-    """1 minus LooGLE's location square deviation, over the deviation of the reversed order; 0 for what is no order.
+    """Return 1 - LooGLE's location square deviation relative to that of the reversed order; 0 if there is no order.
 
     >>> square_agreement([0, 1, 2], 3), square_agreement([1, 0, 2], 3), square_agreement([2, 1, 0], 3)
     (1.0, 0.75, 0.0)
@@ -35,7 +35,7 @@ def square_agreement(places: Sequence[int] | None, count: int) -> float:
 
 
 def swap_agreement(places: Sequence[int] | None, count: int) -> float:
-    """1 minus LooGLE's swap deviation (swaps that sort the order), over the most there can be; 0 for no order."""
+    """Return 1 - LooGLE's swap deviation (swaps that sort the order) over its maximum; 0 if there is no order."""
     if places is None or count < 2:
         return float(places is not None)
     seen: set[int] = set()
@@ -44,12 +44,12 @@ def swap_agreement(places: Sequence[int] | None, count: int) -> float:
         cycles += start not in seen
         while start not in seen:
             seen.add(start)
-            start = places[start]  # noqa: PLW2901 - it walks along the cycle
+            start = places[start]  # noqa: PLW2901 - follow the cycle
     return 1.0 - (count - cycles) / (count - 1)
 
 
 def score(case: Case, output: str) -> Scored:
-    """Score the first mention of each Roman numeral of the question, in the order in which they come."""
+    """Score the order in which the Roman numerals of the question are first mentioned."""
     named = [each for each in dict.fromkeys(_NUMERAL.findall(output)) if each in case.gold]
     whole = len(named) == len(case.gold)
     places = [case.gold.index(each) for each in named] if whole else None

@@ -1,4 +1,4 @@
-"""Cases: a question over a long context in chunks: as it is, reversed, and with both halves reversed."""
+"""Load the cases: a question over a long context in chunks: as it is, reversed, and with both halves reversed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
-from invariant_rag.evaluation.benchmarks.chunks import chunked, token_starts
-from invariant_rag.evaluation.benchmarks.sources import Source, entry, read_records
+from invariant_rag.evaluation.benchmarks.chunks import split_into_chunks, token_starts
+from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 
 MEMBER = "2wikimqa_e.jsonl"
 PUBLIC = "hub://THUDM/LongBench/data.zip"
@@ -16,7 +16,7 @@ ASK = "Answer the question based on the given passages. Only give me the answer 
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen.
+    """Settings of the benchmark.
 
     Attributes:
         chunk: Tokens in a segment.
@@ -27,26 +27,26 @@ class Settings:
     limit: int = 10_000
 
 
-def load(source: Source, settings: Settings, selection: Selection) -> list[Case]:
-    """Read LongBench-E's file, by itself or within the benchmark's archive."""
-    records = read_records(source.file(MEMBER, PUBLIC), MEMBER)
+def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
+    """Read LongBench-E's file, or its archive that contains the file."""
+    examples = read_examples(source.file(MEMBER, PUBLIC), MEMBER)
     cases = []
-    for place, record in selection.of(records):
-        where = f"record {place}"
-        question, context = entry(record, "input", where), entry(record, "context", where)
+    for index, example in selection.sample(examples):
+        where = f"example {index}"
+        question, context = get_field(example, "input", where), get_field(example, "context", where)
         starts = token_starts(context, selection.tokenizer)
-        chunks = chunked(context, starts, settings.chunk, settings.limit)
+        chunks = split_into_chunks(context, starts, settings.chunk, settings.limit)
         for variant, listed in chunk_orders(chunks).items():
             cases.append(
                 Case(
-                    question=str(place),
+                    question=str(index),
                     variant=variant,
                     prefix=f"{ASK}\n\nThe following are given passages.\n",
                     segments=tuple(listed),
                     suffix=f"\n\n{ASK}\n\nQuestion: {question}\nAnswer:",
-                    gold=tuple(entry(record, "answers", where)),
+                    gold=tuple(get_field(example, "answers", where)),
                     query=question,
-                    group=band(len(starts)),
+                    group=length_band(len(starts)),
                 )
             )
     return cases
@@ -66,6 +66,6 @@ def chunk_orders(chunks: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def band(tokens: int) -> str:
+def length_band(tokens: int) -> str:
     """Return the band of context lengths that the paper reports."""
     return "0-4k" if tokens < 4000 else "4-8k" if tokens < 8000 else "8k+"

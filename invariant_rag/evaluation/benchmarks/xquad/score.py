@@ -1,4 +1,4 @@
-"""Score: is an accepted answer a part of the first line of the output?"""
+"""Score: is an accepted answer a substring of the first line of the output?"""
 
 from invariant_rag.evaluation.benchmarks.lost_in_the_middle.score import score
 

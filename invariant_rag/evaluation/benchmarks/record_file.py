@@ -1,4 +1,7 @@
-"""Records on disk: one JSON line each, only ever appended. A process that dies may tear the last line, no other."""
+"""`records.jsonl`: the records of a run, one JSON line each, append-only.
+
+A process that is killed can cut off the last line only.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from invariant_rag.evaluation.benchmarks.base import Record
 
 
 class RecordFile:
-    """The records of a run, open for more.
+    """The records of a run, open for appending.
 
-    What is there is read when the file is opened; a torn last line is cut off, and its record is done again.
+    Existing records are read when the file is opened. An incomplete last line is removed, and its case is run again.
 
     Args:
-        path: The file; it is made where there is none.
-        key: Key of the run's settings, written into every record.
-        writes: Whether records are written down; else they are kept in memory only, for another process writes them.
+        path: The file; created if it does not exist.
+        key: Key of the run's config, written into every record.
+        writes: Whether to write records; else they are only kept in memory, because another process writes them.
 
     Attributes:
         records: The records by id.
 
     Raises:
-        InvalidRun: A line other than the last cannot be read, or belongs to other settings.
+        InvalidRun: A line other than the last cannot be read, or belongs to another config.
     """
 
     def __init__(self, path: Path, key: str, *, writes: bool = True) -> None:
@@ -42,7 +45,7 @@ class RecordFile:
             self._file.truncate(len(whole))
 
     def append(self, records: Iterable[Record]) -> None:
-        """Write records in one go."""
+        """Append records with a single write."""
         lines = []
         for record in records:
             kept = {**record, "run": self._key}

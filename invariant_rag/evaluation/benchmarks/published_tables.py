@@ -1,4 +1,4 @@
-"""The papers' tables as data, and a run's own numbers beside the cells that it can be compared with."""
+"""The published tables (`published_tables.toml`), and comparisons of a run with their cells."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 
 from invariant_rag.errors import UnknownName
 from invariant_rag.evaluation.benchmarks.base import Record
-from invariant_rag.evaluation.benchmarks.intervals import of_shares
+from invariant_rag.evaluation.statistics import mean_interval
 
-_DATA = Path(__file__).with_name("published.toml")
+_DATA = Path(__file__).with_name("published_tables.toml")
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a table: which runs it is about, and which of their records.
+class PublishedColumn:
+    """A column of a published table: the benchmark settings and the records of a run that it is about.
 
     Attributes:
-        label: How the table calls it.
-        benchmark: The benchmark.
-        metric: The score; or `figure: NAME` for a figure that the benchmark works out itself.
+        label: Name in the table.
+        benchmark: Name of the benchmark.
+        metric: The score; or `figure: NAME` for one of the benchmark's own figures.
         settings: Settings that the run must have.
         variants: Variants whose records count. Empty: all.
-        but: Variants whose records do not count.
+        exclude_variants: Variants whose records do not count.
         groups: Groups whose records count. Empty: all.
     """
 
@@ -36,31 +36,31 @@ class Column:
     metric: str
     settings: Mapping[str, Any]
     variants: tuple[str, ...] = ()
-    but: tuple[str, ...] = ()
+    exclude_variants: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
-    def resolve_option(self, records: Iterable[Record]) -> list[Record]:
+    def select(self, records: Iterable[Record]) -> list[Record]:
         """Return the records that count."""
         return [
             record
             for record in records
             if (not self.variants or record["variant"] in self.variants)
-            and record["variant"] not in self.but
+            and record["variant"] not in self.exclude_variants
             and (not self.groups or record["group"] in self.groups)
         ]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a table: a model, read by a method.
+class PublishedRow:
+    """A row of a published table: a model with a method.
 
     Attributes:
         model: Hub id.
-        name: How the table calls the row.
-        method: Our method. Empty where it takes more than a method and routing (hidden-state scaling...).
-        ordering: Our ordering.
-        alpha: Margin of selective routing; None: there is no routing.
-        values: One per column, in the table's unit; None where the table has none.
+        name: Name of the row in the table.
+        method: The method. Empty if a run cannot reproduce the row (hidden-state scaling...).
+        ordering: The ordering.
+        alpha: Margin of selective routing; None for no routing.
+        values: One value per column, in per cent; None if the table has none.
     """
 
     model: str
@@ -71,30 +71,39 @@ class Row:
     values: tuple[float | None, ...]
 
     @property
-    def reader(self) -> tuple[str, str, float | None]:
-        """Method, ordering and margin: what reads the model in this row."""
+    def setup(self) -> tuple[str, str, float | None]:
+        """Method, ordering and margin of routing."""
         return self.method, self.ordering, self.alpha
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of a paper."""
+class PublishedTable:
+    """A table of a paper.
+
+    Attributes:
+        id: Name on the command line.
+        paper: The paper.
+        number: Number of the table in the paper.
+        title: What the table shows.
+        columns: The columns.
+        rows: The rows.
+    """
 
     id: str
     paper: str
     number: str
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[PublishedColumn, ...]
+    rows: tuple[PublishedRow, ...]
 
-    def rows_of(self, model: str) -> list[Row]:
+    def rows_of(self, model: str) -> list[PublishedRow]:
         """Return the rows about this model."""
-        return [row for row in self.rows if same_model(row.model, model)]
+        return [row for row in self.rows if is_same_model(row.model, model)]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A published number and ours, both in per cent; one is None where there is no such number."""
+    """A published number, and ours with its interval, in per cent; None if not published or not measured."""
 
     source: str
     row: str
@@ -106,26 +115,26 @@ class Comparison:
 
     @property
     def ours_shown(self) -> str:
-        """Our number, with its interval where it has one."""
+        """Our number with its interval, as text."""
         if self.ours is None:
             return "not measured"
         return f"{self.ours:.1f}" + ("" if self.low is None else f" ({self.low:.1f} to {self.high:.1f})")
 
     @property
     def difference_shown(self) -> str:
-        """Ours minus the published one."""
+        """Our number minus the published one, as text; empty if either is missing."""
         return "" if self.ours is None or self.published is None else f"{self.ours - self.published:+.1f}"
 
 
 @cache
-def published_tables() -> dict[str, Table]:
+def published_tables() -> dict[str, PublishedTable]:
     """Return every table by its id."""
     with _DATA.open("rb") as file:
         data = tomllib.load(file)
     return {each["id"]: _table(each) for each in data["tables"]}
 
 
-def resolve_table(name: str) -> Table:
+def resolve_table(name: str) -> PublishedTable:
     """Return the table of that id.
 
     Raises:
@@ -136,77 +145,83 @@ def resolve_table(name: str) -> Table:
     return published_tables()[name]
 
 
-def same_model(one: str, other: str) -> bool:
-    """Whether two names mean one model: the last part counts, without case and a leading `Meta-`.
+def is_same_model(one: str, other: str) -> bool:
+    """Whether two names mean the same model: compare the last part of the path, ignoring case and a leading `Meta-`.
 
-    >>> same_model("meta-llama/Meta-Llama-3.1-8B-Instruct", "/models/Llama-3.1-8B-Instruct/")
+    >>> is_same_model("meta-llama/Meta-Llama-3.1-8B-Instruct", "/models/Llama-3.1-8B-Instruct/")
     True
     """
-    return _bare(one) == _bare(other)
+    return _short_name(one) == _short_name(other)
 
 
 def comparisons(config: Mapping[str, Any], records: Sequence[Record]) -> list[Comparison]:
-    """Return every published number about the model, the reader and the settings of this run, beside ours."""
-    found = []
+    """Compare a run with every published number about its model, method, ordering, routing and settings."""
+    found: list[Comparison] = []
     for table in published_tables().values():
         for row in table.rows_of(config["model"]):
-            if row.reader == (config["method"], config["ordering"], config["alpha"]):
+            if row.setup == (config["method"], config["ordering"], config["alpha"]):
                 found += [
-                    compared(table, row, column, value, records)
+                    compare(table, row, column, value, records)
                     for column, value in zip(table.columns, row.values, strict=True)
-                    if value is not None and belongs(column, config)
+                    if value is not None and matches_config(column, config)
                 ]
     return found
 
 
-def belongs(column: Column, config: Mapping[str, Any]) -> bool:
-    """Whether a run has the benchmark and the settings of a column."""
+def matches_config(column: PublishedColumn, config: Mapping[str, Any]) -> bool:
+    """Whether a run has the benchmark and the settings that a column is about."""
     settings = config["settings"]
     return column.benchmark == config["benchmark"] and all(
         settings.get(name) == value for name, value in column.settings.items()
     )
 
 
-def compared(table: Table, row: Row, column: Column, published: float | None, records: Iterable[Record]) -> Comparison:
-    """Put our number beside a published one."""
+def compare(
+    table: PublishedTable,
+    row: PublishedRow,
+    column: PublishedColumn,
+    published: float | None,
+    records: Iterable[Record],
+) -> Comparison:
+    """Compare the records of a run with one cell of a published table."""
     ours: float | None = None
     low: float | None = None
     high: float | None = None
     if column.metric.startswith("figure: "):
         from invariant_rag.evaluation.benchmarks import BENCHMARKS
 
-        known = BENCHMARKS[column.benchmark].figures(records)
-        value = known.get(column.metric.removeprefix("figure: "))
+        figures = BENCHMARKS[column.benchmark].figures(records)
+        value = figures.get(column.metric.removeprefix("figure: "))
         ours = None if value is None else 100 * value
     else:
-        chosen = column.resolve_option(records)
+        chosen = column.select(records)
         if chosen:
-            estimate = of_shares(by_question(chosen, column.metric))
+            estimate = mean_interval(question_means(chosen, column.metric))
             ours, low, high = 100 * estimate.value, 100 * estimate.low, 100 * estimate.high
     return Comparison(f"{table.paper}, {table.number}", row.name, column.label, published, ours, low, high)
 
 
-def by_question(records: Iterable[Record], metric: str) -> list[float]:
-    """Return each question's mean over its variants, which are no independent observations."""
+def question_means(records: Iterable[Record], metric: str) -> list[float]:
+    """Return each question's mean over its variants: the variants of a question are not independent observations."""
     scores: dict[str, list[float]] = {}
     for record in records:
         scores.setdefault(record["question"], []).append(record["scores"][metric])
     return [sum(each) / len(each) for each in scores.values()]
 
 
-def _bare(name: str) -> str:
+def _short_name(name: str) -> str:
     return re.sub(r"^meta-", "", name.rstrip("/").rsplit("/", 1)[-1].lower())
 
 
-def _table(data: Mapping[str, Any]) -> Table:
+def _table(data: Mapping[str, Any]) -> PublishedTable:
     columns = tuple(
-        Column(
+        PublishedColumn(
             label=each["label"],
             benchmark=each.get("benchmark", data.get("benchmark")),
             metric=each.get("metric", data.get("metric")),
             settings={**data.get("settings", {}), **each.get("settings", {})},
             variants=tuple(each.get("variants", ())),
-            but=tuple(each.get("but", ())),
+            exclude_variants=tuple(each.get("exclude_variants", ())),
             groups=tuple(each.get("groups", ())),
         )
         for each in data["columns"]
@@ -218,6 +233,8 @@ def _table(data: Mapping[str, Any]) -> Table:
             raise ValueError(
                 f"{data['id']}, {each['model']}, {each['name']}: {len(values)} values, {len(columns)} columns"
             )
-        method, ordering, alpha = [*data.get("readers", {}).get(each["name"], "").split("/"), "", ""][:3]
-        rows.append(Row(each["model"], each["name"], method, ordering, float(alpha) if alpha else None, values))
-    return Table(data["id"], data["paper"], data["number"], data["title"], columns, tuple(rows))
+        method, ordering, alpha = [*data.get("methods", {}).get(each["name"], "").split("/"), "", ""][:3]
+        rows.append(
+            PublishedRow(each["model"], each["name"], method, ordering, float(alpha) if alpha else None, values)
+        )
+    return PublishedTable(data["id"], data["paper"], data["number"], data["title"], columns, tuple(rows))

@@ -1,0 +1,183 @@
+"""`invariant-rag ask`: answer a question from documents, and check that their order does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, print_error, print_json, print_text
+from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
+from invariant_rag.rag.text import shortened
+
+if TYPE_CHECKING:
+    from invariant_rag.evaluation.order_check import OrderCheck
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.rag.citations import Citation
+    from invariant_rag.rag.pipeline import RAG, Answer
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="The question. It is also the search query.")],
+    docs: Annotated[list[Path], typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable.")],
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH]...", help="More documents, as in --docs atlas/*.md.")
+    ] = None,
+    model: options.Model = None,
+    method: options.Method = "rotor",
+    ordering: options.Ordering = None,
+    k: options.TopK = 10,
+    retriever: options.Retriever = "faiss",
+    max_chars: Annotated[int, typer.Option(min=1, help="Longest chunk, in characters.")] = 1000,
+    max_new_tokens: options.MaxNewTokens = 64,
+    overflow: options.Overflow = "error",
+    stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is generated.")] = False,
+    as_json: options.Json = False,
+    check_order: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Ask again in N random document orders, and compare the answers.")
+    ] = 0,
+) -> None:
+    """Answer QUESTION from documents, and cite where the answer was found.
+
+    Exit code: 0; 1 if --check-order found different outputs of an order-invariant method; 2 for an error.
+
+    \b
+    --json prints one object:
+      question, answer   strings
+      model              {name, method, ordering, backend}
+      citations          [{index, exact}], index into segments; exact: the chunk contains the answer word for word
+      segments           [{title, text, score, metadata}], the retrieved chunks, best first
+      order              physical order of the chunks in the prompt, farthest from the question first
+      dropped, trimmed   chunks that --overflow left out, or shortened
+      finish_reason      why generation stopped
+      usage              {prompt_tokens, completion_tokens}
+      timings            seconds: {load, index, retrieve, generate}
+      order_check        null, or {orders, seed, promised, identical, distinct,
+                         answers: [{text, count}], plain_distinct, plain_answers: [{text, count}]}
+    """  # noqa: D301
+    if stream and as_json:
+        raise typer.BadParameter("choose one of --stream and --json")
+    with handle_errors():
+        loading_options = {"method": method, "ordering": ordering, "overflow": overflow}
+        rag, loading = _load([*docs, *(more or [])], retriever, max_chars, k, model, loading_options)
+        if stream:
+            _stream_answer(rag, question, max_new_tokens)
+        else:
+            with progress_bar("Generating"):
+                answer = rag.ask(question, max_new_tokens=max_new_tokens)
+            if not as_json:
+                _print_answer(answer)
+        check = _check(rag, question, check_order, max_new_tokens) if check_order else None
+    described = _describe(rag.model)
+    if as_json:
+        document = {"question": question, "model": described, **answer.as_dict(), "order_check": None}
+        document["timings"] = {**loading, **document["timings"]}
+        if check:
+            document["order_check"] = check.as_dict()
+        print_json(document)
+    else:
+        print_text(", ".join(f"{key} {value}" for key, value in described.items()), style="dim")
+        if check:
+            _print_check(check)
+    if check and check.broken:
+        print_error(
+            f"{described['method']} with ordering {described['ordering']} promises one output for every order, "
+            f"and gave {check.distinct}",
+            hint="This is a bug. Please report it with the documents and the question.",
+        )
+        raise typer.Exit(1)
+
+
+def _load(
+    paths: list[Path], retriever: str, max_chars: int, k: int, model: str | None, loading_options: dict[str, Any]
+) -> tuple[RAG, dict[str, float]]:
+    """Index the documents, load the model, and return both with the seconds that each took."""
+    with progress_bar("Indexing documents"):
+        # These import torch, which takes seconds: show the bar meanwhile.
+        from invariant_rag.generation.model import InvariantModel
+        from invariant_rag.rag.pipeline import RAG, index_documents
+
+        disable_transformers_bars()
+        start = perf_counter()
+        index = index_documents(paths, retriever, max_chars=max_chars)
+        indexed = perf_counter()
+    with progress_bar("Loading model"):
+        loaded = InvariantModel.from_pretrained(model, **loading_options)
+    return RAG(loaded, index, k), {"index": indexed - start, "load": perf_counter() - indexed}
+
+
+def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:
+    from invariant_rag.rag.citations import cite
+
+    prompt = rag.prompt(question)
+    stream = rag.model.stream(prompt, max_new_tokens=max_new_tokens)
+    pieces = []
+    for piece in stream:
+        print_text(piece, end="")
+        pieces.append(piece)
+    print_text("")
+    order = None if stream.generation is None else stream.generation.order
+    _print_citations(cite("".join(pieces), question, prompt.segments, order))
+
+
+def _check(rag: RAG, question: str, orders: int, max_new_tokens: int) -> OrderCheck:
+    from invariant_rag.evaluation.order_check import check_order
+
+    prompt = rag.prompt(question)
+    return check_order(rag.model, prompt, orders, progress=progress_bar, max_new_tokens=max_new_tokens)
+
+
+def _describe(model: InvariantModel) -> dict[str, str]:
+    return {
+        "name": model.name,
+        "method": model.method.name,
+        "ordering": model.ordering.name,
+        "backend": model.backend.name,
+    }
+
+
+def _print_answer(answer: Answer) -> None:
+    print_text(answer.text)
+    _print_citations(answer.citations)
+    usage, spent = answer.generation.usage, answer.timings
+    print_text(f"\nchunks as read, farthest first: {' '.join(map(str, answer.order))}", style="dim")
+    print_text(
+        f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written, "
+        f"retrieval {spent.retrieve:.2f} s, generation {spent.generate:.2f} s",
+        style="dim",
+    )
+
+
+def _print_citations(citations: Iterable[Citation]) -> None:
+    listed = list(citations)
+    if not listed:
+        print_text("\nThe words of the answer were found in none of the chunks.", style="dim")
+        return
+    print_text("\nFound word for word in" if listed[0].exact else "\nMost of its words are in", style="bold")
+    for citation in listed:
+        segment = citation.segment
+        source = " ".join(str(segment.metadata[key]) for key in ("source", "page") if key in segment.metadata)
+        print_text(f"[{citation.index}] {segment.title or ''} ({source})")
+        print_text(f"    {shortened(segment.text, 200)}", style="dim")
+
+
+def _print_check(check: OrderCheck) -> None:
+    print_text(f"\nOrder check: the order given and {check.orders} random ones (seed {check.seed})", style="bold")
+    if check.identical:
+        print_text(
+            f"  this method: {check.orders + 1} of {check.orders + 1} outputs identical, bit for bit", style="green"
+        )
+    else:
+        print_text(f"  this method: {check.distinct} different outputs", style="red" if check.promised else "yellow")
+        _print_counts(check.answers)
+    print_text(f"  plain model: {check.plain_distinct} different outputs, with these answers", style="yellow")
+    _print_counts(check.plain_answers)
+
+
+def _print_counts(answers: Iterable[tuple[str, int]]) -> None:
+    for text, count in answers:
+        print_text(f"    {count:3} x {shortened(text, 100)!r}")

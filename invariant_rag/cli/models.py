@@ -1,0 +1,113 @@
+"""`invariant-rag models`, `methods`, `interventions` and `orderings`: list what can be chosen."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, print_json, print_table
+from invariant_rag.cli.progress import progress_bar
+
+
+def about(cls: type) -> str:
+    """Return the first line of the docstring of a class."""
+    return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+def method_rows() -> list[dict[str, Any]]:
+    """Return the columns of `invariant-rag methods`."""
+    from invariant_rag.methods import METHODS
+
+    return [
+        {
+            "method": name,
+            "invariant": each.invariant,
+            "fair": each.fair,
+            "training_free": each.training_free,
+            "cost": each.cost,
+            "stock_decoding": each.stock_decoding,
+            "ordering": each.default_ordering,
+            "paper": each.paper,
+        }
+        for name, each in METHODS.items()
+    ]
+
+
+def intervention_rows() -> list[dict[str, Any]]:
+    """Return the columns of `invariant-rag interventions`."""
+    from invariant_rag.interventions import INTERVENTIONS
+
+    return [
+        {"intervention": name, "cost": each.cost, "paper": each.paper, "about": about(each)}
+        for name, each in INTERVENTIONS.items()
+    ]
+
+
+def ordering_rows() -> list[dict[str, Any]]:
+    """Return the columns of `invariant-rag orderings`."""
+    from invariant_rag.orderings import ORDERINGS
+
+    return [{"ordering": name, "invariant": each.invariant, "about": about(each)} for name, each in ORDERINGS.items()]
+
+
+def models(
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Print the model cards of the embedded models instead.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Probe a tiny model of every known family, and list which can be run order-invariantly."""
+    if embedded:
+        _print_cards(as_json)
+        return
+    from transformers.utils.logging import set_verbosity_error
+
+    from invariant_rag.testing.families import FAMILIES, probe_families
+
+    set_verbosity_error()  # hides transformers' warnings about tiny models
+    with handle_errors(), progress_bar("Probing", len(FAMILIES)) as advance:
+        reports = []
+        for report in probe_families():
+            reports.append({"family": report.family, "supported": report.supported, "detail": report.detail})
+            advance()
+    print_table(reports, as_json)
+
+
+def methods(as_json: options.Json = False) -> None:
+    """List the methods: how segments attend to each other.
+
+    \b
+    invariant       with an ordering by content, the answer does not depend on the order of the segments
+    fair            by construction, accuracy does not depend on the slot of a segment
+    training_free   it works with the weights of any supported model
+    cost            computation beyond the plain model: attention in both directions between segments, of
+                    which the plain model has one; rankings of segments for every head and new token
+    stock_decoding  after the prefill, decoding is that of the plain model
+    ordering        the default ordering
+    """  # noqa: D301
+    print_table(method_rows(), as_json)
+
+
+def interventions(as_json: options.Json = False) -> None:
+    """List the interventions: changes to the plain model's attention, which do not make it invariant."""
+    print_table(intervention_rows(), as_json)
+
+
+def orderings(as_json: options.Json = False) -> None:
+    """List the orderings: rules that rank segments."""
+    print_table(ordering_rows(), as_json)
+
+
+def _print_cards(as_json: bool) -> None:
+    from invariant_rag.models.embedded import EMBEDDED, model_card
+
+    if as_json:
+        print_json({name: {"folder": str(folder), "card": model_card(name)} for name, folder in EMBEDDED.items()})
+        return
+    for name in EMBEDDED:
+        Console().print(Markdown(model_card(name)))

@@ -1,0 +1,51 @@
+"""Command-line options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+Model = Annotated[str | None, typer.Option(help="Model id or folder.", show_default="the embedded model")]
+Method = Annotated[str, typer.Option(help="See `invariant-rag methods`.")]
+Ordering = Annotated[
+    str | None, typer.Option(help="See `invariant-rag orderings`.", show_default="the method's default")
+]
+DType = Annotated[str, typer.Option(help="As in transformers: auto, float32, bfloat16...")]
+DeviceMap = Annotated[str, typer.Option(help="As in transformers: auto spreads a large model over all devices.")]
+Overflow = Annotated[
+    Literal["error", "drop_last", "trim_segments"],
+    typer.Option(help="What to do with prompts that are longer than the context window."),
+]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer of a model, in tokens.")]
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+Retriever = Annotated[str, typer.Option(help="faiss or bm25, for --docs.")]
+TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
+
+# --- benchmark runs ---------------------------------------------------------------------------------------------------
+
+Data = Annotated[
+    Path | None,
+    typer.Option(help="The benchmark's file, or a folder that contains it.", show_default="download"),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Largest number of questions.", show_default="all")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Prompts to decode together.")]
+MaxOutputTokens = Annotated[
+    int | None,
+    typer.Option("--max-new-tokens", min=1, help="Longest output, in tokens.", show_default="the benchmark's default"),
+]
+Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; each gets a folder of its own.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue a run of the same settings.")]
+
+# --- any command ------------------------------------------------------------------------------------------------------
+
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn: samples, orders, resamples.")]
+Ray = Annotated[
+    int, typer.Option("--ray", min=0, metavar="ACTORS", help="Share the work among this many Ray actors; 0: no Ray.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -1,0 +1,36 @@
+"""The progress bar of every command, on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+@contextmanager
+def progress_bar(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
+    """Show a progress bar, and yield the function that advances it by one step.
+
+    Implements `invariant_rag.evaluation.progress.Progress`.
+
+    Args:
+        label: What is being done.
+        total: Number of steps. None if unknown: the bar pulses.
+        completed: Steps that were done before.
+    """
+    counters = () if total is None else (MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), *counters, TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total, completed=completed)
+        yield lambda: bar.advance(task)
+        if total is None:
+            bar.update(task, total=1, completed=1)
+
+
+def disable_transformers_bars() -> None:
+    """Disable the progress bars of transformers, so that there is one bar at a time."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()

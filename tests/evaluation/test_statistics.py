@@ -1,0 +1,137 @@
+"""Claims about intervals and chance, against scipy, published values and cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import bootstrap as scipy_bootstrap
+
+from invariant_rag.evaluation.statistics import (
+    Estimate,
+    PairedBootstrap,
+    chance_spread,
+    mean_difference,
+    mean_interval,
+    percentile_interval,
+    wilson_interval,
+    zero_share_upper_bound,
+)
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    # Agresti and Coull 1998: 0 of 20, and 5 of 10.
+    assert wilson_interval(0, 20).high == pytest.approx(0.1611, abs=1e-4)
+    assert (wilson_interval(5, 10).low, wilson_interval(5, 10).high) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+
+
+def test_the_bootstrap_of_a_mean_is_near_its_standard_error() -> None:
+    estimate = mean_interval([0.0, 0.5, 1.0, 0.5] * 100)
+    assert estimate.value == 0.5
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * (0.125 / 400) ** 0.5, rel=0.15)
+
+
+def test_ones_and_zeros_have_the_interval_of_a_share() -> None:
+    assert mean_interval([1.0, 0.0, 0.0, 1.0]) == wilson_interval(2, 4)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_an_interval_holds_its_mean_and_follows_from_its_seed(scores: list[float]) -> None:
+    estimate = mean_interval(scores)
+    assert estimate.low - 1e-9 <= estimate.value <= estimate.high + 1e-9
+    assert estimate == mean_interval(scores)
+
+
+def test_the_difference_of_means_is_paired_by_question() -> None:
+    hard = np.random.default_rng(0).random(50)
+    difference = mean_difference(hard + 0.1, hard)
+    assert (difference.low, difference.high) == pytest.approx((0.1, 0.1))
+    apart = mean_difference([1.0] * 30 + [0.5] * 10, [0.5] * 40)
+    assert apart.value == 0.375
+    assert 0.25 < apart.low < apart.value < apart.high < 0.5
+
+
+def test_a_single_question_has_a_mean_and_no_width() -> None:
+    assert mean_interval([0.5]) == Estimate(0.5, 0.5, 0.5)
+
+
+def test_paired_resamples_give_the_interval_that_scipy_gives() -> None:
+    values = np.random.default_rng(3).random(80)
+    ours = percentile_interval(PairedBootstrap(80, resamples=20_000).means(values))
+    scipys = scipy_bootstrap((values,), np.mean, n_resamples=20_000, batch=500, method="percentile", rng=1)
+    interval = scipys.confidence_interval
+    # The ends scatter from seed to seed by about 2% of the width.
+    assert (ours.low, ours.high) == pytest.approx(tuple(interval), abs=0.1 * scipys.standard_error)
+
+
+@pytest.mark.parametrize("trials", [1, 28, 29, 300])
+def test_the_bound_of_an_unseen_share_is_the_one_that_would_be_missed_once_in_twenty(trials: int) -> None:
+    assert (1 - zero_share_upper_bound(trials)) ** trials == pytest.approx(0.05)
+
+
+def test_estimates_are_written_with_their_interval() -> None:
+    estimate = Estimate(1 / 3, 0.25, 0.5)
+    assert str(estimate) == "0.333 [0.250, 0.500]"
+    assert estimate.as_dict() == {"value": 0.333333, "low": 0.25, "high": 0.5}
+
+
+def test_the_interval_of_a_mean_is_that_of_the_binomial_distribution() -> None:
+    # 50 of 100 are right: a resample's mean is binomial, with quantiles 0.40 and 0.60.
+    values = np.repeat([0.0, 1.0], 50)
+    estimate = percentile_interval(PairedBootstrap(100, resamples=20_000).means(values))
+    assert estimate.value == 0.5
+    assert (estimate.low, estimate.high) == pytest.approx((0.40, 0.60), abs=0.0101)
+
+
+def test_values_that_are_all_equal_have_no_interval() -> None:
+    estimate = percentile_interval(PairedBootstrap(7).means(np.full(7, 0.25)))
+    assert (estimate.value, estimate.low, estimate.high) == (0.25, 0.25, 0.25)
+
+
+def test_differences_are_paired() -> None:
+    bootstrap = PairedBootstrap(50)
+    hard = np.random.default_rng(0).random(50)
+    difference = percentile_interval(bootstrap.means(hard + 0.1) - bootstrap.means(hard))
+    assert difference.high - difference.low < 1e-12  # the same questions are drawn for both
+
+
+def test_unknown_values_are_left_out_of_means() -> None:
+    assert PairedBootstrap(3).means(np.array([1.0, np.nan, 0.0]))[0] == 0.5
+
+
+def test_spread_and_deviation_over_slots() -> None:
+    slots = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    bootstrap = PairedBootstrap(2)
+    assert bootstrap.spread(slots)[0] == 1.0
+    assert bootstrap.deviation(slots)[0] == pytest.approx(math.sqrt(1 / 6))
+
+
+def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
+    source = np.random.default_rng(1)
+    alike = (source.random((200, 5)) < 0.5).astype(float)
+    means = alike.mean(axis=0)
+    limit = chance_spread(alike)
+    assert limit is not None
+    assert means.max() - means.min() < limit < 0.25
+    favouring = alike.copy()
+    favouring[:, 0] = 1.0
+    assert favouring.mean(axis=0).max() - favouring.mean(axis=0).min() > (chance_spread(favouring) or 1.0)
+    assert chance_spread(np.full((3, 2), np.nan)) is None
+
+
+def test_a_column_that_a_resample_does_not_have_is_left_out_of_its_spread() -> None:
+    scores = np.array([[1.0, 0.0, np.nan], [1.0, 0.0, np.nan], [1.0, 0.0, 1.0]])
+    bootstrap = PairedBootstrap(3, resamples=200)
+    for statistic, expected in ((bootstrap.spread(scores), 1.0), (bootstrap.deviation(scores), math.sqrt(2) / 3)):
+        assert statistic[0] == pytest.approx(expected)
+        assert np.isfinite(statistic).all()  # resamples without the third question have two columns
+    assert np.isnan(bootstrap.spread(np.full((3, 2), np.nan))).all()
+
+
+def test_the_chance_of_few_questions_is_counted_exactly() -> None:
+    # Two questions that are right in one of two slots: both in the same slot in half of the shuffles.
+    assert chance_spread(np.array([[1.0, 0.0], [0.0, 1.0]])) == 1.0
+    assert chance_spread(np.array([[0.25, 1.0]])) == 0.75  # one question has one spread
