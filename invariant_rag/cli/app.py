@@ -18,7 +18,7 @@ from invariant_rag.cli.bench import TooLong
 from invariant_rag.cli.console import complain, errors_in_red, print_json, print_table, progress, say
 from invariant_rag.cli.reproduce import reproduce
 from invariant_rag.cli.search_dimension import search_dimension
-from invariant_rag.rag.text import shortened
+from invariant_rag.rag.text import truncate
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.order_check import OrderCheck
@@ -223,7 +223,7 @@ def _print_citations(citations: Iterable[Citation]) -> None:
         segment = citation.segment
         source = " ".join(str(segment.metadata[key]) for key in ("source", "page") if key in segment.metadata)
         say(f"[{citation.index}] {segment.title or ''} ({source})")
-        say(f"    {shortened(segment.text, 200)}", style="dim")
+        say(f"    {truncate(segment.text, 200)}", style="dim")
 
 
 def _print_check(check: OrderCheck) -> None:
@@ -239,7 +239,7 @@ def _print_check(check: OrderCheck) -> None:
 
 def _print_counts(answers: Iterable[tuple[str, int]]) -> None:
     for text, count in answers:
-        say(f"    {count:3} x {shortened(text, 100)!r}")
+        say(f"    {count:3} x {truncate(text, 100)!r}")
 
 
 def _print_cards(as_json: bool) -> None:

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
-from invariant_rag.segments import encodable
+from invariant_rag.segments import replace_surrogates
 from langchain_core.embeddings import Embeddings
 
 
@@ -30,7 +30,7 @@ class InvariantEmbeddings(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return one vector for each text."""
-        readable = [encodable(text) for text in texts]
+        readable = [replace_surrogates(text) for text in texts]
         batches = [readable[start : start + self._batch_size] for start in range(0, len(texts), self._batch_size)]
         with self._lock:
             loaded = self._load()
@@ -43,7 +43,7 @@ class InvariantEmbeddings(Embeddings):
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a question."""
         with self._lock:
-            (vector,) = self._load().encode_query([encodable(text)], show_progress_bar=False)
+            (vector,) = self._load().encode_query([replace_surrogates(text)], show_progress_bar=False)
         return [float(value) for value in vector]
 
     def _load(self) -> Embedder:

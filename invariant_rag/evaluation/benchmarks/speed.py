@@ -23,7 +23,7 @@ import transformers
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.errors import InvalidChoice, UnknownName
-from invariant_rag.models.loading import as_dtype
+from invariant_rag.models.loading import resolve_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -184,7 +184,7 @@ def build(setting: Setting) -> PreTrainedModel:
         raise UnknownName("shape", setting.shape, SHAPES)
     sizes: dict[str, Any] = dict(SHAPES[setting.shape])
     layers = sizes.pop("layers")
-    dtype: Any = as_dtype(setting.dtype)
+    dtype: Any = resolve_dtype(setting.dtype)
     try:
         torch.empty(0, device=setting.device)
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
