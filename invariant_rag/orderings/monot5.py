@@ -115,7 +115,8 @@ class MonoT5(Relevance):
                 raise load_error("the MonoT5 checkpoint", name, error) from error
             device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
             self._loaded = (model.to(device).eval(), tokenizer)
-        return self._loaded
+        loaded: tuple[Any, Any] = self._loaded
+        return loaded
 
     def _default_checkpoint(self) -> str:
         """Return the published checkpoint if it is cached or the hub is reachable, else the embedded one."""
