@@ -1,4 +1,4 @@
-"""Every exception of the library. Each says what was expected, what came, and what to do."""
+"""Exceptions of the library. A message says what was expected and what was given; the hint says what to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 
 class InvariantRAGError(Exception):
-    """Base of every error that the library raises.
+    """Base class of every error that the library raises.
 
     Args:
-        message: What was expected and what came.
-        hint: What to do about it; defaults to the class's own `hint`. Shown as a note under the traceback.
+        message: What was expected and what was given.
+        hint: What to do about it; default: the `hint` of the class. Added to the traceback as a note (PEP 678).
     """
 
     hint: str = ""
@@ -24,12 +24,12 @@ class InvariantRAGError(Exception):
             self.add_note(self.hint)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default would call the constructor with the message, which not every subclass takes.
+        # The default calls the constructor with the message, but some subclasses take other arguments.
         return (copyreg.__newobj__, (type(self), *self.args), self.__dict__)  # type: ignore[attr-defined]
 
 
 class UnknownName(InvariantRAGError, ValueError):
-    """A registry has no entry of that name."""
+    """A name that is not in a registry."""
 
     hint = "Names are matched as they are written."
 
@@ -48,19 +48,19 @@ class UnknownName(InvariantRAGError, ValueError):
 
 
 class InvalidChoice(InvariantRAGError, ValueError):
-    """A number that a method, an intervention or a measurement cannot work with."""
+    """An argument whose value is not supported."""
 
     hint = "The message says what was expected."
 
 
 class UnsupportedModel(InvariantRAGError):
-    """The model cannot be run order-invariantly, and the message says why."""
+    """A model that cannot be run order-invariantly; the message says why."""
 
     hint = "Run `invariant-rag models` for the families that were probed and what each answered."
 
 
 class UnsupportedCombination(InvariantRAGError):
-    """Two choices that do not go together."""
+    """Two options that cannot be combined."""
 
     hint = "Change one of the two, and leave the other."
 
@@ -89,25 +89,25 @@ class ImmutableModel(InvariantRAGError, AttributeError):
 
 
 class ModelNotFound(InvariantRAGError, OSError):
-    """There is no causal LM with a tokenizer under that name."""
+    """No causal LM was found under a name or in a folder."""
 
     hint = "Give a Hugging Face id (and a network), a folder with a saved model, or no name for the embedded model."
 
 
 class InvalidSegment(InvariantRAGError, ValueError):
-    """A value that cannot be a segment."""
+    """A value that cannot be converted to a segment."""
 
     hint = "A segment is a str, a Segment, or a sequence of token ids."
 
 
 class InvalidPrompt(InvariantRAGError, ValueError):
-    """A prompt that has no meaning, such as one without any token."""
+    """A prompt or a message that cannot be built or tokenized, such as a prompt without any token."""
 
     hint = "A prompt is text (or token ids), a set of segments, and text; messages are mappings of role and content."
 
 
 class ContextOverflow(InvariantRAGError, ValueError):
-    """The prompt does not fit: the message names the tokens it has and the tokens there is room for."""
+    """A prompt that does not fit into the context window; the message gives its tokens and the limit."""
 
     hint = (
         'Retrieve fewer or shorter chunks, lower max_new_tokens, or choose overflow="drop_last" '
@@ -116,61 +116,61 @@ class ContextOverflow(InvariantRAGError, ValueError):
 
 
 class TokenizerRequired(InvariantRAGError):
-    """Text was given to a model that was wrapped without a tokenizer."""
+    """Text for a model that was wrapped without a tokenizer."""
 
     hint = "Pass `tokenizer=` to InvariantModel, or build the Prompt from token ids."
 
 
 class RetrievalError(InvariantRAGError):
-    """Documents could not be read, indexed or searched."""
+    """Documents that could not be read, chunked, indexed or searched."""
 
     hint = "Give files or folders of .txt, .md, .jsonl or .pdf, and ask for at least one chunk."
 
 
 class InvalidQuestion(InvariantRAGError, ValueError):
-    """A question of an audit that cannot be read, or cannot be asked."""
+    """An audit question that cannot be parsed or cannot be asked."""
 
     hint = 'A line of a .jsonl file is {"question": "...", "segments": ["...", ...], "answers": ["...", ...]}.'
 
 
 class AuditFailed(InvariantRAGError):
-    """The system under audit failed, or too little was asked to measure anything."""
+    """The system under audit raised an error, or there are too few answers for a measurement."""
 
     hint = "What was answered is kept where the audit has a folder: start it again, and it goes on from there."
 
 
 class DatasetUnavailable(InvariantRAGError, OSError):
-    """The file of a benchmark is neither here nor where it can be had from."""
+    """A benchmark's data file that is neither on this machine nor downloadable."""
 
     hint = "Download it on a machine with a network, and give the file, or the folder that holds it, with --data."
 
 
 class InvalidDataset(InvariantRAGError, ValueError):
-    """A benchmark's file is not in the format that its README describes."""
+    """A benchmark's data file that is not in the format of its README."""
 
     hint = "The README in the benchmark's folder shows a record; compare it with the one that the message names."
 
 
 class RunExists(InvariantRAGError, FileExistsError):
-    """A run of these settings lies there already, and runs are never overwritten."""
+    """A run with the same settings exists in the output folder; runs are never overwritten."""
 
     hint = "Continue it with --resume, or write elsewhere with --out."
 
 
 class InvalidRun(InvariantRAGError, ValueError):
-    """The records of a run cannot be read back."""
+    """A run folder whose records cannot be parsed."""
 
     hint = "Only the last line of records.jsonl may be torn. Repair the line that the message names, or run elsewhere."
 
 
 class ActorsLost(InvariantRAGError, RuntimeError):
-    """Actors died again and again over the same records."""
+    """Ray actors that died repeatedly on the same records."""
 
     hint = "The log of Ray says why; often the model needs more memory. What was answered is kept: use --resume."
 
 
 class ExtraRequired(InvariantRAGError, ImportError):
-    """A package that is not installed with the library."""
+    """A package that is not installed because it belongs to an extra."""
 
     hint = "Optional parts are installed as extras, as the message says."
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired, UnknownName
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.prompts import Message, literal_ids, render_chat
+from invariant_rag.prompts import Message, render_chat, tokenize_literal
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 By: TypeAlias = Literal["letters", "texts"]
@@ -176,7 +176,7 @@ class Judge:
             ask = f"\n{case.ask} Answer with its letter only."
             logprobs = self.lm.score(self._prompt(case, asked, ask), [str(each.title) for each in asked])
         else:
-            ids = [literal_ids(each.text, self._tokenizer) for each in asked]
+            ids = [tokenize_literal(each.text, self._tokenizer) for each in asked]
             sums = self.lm.score(self._prompt(case, asked, f"\n{case.ask} Repeat it word for word."), ids)
             logprobs = [logprob / len(tokens) for logprob, tokens in zip(sums, ids, strict=True)]
         return [math.exp(logprob - max(logprobs)) for logprob in logprobs]

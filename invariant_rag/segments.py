@@ -1,7 +1,7 @@
-"""Segments, multisets of segments, and prompts: the data that everything else reads.
+"""Data types of the library: `Segment`, `SegmentSet` (a multiset of segments) and `Prompt`.
 
-A prompt is text, a set of segments, text; or several such sets with text between them. The order in which segments
-are listed carries no meaning; it is kept only so that answers can point back at "the third chunk you gave me".
+A prompt is text, a set of segments, text; or several such sets with text between them. The listing order of segments
+has no meaning. It is kept so that results can refer to segments by their index in the input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -27,7 +26,11 @@ Text: TypeAlias = str | TokenIds
 
 
 def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
-    """Return `values` as a tuple of non-negative ints, or say what is not a token id."""
+    """Validate token ids and return them as a tuple.
+
+    Raises:
+        InvariantRAGError: `values` is no iterable of integers >= 0; raised as the given `error` class.
+    """
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         raise error(f"expected token ids (integers >= 0), got {type(values).__name__}")
     ids = []
@@ -38,20 +41,20 @@ def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
     return tuple(ids)
 
 
-def _canonical(value: Any) -> str:
-    """Write a value as text: equal values alike, however their mappings and sets are listed."""
+def _canonical_json(value: Any) -> str:
+    """Serialize a value so that the iteration order of its mappings and sets does not matter."""
     if isinstance(value, Mapping):
-        pairs = sorted(f"{_canonical(key)}: {_canonical(each)}" for key, each in value.items())
+        pairs = sorted(f"{_canonical_json(key)}: {_canonical_json(each)}" for key, each in value.items())
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, Set):
-        return f"{{{', '.join(sorted(map(_canonical, value)))}}}"
+        return f"{{{', '.join(sorted(map(_canonical_json, value)))}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_canonical, value))}]"
+        return f"[{', '.join(map(_canonical_json, value))}]"
     return json.dumps(value, default=str)
 
 
-def _option(value: Any) -> tuple[Any, ...]:
-    """Make an optional value comparable: None comes before every other."""
+def _none_first(value: Any) -> tuple[Any, ...]:
+    """Return a sort key for an optional value: None sorts before every other value."""
     return () if value is None else (value,)
 
 
@@ -61,10 +64,10 @@ class Segment:
 
     Attributes:
         text: The text. Empty when the segment is given as token ids.
-        title: Shown before the text, where the prompt's rendering shows titles.
-        metadata: Anything else that belongs to the chunk (source, page...). String keys. Never enters the model.
-        score: The retriever's score, read by the `score` ordering. Higher is better.
-        token_ids: Token ids to use as they are, instead of text.
+        title: Title of the chunk. `Prompt.rendering` decides whether and how it is shown.
+        metadata: Other fields of the chunk (source, page...), with str keys. Never part of the model's input.
+        score: The retriever's score, used by the `score` ordering. Higher is better.
+        token_ids: Token ids to use instead of text; they are not tokenized again.
 
     Raises:
         InvalidSegment: A field has the wrong type, or both text and token ids were given.
@@ -82,9 +85,9 @@ class Segment:
         if self.title is not None and not isinstance(self.title, str):
             raise InvalidSegment(f"title: expected str or None, got {type(self.title).__name__}")
         if not isinstance(self.metadata, Mapping) or any(not isinstance(key, str) for key in self.metadata):
-            raise InvalidSegment("metadata: expected a mapping with str keys")
+            raise InvalidSegment(f"metadata: expected a mapping with str keys, got {self.metadata!r}")
         if self.score is not None and (not isinstance(self.score, Real) or math.isnan(self.score)):
-            raise InvalidSegment(f"score: expected a number that can be compared, got {self.score!r}")
+            raise InvalidSegment(f"score: expected a number other than nan, got {self.score!r}")
         if self.token_ids is not None:
             if self.text or self.title:
                 raise InvalidSegment("expected text or token ids, got both")
@@ -93,7 +96,7 @@ class Segment:
 
     @classmethod
     def of(cls, value: Segment | str | Sequence[int]) -> Segment:
-        """Return `value` as a segment: a Segment, a string, or a sequence of token ids."""
+        """Build a segment from a Segment (returned unchanged), a string, or a sequence of token ids."""
         if isinstance(value, Segment):
             return value
         if isinstance(value, str):
@@ -104,18 +107,21 @@ class Segment:
 
     @cached_property
     def canonical_key(self) -> tuple[Any, ...]:
-        """Total order over contents: text, token ids, title, metadata, score. Equal keys are interchangeable."""
+        """Sort key that depends on the content alone: text, token ids, title, metadata, score.
+
+        Segments with equal keys are equal.
+        """
         return (
             self.text,
-            _option(self.token_ids),
-            _option(self.title),
-            _canonical(self.metadata),
-            _option(self.score),
+            _none_first(self.token_ids),
+            _none_first(self.title),
+            _canonical_json(self.metadata),
+            _none_first(self.score),
         )
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 of title and text (or token ids), in hexadecimal: the same chunk has the same hash anywhere."""
+        """SHA-256 of title, text and token ids, in hexadecimal; stable across processes and machines."""
         content = [self.title, self.text, self.token_ids]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -126,7 +132,7 @@ class Segment:
         return hash(self.canonical_key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A mapping proxy cannot be pickled; rebuilding through the constructor can.
+        # MappingProxyType cannot be pickled, so the segment is rebuilt through its constructor.
         return (type(self), (self.text, self.title, dict(self.metadata), self.score, self.token_ids))
 
 
@@ -144,13 +150,12 @@ class SegmentSet(Sequence[Segment]):
             raise InvalidSegment(f"expected a collection of segments, got {type(segments).__name__}")
         self._segments = tuple(Segment.of(segment) for segment in segments)
 
-    def canonical(self) -> SegmentSet:
-        """Return the same set, listed in the order of its contents."""
-        ordered: list[Segment] = sorted(self._segments, key=attrgetter("canonical_key"))
-        return SegmentSet(ordered)
-
     def permuted(self, order: Sequence[int]) -> SegmentSet:
-        """Return the same set, listed as `order` says (indices into this listing)."""
+        """Return the same set with its segments listed in another order.
+
+        Args:
+            order: A permutation of the indices `0..len(self) - 1`.
+        """
         if sorted(order) != list(range(len(self))):
             raise InvalidSegment(f"expected a permutation of 0..{len(self) - 1}, got {list(order)}")
         return SegmentSet(self._segments[index] for index in order)
@@ -174,43 +179,43 @@ class SegmentSet(Sequence[Segment]):
         return f"SegmentSet({list(self._segments)!r})"
 
 
-def encodable(text: str) -> str:
-    r"""Return `text` with every lone surrogate, which no tokenizer can read, replaced by U+FFFD.
+def replace_surrogates(text: str) -> str:
+    r"""Replace lone surrogates, which cannot be encoded as UTF-8 and which tokenizers reject, by U+FFFD.
 
-    >>> encodable("a\ud800b") == "a\ufffdb"
+    >>> replace_surrogates("a\ud800b") == "a\ufffdb"
     True
     """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def plain_rendering(segment: Segment) -> str:
-    """The text as it is; a title, if there is one, on a line of its own before it."""
+    """Render a segment as its text, below a line with its title if it has one."""
     return segment.text if segment.title is None else f"{segment.title}\n{segment.text}"
 
 
 def document_rendering(segment: Segment) -> str:
-    """The rendering of retrieved chunks in a chat prompt. It has no number: a number would reveal an order."""
+    """Render a retrieved chunk in a chat prompt. It is not numbered: a number would reveal the input order."""
     title = "" if segment.title is None else f" (Title: {segment.title})"
     return f"Document{title}: {segment.text}\n"
 
 
 @dataclass(frozen=True, init=False)
 class Prompt:
-    """Text, a set of segments, text; or several sets with text between them.
+    """A prompt: text, a set of segments, text; or several sets with text between them (`Prompt.of`).
 
     Args:
         prefix: Text (or token ids) before the set.
         segments: The set: strings, `Segment`s or lists of token ids.
-        suffix: Text (or token ids) after the set. It holds the question; everything generated follows it.
-        query: What relevance orderings (MonoT5...) compare segments with. Defaults to the last text of the prompt.
-        rendering: How a segment becomes text. A module-level function, so that prompts can be pickled.
+        suffix: Text (or token ids) after the set, such as the question. The model continues it.
+        query: Query that relevance orderings (MonoT5...) score segments against. Default: the last text of the prompt.
+        rendering: Function that renders a segment as text. Define it at module level, so that prompts can be pickled.
 
     Attributes:
         texts: The `len(sets) + 1` texts around the sets.
-        sets: The sets, in reading order.
+        sets: The sets, from the first to the last in the prompt.
 
     Raises:
-        InvalidPrompt: A text is neither a string nor token ids, or both are mixed in one text.
+        InvalidPrompt: A text is neither a string nor token ids, or one text mixes both.
     """
 
     texts: tuple[Text, ...]
@@ -227,10 +232,10 @@ class Prompt:
         query: str | None = None,
         rendering: Callable[[Segment], str] = plain_rendering,
     ) -> None:
-        chosen = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
-        self._fill((_text(prefix), _text(suffix)), (chosen,), query, rendering)
+        segment_set = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
+        self._set_fields((_as_text(prefix), _as_text(suffix)), (segment_set,), query, rendering)
 
-    def _fill(
+    def _set_fields(
         self,
         texts: tuple[Text, ...],
         sets: tuple[SegmentSet, ...],
@@ -247,7 +252,7 @@ class Prompt:
         query: str | None = None,
         rendering: Callable[[Segment], str] = plain_rendering,
     ) -> Prompt:
-        """Build a prompt from texts and any number of `SegmentSet`s, in reading order.
+        """Build a prompt from texts and any number of `SegmentSet`s, in the order of the prompt.
 
         >>> Prompt.of("Rubrics:", SegmentSet(["a"]), "Answers:", SegmentSet(["b", "c"]), "Which is best?").texts
         ('Rubrics:', 'Answers:', 'Which is best?')
@@ -259,14 +264,14 @@ class Prompt:
                 sets.append(part)
                 texts.append("")
             else:
-                texts[-1] = _joined(texts[-1], _text(part))
+                texts[-1] = _concatenate(texts[-1], _as_text(part))
         prompt = cls.__new__(cls)
-        prompt._fill(tuple(texts), tuple(sets), query, rendering)
+        prompt._set_fields(tuple(texts), tuple(sets), query, rendering)
         return prompt
 
     @property
     def segments(self) -> SegmentSet:
-        """Every segment of every set, in the order given. Indices in a result's `order` point into this."""
+        """All segments of all sets, in input order. `Generation.order` holds indices into this."""
         return self.sets[0] if len(self.sets) == 1 else SegmentSet(segment for each in self.sets for segment in each)
 
     @property
@@ -280,27 +285,31 @@ class Prompt:
         return self.texts[-1]
 
     def with_sets(self, sets: Iterable[SegmentSet]) -> Prompt:
-        """Return the same prompt around other sets."""
+        """Return a copy of the prompt with other sets.
+
+        Raises:
+            InvalidPrompt: Their number differs.
+        """
         prompt = type(self).__new__(type(self))
-        prompt._fill(self.texts, tuple(sets), self.query, self.rendering)
+        prompt._set_fields(self.texts, tuple(sets), self.query, self.rendering)
         if len(prompt.sets) != len(self.sets):
             raise InvalidPrompt(f"expected {len(self.sets)} sets, got {len(prompt.sets)}")
         return prompt
 
     def shuffled(self, random_state: random.Random) -> Prompt:
-        """Return the same prompt with every set listed in a random order."""
+        """Return a copy of the prompt with the segments of every set in a random order."""
         return self.with_sets(each.permuted(random_state.sample(range(len(each)), len(each))) for each in self.sets)
 
 
-def _text(value: str | Sequence[int]) -> Text:
+def _as_text(value: str | Sequence[int]) -> Text:
     return value if isinstance(value, str) else as_token_ids(value, InvalidPrompt)
 
 
-def _joined(left: Text, right: Text) -> Text:
+def _concatenate(left: Text, right: Text) -> Text:
     if not left or not right:
         return left or right
     if isinstance(left, str) and isinstance(right, str):
         return left + right
     if isinstance(left, tuple) and isinstance(right, tuple):
         return left + right
-    raise InvalidPrompt("expected text or token ids between two sets, got both")
+    raise InvalidPrompt("expected only strings or only token ids between two sets, got both")

@@ -12,7 +12,7 @@ import typer
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_error, print_json, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.rag.text import shortened
+from invariant_rag.rag.text import truncate
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.order_check import OrderCheck
@@ -162,7 +162,7 @@ def _print_citations(citations: Iterable[Citation]) -> None:
         segment = citation.segment
         source = " ".join(str(segment.metadata[key]) for key in ("source", "page") if key in segment.metadata)
         print_text(f"[{citation.index}] {segment.title or ''} ({source})")
-        print_text(f"    {shortened(segment.text, 200)}", style="dim")
+        print_text(f"    {truncate(segment.text, 200)}", style="dim")
 
 
 def _print_check(check: OrderCheck) -> None:
@@ -180,4 +180,4 @@ def _print_check(check: OrderCheck) -> None:
 
 def _print_counts(answers: Iterable[tuple[str, int]]) -> None:
     for text, count in answers:
-        print_text(f"    {count:3} x {shortened(text, 100)!r}")
+        print_text(f"    {count:3} x {truncate(text, 100)!r}")

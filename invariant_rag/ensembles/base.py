@@ -11,7 +11,7 @@ from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.prompts import text_ids
+from invariant_rag.prompts import tokenize_text
 from invariant_rag.segments import Prompt, Segment
 
 if TYPE_CHECKING:
@@ -107,4 +107,4 @@ def with_cost(generation: Generation, cost: Cost) -> EnsembleGeneration:
 
 def longest_of(candidates: Sequence[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase | None) -> int:
     """Return the tokens of the longest candidate."""
-    return max((len(text_ids(each, tokenizer)) for each in candidates), default=0)
+    return max((len(tokenize_text(each, tokenizer)) for each in candidates), default=0)

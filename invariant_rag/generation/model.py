@@ -39,7 +39,7 @@ from invariant_rag.interventions import Intervention, resolve_intervention
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.models.loading import context_window, load_model
 from invariant_rag.orderings import Ordering, resolve_ordering
-from invariant_rag.prompts import Message, question_messages, render_chat, text_ids
+from invariant_rag.prompts import Message, question_messages, render_chat, tokenize_text
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
 
 if TYPE_CHECKING:
@@ -477,7 +477,7 @@ class InvariantModel:
             raise InvalidPrompt(
                 f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
             )
-        options = [text_ids(each, self.tokenizer) for each in candidates]
+        options = [tokenize_text(each, self.tokenizer) for each in candidates]
         if not all(options):
             raise InvalidPrompt(f"expected candidates of at least one token, got none in {candidates!r}")
         for option in options:

@@ -1,4 +1,4 @@
-"""Finding and loading models: causal LMs, embedding models, and the small ones that come with the package."""
+"""Load causal LMs and embedding models, from the hub, from a folder or from the package itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the model hub can be reached, asked in seconds: its own client waits and retries for more than a minute."""
+"""Check quickly whether the model hub is reachable; the hub client retries for more than a minute."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from urllib.request import Request, urlopen
 
 
 def hub_reachable(timeout: float = 3.0) -> bool:
-    """Whether the model hub answers at all, with whatever status. Heeds `HF_HUB_OFFLINE`, `HF_ENDPOINT` and proxies.
+    """Return whether the model hub answers an HTTP request, with any status.
+
+    Respects `HF_HUB_OFFLINE`, `HF_ENDPOINT` and proxy settings.
 
     Args:
-        timeout: Seconds to wait for it.
+        timeout: Seconds to wait for the answer.
     """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout).close()  # noqa: S310 - set by the user
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout).close()  # noqa: S310 - the URL is the user's own setting
     except HTTPError:
         return True
     except OSError:

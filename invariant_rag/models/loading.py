@@ -1,4 +1,4 @@
-"""Loading models: any causal LM of transformers, or the small one that comes with the package."""
+"""Load a causal LM and its tokenizer with transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from invariant_rag.models.embedded import EMBEDDED
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_SHARED = ("revision", "token", "trust_remote_code", "cache_dir")
+_TOKENIZER_KEYWORDS = ("revision", "token", "trust_remote_code", "cache_dir")
 _logger = logging.getLogger(__name__)
 
 
@@ -27,52 +27,59 @@ def load_model(
     device_map: str | Mapping[str, Any] | None,
     **kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load a causal LM, ready to generate, and its tokenizer; None, with a warning, where there is no tokenizer.
+    """Load a causal LM in evaluation mode, and its tokenizer.
 
     Args:
-        name: A hub id or a folder. None: the embedded generator; `native`: the one fine-tuned with RoToR attention.
-        dtype: As in transformers. An embedded model computes in float32 where this is `auto`.
-        device_map: As in transformers.
-        **kwargs: Passed on to `from_pretrained`.
+        name: A hub id or a folder. None: the embedded generator; "native": the embedded model fine-tuned with RoToR
+            attention.
+        dtype: As in `from_pretrained`; for the embedded models "auto" means float32.
+        device_map: As in `from_pretrained`.
+        **kwargs: Passed on to `from_pretrained` of the model; those that select files also to the tokenizer's.
+
+    Returns:
+        The model and its tokenizer. The tokenizer is None, with a warning in the log, if none is found.
 
     Raises:
-        InvalidChoice: There is no such dtype.
-        ModelNotFound: There is no such model, or it is no causal LM.
+        InvalidChoice: torch has no such dtype.
+        ModelNotFound: There is no such model, or it is not a causal LM.
     """
-    dtype = as_dtype(dtype)
-    place: str | Path
+    dtype = resolve_dtype(dtype)
+    source: str | Path
     if name is None or name == "native":
-        place = EMBEDDED["native" if name else "generator"]
+        source = EMBEDDED["native" if name else "generator"]
         dtype = torch.float32 if dtype == "auto" else dtype
     else:
-        place = name
+        source = name
     try:
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, device_map=device_map, **kwargs)
-    except (OSError, ValueError) as error:  # not found, or found and not a causal LM
-        raise ModelNotFound(f"expected a causal LM at {str(place)!r}: {error}") from error
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device_map, **kwargs)
+    except (OSError, ValueError) as error:  # OSError: not found; ValueError: not a causal LM
+        raise ModelNotFound(f"expected a causal LM at {str(source)!r}: {error}") from error
     tokenizer: PreTrainedTokenizerBase | None = None
     try:
-        shared = {key: kwargs[key] for key in _SHARED if key in kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(place, **shared)
+        tokenizer_kwargs = {key: kwargs[key] for key in _TOKENIZER_KEYWORDS if key in kwargs}
+        tokenizer = AutoTokenizer.from_pretrained(source, **tokenizer_kwargs)
     except (OSError, ValueError) as error:
-        _logger.warning("no tokenizer at %r, so prompts must be token ids: %s", str(place), error)
+        _logger.warning("found no tokenizer at %r, so prompts must be token ids: %s", str(source), error)
     return model.eval(), tokenizer
 
 
-def as_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Return a dtype by its name in torch; `auto`, which transformers knows, as it is.
+def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Convert the name of a torch dtype to the dtype; "auto" is returned unchanged, for transformers.
 
     Raises:
-        InvalidChoice: torch has no dtype of that name.
+        InvalidChoice: torch has no such dtype.
     """
     found = dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
     if found != "auto" and not isinstance(found, torch.dtype):
-        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or another of torch's, got {dtype!r}")
+        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or another torch dtype, got {dtype!r}")
     return found
 
 
 def context_window(config: PreTrainedConfig) -> int | None:
-    """Tokens that a model's positions reach; dynamic scalings reach farther than they were trained for."""
+    """Return the largest number of tokens the model supports, or None if its config does not say.
+
+    For dynamic RoPE scaling this is `max_position_embeddings` times the scaling factor.
+    """
     text = config.get_text_config(decoder=True)
     window: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}

@@ -1,4 +1,4 @@
-"""Orderings: rules that rank segments. Rank 0 is placed nearest to the suffix."""
+"""Orderings: rules that rank segments. Rank 0 is placed next to the suffix."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ __all__ = [
 
 
 def resolve_ordering(name_or_instance: str | Ordering | None, default: str | None = None) -> Ordering:
-    """Return the ordering of that name with its defaults, or the instance itself; the default where none is chosen.
+    """Look up an ordering by its registry name; an instance is returned unchanged, and None selects `default`.
 
     >>> resolve_ordering("lexical")
     Lexical()
 
     Raises:
-        UnknownName: Neither; the message lists the valid names.
+        UnknownName: There is no such ordering; the message lists the names.
     """
     if isinstance(name_or_instance, Ordering):
         return name_or_instance
-    wanted = default if name_or_instance is None else name_or_instance
+    chosen = default if name_or_instance is None else name_or_instance
     for name, ordering in ORDERINGS.items():
-        if name == wanted:
+        if name == chosen:
             return ordering()
-    raise UnknownName("ordering", wanted, ORDERINGS)
+    raise UnknownName("ordering", chosen, ORDERINGS)

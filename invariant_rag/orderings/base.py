@@ -1,4 +1,4 @@
-"""What an ordering is: a sort key for every segment, and one sort that all orderings share."""
+"""Base class of orderings: a subclass computes a sort key per segment, the base class sorts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from invariant_rag.segments import Segment
 
 @dataclass(frozen=True)
 class Candidate:
-    """A segment as an ordering sees it.
+    """A rendered and tokenized segment: the input of an ordering.
 
     Attributes:
-        segment: The segment itself, with its metadata and score.
-        token_ids: Token ids of the rendered segment, before any trimming.
-        text: The rendered text; None when the segment came as token ids and no tokenizer can decode them.
+        segment: The segment, with its metadata and score.
+        token_ids: Token ids of the rendered segment, before any truncation.
+        text: The rendered text; None for a segment of token ids if there is no tokenizer to decode them.
     """
 
     segment: Segment
@@ -25,18 +25,18 @@ class Candidate:
     text: str | None
 
     @property
-    def tie(self) -> tuple[Any, ...]:
-        """What decides between equal sort keys: text, then metadata. Equal ties are exact duplicates."""
+    def tie_breaker(self) -> tuple[Any, ...]:
+        """Secondary sort key: the segment's content, then the token ids. Only exact duplicates have equal ones."""
         return (*self.segment.canonical_key, self.token_ids)
 
 
 class Ordering(ABC):
-    """A rule that ranks segments. A subclass says what the sort key of each one is; the sort is done here.
+    """A rule that ranks segments. A subclass implements `sort_keys`.
 
     Attributes:
-        name: The registry key.
-        invariant: Whether the rank depends on the contents alone, never on the order in which segments are given.
-        descending: Whether the largest key comes first.
+        name: Name in the registry.
+        invariant: Whether the ranking depends on the contents alone, not on the input order.
+        descending: Whether the largest key has rank 0.
     """
 
     name: ClassVar[str]
@@ -44,17 +44,21 @@ class Ordering(ABC):
     descending: ClassVar[bool] = False
 
     @abstractmethod
-    def keys(self, candidates: Sequence[Candidate], query: str) -> Sequence[Any]:
-        """Return one comparable sort key per candidate, as a function of the multiset of candidates and the query."""
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> Sequence[Any]:
+        """Return one sort key per candidate, in input order.
+
+        The key of a candidate may depend on the query and on the multiset of candidates, not on their order (unless
+        `invariant` is False).
+        """
 
     def rank(self, candidates: Sequence[Candidate], query: str) -> list[int]:
-        """Return indices of `candidates`, rank 0 first. Rank 0 is placed nearest to the suffix.
+        """Return the indices of `candidates` by rank. Rank 0 is placed next to the suffix.
 
-        Law: when `invariant`, listing the candidates in another order gives the same sequence of contents.
+        Law: if `invariant`, every permutation of the candidates gives the same sequence of contents.
         """
-        keys = self.keys(candidates, query)
-        full = [(key, candidate.tie) for key, candidate in zip(keys, candidates, strict=True)]
-        return sorted(range(len(full)), key=full.__getitem__, reverse=self.descending)
+        keys = self.sort_keys(candidates, query)
+        unique = [(key, candidate.tie_breaker) for key, candidate in zip(keys, candidates, strict=True)]
+        return sorted(range(len(unique)), key=unique.__getitem__, reverse=self.descending)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

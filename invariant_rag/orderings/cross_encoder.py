@@ -1,4 +1,4 @@
-"""Ordering by a cross-encoder, which reads the query and a segment together."""
+"""Ordering by the relevance score of a cross-encoder."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from invariant_rag.errors import UnsupportedModel
-from invariant_rag.orderings.relevance import Relevance, unloadable
+from invariant_rag.orderings.relevance import Relevance, load_error
 
 
 class CrossEncoder(Relevance):
-    """Relevance by a sentence-transformers cross-encoder, best first.
+    """Rank by the score of a sentence-transformers cross-encoder for query and segment, most relevant first.
 
     Args:
         model: A model id or local folder, or a loaded `sentence_transformers.CrossEncoder` with one output.
         batch_size: Texts per forward pass.
-        device: Where to load the model; the GPU if there is one, unless told.
+        device: Device to load the model on; default: the GPU if there is one.
     """
 
     name: ClassVar[str] = "cross-encoder"
@@ -28,10 +28,9 @@ class CrossEncoder(Relevance):
         device: str | None = None,
     ) -> None:
         super().__init__(model, batch_size=batch_size, device=device)
-        self._loaded: Any = model if self.name_or_folder is None else None
 
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
-        """Return the model's logit for each text: a sigmoid would make high scores equal in float32."""
+        """Return the logit of each text. A sigmoid would round high scores to the same float32."""
         import torch
 
         model = self._load()
@@ -43,7 +42,7 @@ class CrossEncoder(Relevance):
         )
         if scores.ndim != 1:
             raise UnsupportedModel(
-                f"ordering {self.name!r} needs one score per text; {self!r} gives {scores.shape[-1]}",
+                f"ordering {self.name!r} expects one score per text, got {scores.shape[-1]} from {self!r}",
                 hint="Use a cross-encoder with num_labels=1.",
             )
         return [float(score) for score in scores]
@@ -56,5 +55,5 @@ class CrossEncoder(Relevance):
             try:
                 self._loaded = sentence_transformers.CrossEncoder(name, device=self.device)
             except (OSError, ValueError) as error:
-                raise unloadable("the cross-encoder", name, error) from error
+                raise load_error("the cross-encoder", name, error) from error
         return self._loaded

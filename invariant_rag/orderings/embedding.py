@@ -1,34 +1,33 @@
-"""Ordering by the similarity of embeddings."""
+"""Ordering by the cosine similarity of embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, load_embedder
 from invariant_rag.orderings.relevance import Relevance
 
 
 class Embedding(Relevance):
-    """Relevance by cosine similarity of sentence-transformers embeddings, best first.
+    """Rank by cosine similarity of sentence-transformers embeddings to the query, most similar first.
 
     Args:
         model: A model id or local folder, or a loaded `SentenceTransformer`.
         batch_size: Texts per forward pass.
-        device: Where to load the model; the GPU if there is one, unless told.
+        device: Device to load the model on; default: the GPU if there is one.
     """
 
     name: ClassVar[str] = "embedding"
 
     def __init__(self, model: object = DEFAULT_EMBEDDER, *, batch_size: int = 32, device: str | None = None) -> None:
         super().__init__(model, batch_size=batch_size, device=device)
-        self._loaded: Any = model if self.name_or_folder is None else None
 
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
-        """Return the cosine of each text's embedding with the query's."""
+        """Return the cosine similarity of each text to the query."""
         if self._loaded is None:
             self._loaded = load_embedder(str(self.name_or_folder), device=self.device)
         options = {"batch_size": self.batch_size, "show_progress_bar": False, "normalize_embeddings": True}
-        documents = self._loaded.encode_document(list(texts), **options)  # [texts, width] float32
-        wanted = self._loaded.encode_query(query, **options)  # [width] float32
-        return [float(similarity) for similarity in documents @ wanted]
+        documents = self._loaded.encode_document(list(texts), **options)  # [N, D] float32
+        query_vector = self._loaded.encode_query(query, **options)  # [D] float32
+        return [float(similarity) for similarity in documents @ query_vector]

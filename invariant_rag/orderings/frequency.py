@@ -1,4 +1,4 @@
-"""Ordering by how common a segment's tokens are in the set."""
+"""Ordering by inverse token frequency within the set."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from invariant_rag.orderings.base import Candidate, Ordering
 
 
 class Frequency(Ordering):
-    """Each token id replaced by 1 / its count over all segments, compared lexicographically; shorter first.
+    """Replace each token id by 1 / its count over all segments; compare lexicographically, a prefix first.
 
-    The published code (https://arxiv.org/abs/2502.08662) pads every segment to the longest one with the prompt's
-    first token, counts that token too, and then reads every token with the same count as padding, that is as 0. So
-    a token that occurs exactly once more than there are padding positions sorts before every other: among segments
-    of one length, the tokens that occur once. This is kept, because it is a function of the set and the published
-    results stand on it. What is not kept is its falling back to the input order when keys are equal.
+    RoToR (https://arxiv.org/abs/2502.08662). The published code pads every segment to the longest one with the first
+    token of the prompt, counts that token once more, and treats every token with the same count as padding, which
+    counts as 0. So a token that occurs once more than there are padding positions sorts first; among segments of one
+    length these are the tokens that occur once. This implementation keeps that rule, because it depends on the set
+    alone and the published results use it. It does not keep the fall-back to input order for equal keys.
     """
 
     name: ClassVar[str] = "frequency"
 
-    def keys(self, candidates: Sequence[Candidate], query: str) -> list[tuple[float, ...]]:
-        """Return the inverse counts of each candidate's tokens."""
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[tuple[float, ...]]:
+        """Return the inverse counts of the tokens of each candidate."""
         counts = Counter(token for candidate in candidates for token in candidate.token_ids)
         longest = max((len(candidate.token_ids) for candidate in candidates), default=0)
-        like_padding = 1 + sum(longest - len(candidate.token_ids) for candidate in candidates)
-        inverse = {token: 0.0 if count == like_padding else 1 / count for token, count in counts.items()}
+        padding_count = 1 + sum(longest - len(candidate.token_ids) for candidate in candidates)
+        inverse = {token: 0.0 if count == padding_count else 1 / count for token, count in counts.items()}
         return [tuple(inverse[token] for token in candidate.token_ids) for candidate in candidates]

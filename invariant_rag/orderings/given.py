@@ -1,4 +1,4 @@
-"""The order in which the segments were given: what a plain pipeline does."""
+"""The input order, as in a plain RAG pipeline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from invariant_rag.orderings.base import Candidate, Ordering
 
 
 class Given(Ordering):
-    """The order given, first segment farthest from the suffix, as the plain model reads it. Not invariant."""
+    """Keep the input order: the first segment is farthest from the suffix. Not invariant."""
 
     name: ClassVar[str] = "given"
     invariant: ClassVar[bool] = False
     descending: ClassVar[bool] = True
 
-    def keys(self, candidates: Sequence[Candidate], query: str) -> range:
-        """Return the position in which each candidate was given. The last one given is ranked first."""
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> range:
+        """Return the input index of each candidate. The last candidate has rank 0."""
         return range(len(candidates))

@@ -1,4 +1,4 @@
-"""Orderings by token ids: the cheapest rule that is a function of the content alone."""
+"""Orderings by token ids, which need no model and no query."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from invariant_rag.orderings.base import Candidate, Ordering
 
 
 class Lexical(Ordering):
-    """Token ids compared lexicographically; of two where one begins the other, the shorter first.
+    """Compare token ids lexicographically; a segment that is a prefix of another comes first.
 
     The default of RoToR: https://arxiv.org/abs/2502.08662, section 3.2.
     """
 
     name: ClassVar[str] = "lexical"
 
-    def keys(self, candidates: Sequence[Candidate], query: str) -> list[tuple[int, ...]]:
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[tuple[int, ...]]:
         """Return the token ids."""
         return [candidate.token_ids for candidate in candidates]
 

@@ -1,4 +1,4 @@
-"""What the orderings that ask a model how well a segment answers the query have in common."""
+"""Base class of the orderings that score segments against the query with a model."""
 
 from __future__ import annotations
 
@@ -9,67 +9,71 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from invariant_rag.errors import InvariantRAGError, TokenizerRequired, UnsupportedModel
+from invariant_rag.errors import InvalidChoice, InvariantRAGError, TokenizerRequired, UnsupportedModel
 from invariant_rag.orderings.base import Candidate, Ordering
-from invariant_rag.segments import encodable
+from invariant_rag.segments import replace_surrogates
 
 
 class Relevance(Ordering):
-    """Best score first, where a model scores every text against the query.
+    """Rank by the score of a model for query and segment, highest first.
 
-    A model's scores depend, in their last bits, on what else is in the batch. So the model is shown the distinct
-    texts in sorted order, whatever order the segments came in: the scores are then bit-identical too.
+    The last bits of a score depend on the other texts in the batch. The model therefore scores the distinct texts in
+    sorted order, so that the scores are bit-identical for every input order.
 
     Args:
         model: A model id, a local folder, or a loaded model. Ids and folders are loaded on first use.
         batch_size: Texts per forward pass.
-        device: Where to load the model; the GPU if there is one, unless told. A loaded model stays where it is.
+        device: Device to load the model on; default: the GPU if there is one. A loaded model is not moved.
     """
-
-    _loaded: Any = None
-    """What a subclass has loaded."""
 
     def __init__(self, model: object, *, batch_size: int = 32, device: str | None = None) -> None:
         if batch_size < 1:
-            raise InvariantRAGError(f"batch_size: expected at least 1, got {batch_size}")
+            raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
         self.model = model
         self.name_or_folder = str(model) if isinstance(model, str | Path) else None
         self.batch_size = batch_size
         self.device = device
-        # One lock for loading and for scoring: fast tokenizers cannot change their padding from two threads at once.
+        self._loaded: Any = model if self.name_or_folder is None else None
+        # For loading and scoring: a fast tokenizer keeps its padding as state, so only one thread may use it.
         self._lock = Lock()
 
     @abstractmethod
     def score_texts(self, texts: Sequence[str], query: str) -> Sequence[float]:
-        """Return one score per text, higher is better. `texts` are distinct and sorted; called by one thread."""
+        """Return one score per text, higher is better.
 
-    def keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
+        Called under a lock, with texts that are distinct and sorted.
+        """
+
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the negated scores.
 
         Raises:
             TokenizerRequired: A candidate has no text.
-            UnsupportedModel: The model gave a score that is not a number.
+            UnsupportedModel: A score is nan.
         """
         texts = [candidate.text for candidate in candidates]
         if any(text is None for text in texts):
             raise TokenizerRequired(
-                f"ordering {self.name!r} compares texts, but segment {texts.index(None)} has token ids only",
+                f"ordering {self.name!r} expects text, but segment {texts.index(None)} has only token ids",
                 hint='Pass `tokenizer=` to InvariantModel, or choose an ordering over token ids such as "lexical".',
             )
-        readable = [encodable(text) for text in texts if text is not None]
-        distinct = sorted(set(readable))
+        clean = [replace_surrogates(text) for text in texts if text is not None]
+        distinct = sorted(set(clean))
         if not distinct:
             return []
         with self._lock:
-            scores = dict(zip(distinct, map(float, self.score_texts(distinct, encodable(query))), strict=True))
+            scores = dict(zip(distinct, map(float, self.score_texts(distinct, replace_surrogates(query))), strict=True))
         if any(math.isnan(score) for score in scores.values()):
-            raise UnsupportedModel(f"the model of ordering {self.name!r} gave nan scores", hint="Try another model.")
-        return [-scores[text] for text in readable]
+            raise UnsupportedModel(
+                f"ordering {self.name!r} expects numbers as scores, got nan from {self!r}",
+                hint="Load the model in float32, or choose another model.",
+            )
+        return [-scores[text] for text in clean]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A lock cannot leave its process, and weights that have a name are loaded where they are needed.
-        left = {"_lock"} if self.name_or_folder is None else {"_lock", "_loaded"}
-        return {name: value for name, value in vars(self).items() if name not in left}
+        # A lock cannot be pickled, and a model with a name is loaded again by the process that unpickles it.
+        loaded = self._loaded if self.name_or_folder is None else None
+        return {**{name: value for name, value in vars(self).items() if name != "_lock"}, "_loaded": loaded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -80,8 +84,8 @@ class Relevance(Ordering):
         return f"{type(self).__name__}({shown})"
 
 
-def unloadable(what: str, name: str, error: Exception) -> InvariantRAGError:
-    """Return the error for a model that could not be loaded."""
+def load_error(what: str, name: str, error: Exception) -> InvariantRAGError:
+    """Build the error for a model that could not be loaded."""
     return InvariantRAGError(
         f"cannot load {what} {name!r}: {error}",
         hint="Give a model id that can be downloaded or is in the local cache, a local folder, or a loaded model.",

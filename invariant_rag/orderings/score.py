@@ -1,4 +1,4 @@
-"""Ordering by the score that the retriever gave."""
+"""Ordering by the retriever's score."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from invariant_rag.orderings.base import Candidate, Ordering
 
 
 class Score(Ordering):
-    """The retriever's score (`Segment.score`), best first."""
+    """Rank by the retriever's score (`Segment.score`), highest first."""
 
     name: ClassVar[str] = "score"
 
-    def keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the negated scores.
 
         Raises:
-            InvalidSegment: Some segments have no score; the message gives their indices.
+            InvalidSegment: A segment has no score; the message gives the indices.
         """
         scores = [candidate.segment.score for candidate in candidates]
         missing = [index for index, score in enumerate(scores) if score is None]
@@ -26,7 +26,7 @@ class Score(Ordering):
             shown = "; ".join(f"{index} ({_excerpt(candidates[index])})" for index in missing[:5])
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise InvalidSegment(
-                f"ordering 'score' needs a score on every segment; {len(missing)} of {len(scores)} have none: "
+                f"ordering 'score' expects a score on every segment; {len(missing)} of {len(scores)} have none: "
                 f"{shown}{more}",
                 hint='Set Segment(..., score=...), or choose an ordering that needs no score, such as "lexical".',
             )

@@ -1,4 +1,4 @@
-"""Retrieval-augmented generation: from files to chunks, to retrieved segments, to a cited answer."""
+"""Retrieval-augmented generation: load files, chunk, retrieve, generate, cite."""
 
 from __future__ import annotations
 

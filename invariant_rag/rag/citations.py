@@ -1,4 +1,4 @@
-"""Citations: which of the retrieved chunks an answer can be found in, by one rule that anyone can check."""
+"""Citations: match an answer to the retrieved chunks that contain its words."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from invariant_rag.rag.text import words
+from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Segment, plain_rendering
 
 
 @dataclass(frozen=True)
 class Citation:
-    """A chunk in which an answer was found.
+    """A chunk that contains an answer.
 
     Attributes:
         index: Index of the chunk in the retrieved segments.
         segment: The chunk.
-        exact: Whether the chunk holds the whole answer word for word. Otherwise it holds at least half of the words
-            that tell this answer from others.
+        exact: Whether the chunk contains the whole answer word for word. Otherwise it contains at least half of the
+            distinctive words of the answer.
     """
 
     index: int
@@ -27,22 +27,23 @@ class Citation:
     exact: bool
 
 
-def cite(answer: str, question: str, segments: Sequence[Segment], read: Iterable[int] | None = None) -> list[Citation]:
-    """Return the chunks in which `answer` was found, best first.
+def cite(
+    answer: str, question: str, segments: Sequence[Segment], included: Iterable[int] | None = None
+) -> list[Citation]:
+    """Return the chunks that contain the words of an answer, best first.
 
-    A chunk is cited if its title and text hold the answer word for word; case, spacing and punctuation are ignored.
-    If no chunk does, those are cited that hold at least half of the answer's *telling* words: the ones that are
-    neither in the question nor, where there are several chunks, in more than half of them. The rule looks at words
-    only. It does not ask the model, and a citation does not prove the answer; no citation means that the words were not
-    found.
+    A chunk is cited if its title and text contain the answer word for word, ignoring case, spacing and punctuation.
+    If there is no such chunk, those are cited that contain at least half of the distinctive words of the answer: the
+    words that are neither in the question nor, with several chunks, in more than half of them. The rule compares words
+    and does not use the model: a citation does not prove the answer.
 
     Args:
         answer: The answer.
         question: The question.
         segments: The retrieved chunks.
-        read: Indices of the chunks that the model read; only they are looked at. None: all of them.
+        included: Indices of the chunks that were in the prompt, the only ones to be cited. None: all.
 
-    Law: the same chunks in another order are cited in the same order.
+    Law: every permutation of the chunks gives the same citations in the same order.
 
     >>> chunks = [Segment("Mills grind grain."), Segment("The ferry to Oss leaves at noon.")]
     >>> [(each.index, each.exact) for each in cite("at noon", "When does the ferry leave?", chunks)]
@@ -50,24 +51,24 @@ def cite(answer: str, question: str, segments: Sequence[Segment], read: Iterable
     >>> [(each.index, each.exact) for each in cite("Noon, I think.", "When does the ferry leave?", chunks)]
     []
     """
-    wanted = words(answer)
-    if not wanted:
+    answer_words = split_words(answer)
+    if not answer_words:
         return []
-    looked_at = range(len(segments)) if read is None else sorted(read)
-    chunks = {index: words(plain_rendering(segments[index])) for index in looked_at}
-    spaced = f" {' '.join(wanted)} "
-    exact = {index: spaced in f" {' '.join(chunk)} " for index, chunk in chunks.items()}
+    indices = range(len(segments)) if included is None else sorted(included)
+    chunks = {index: split_words(plain_rendering(segments[index])) for index in indices}
+    phrase = f" {' '.join(answer_words)} "
+    exact = {index: phrase in f" {' '.join(chunk)} " for index, chunk in chunks.items()}
     if any(exact.values()):
-        share = {index: float(found) for index, found in exact.items()}
+        recall = {index: float(found) for index, found in exact.items()}
     else:
-        frequency = Counter(word for chunk in chunks.values() for word in set(chunk))
-        everywhere = {word for word in wanted if len(chunks) > 1 and 2 * frequency[word] > len(chunks)}
-        telling = set(wanted) - everywhere - set(words(question))
-        share = {index: len(telling & set(chunk)) / len(telling) if telling else 0.0 for index, chunk in chunks.items()}
+        document_frequency = Counter(word for chunk in chunks.values() for word in set(chunk))
+        common = {word for word in answer_words if len(chunks) > 1 and 2 * document_frequency[word] > len(chunks)}
+        distinctive = set(answer_words) - common - set(split_words(question))
+        recall = {index: len(distinctive & set(chunk)) / max(len(distinctive), 1) for index, chunk in chunks.items()}
 
     def best_first(index: int) -> tuple[object, ...]:
         score = segments[index].score
-        return (-share[index], math.inf if score is None else -score, segments[index].canonical_key)
+        return (-recall[index], math.inf if score is None else -score, segments[index].canonical_key)
 
-    cited = sorted((index for index in chunks if share[index] >= 0.5), key=best_first)
+    cited = sorted((index for index in chunks if recall[index] >= 0.5), key=best_first)
     return [Citation(index, segments[index], exact[index]) for index in cited]

@@ -1,4 +1,4 @@
-"""Retrieval-augmented generation: retrieve chunks, let the model read them as a set, answer with citations."""
+"""The RAG pipeline: index documents, retrieve chunks, generate an answer, cite the chunks."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def index_documents(
     max_chars: int = 1000,
     overlap: int = 0,
 ) -> Retriever:
-    """Load documents, cut them into chunks, and build a retriever over them; see `RAG.from_documents`."""
+    """Load and chunk documents, and build a retriever over the chunks.
+
+    Arguments and errors are those of `RAG.from_documents`.
+    """
     factory = RETRIEVERS.get(retriever) if isinstance(retriever, str) else retriever
     if factory is None:
         raise UnknownName("retriever", retriever, RETRIEVERS)
     chunks = chunk_documents(load_documents(paths), max_chars=max_chars, overlap=overlap)
     if not chunks:
-        raise RetrievalError(
-            f"expected documents with text, got none in {paths}", hint="Give files that are not empty."
-        )
+        raise RetrievalError(f"expected documents with text, got none in {paths}", hint="Give files with text in them.")
     return factory(chunks)
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall-clock seconds of the two steps of an answer."""
+    """Wall-clock seconds of retrieval and generation."""
 
     retrieve: float
     generate: float
@@ -56,13 +57,12 @@ class Answer:
 
     Attributes:
         text: The answer.
-        citations: The chunks that were read and in which the answer was found, best first; see
+        citations: The chunks of the prompt that contain the answer, best first; see
             `invariant_rag.rag.citations.cite`.
-        segments: Every retrieved chunk, in the retriever's order, best first.
-        order: The physical order in which the model read them: indices into `segments`, farthest from the question
-            first.
-        timings: Seconds spent.
-        generation: Token ids, log-probabilities, usage and the rest.
+        segments: The retrieved chunks as the retriever ranked them, best first.
+        order: Physical order of the chunks in the prompt: indices into `segments`, farthest from the question first.
+        timings: Seconds of retrieval and generation.
+        generation: The model's output, with token ids, log-probabilities and usage.
     """
 
     text: str
@@ -73,7 +73,7 @@ class Answer:
     generation: Generation
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but token ids and log-probabilities as plain data; metadata stays as it came."""
+        """Return the answer as a dict without token ids and log-probabilities; metadata values are not converted."""
         return {
             "answer": self.text,
             "citations": [{"index": each.index, "exact": each.exact} for each in self.citations],
@@ -102,10 +102,10 @@ class RAG:
     """Answer questions from the chunks that a retriever finds.
 
     Args:
-        model: The model that answers.
-        retriever: Anything with `retrieve(query, k)`.
+        model: The model.
+        retriever: An object with `retrieve(query, k)`.
         k: Number of chunks to retrieve.
-        system: System message; the model's own default where None.
+        system: System message. None: the default of `InvariantModel.chat_prompt`.
 
     Raises:
         RetrievalError: `k` is below 1.
@@ -132,42 +132,43 @@ class RAG:
         overlap: int = 0,
         **model_options: Any,
     ) -> RAG:
-        """Load documents, cut them into chunks, index the chunks, load the model.
+        """Load and chunk documents, index the chunks, and load the model.
 
         Args:
             paths: Files (`.txt`, `.md`, `.jsonl`, `.pdf`) and folders.
             model: A model, a model id, a local folder, or None for the embedded model.
-            retriever: "faiss", "bm25", or a function that builds a retriever over chunks. A retriever that exists
-                already goes to `RAG(model, retriever)`.
+            retriever: "faiss", "bm25", or a function that builds a retriever from a list of chunks. Pass an existing
+                retriever to `RAG(model, retriever)`.
             k: Number of chunks to retrieve.
             system: System message.
-            max_chars: Longest chunk, in characters.
-            overlap: Characters that two neighbouring chunks may share.
-            model_options: Keywords of `InvariantModel.from_pretrained`, such as `method` and `ordering`.
+            max_chars: Maximum characters per chunk.
+            overlap: Maximum characters shared by two adjacent chunks.
+            **model_options: Keywords of `InvariantModel.from_pretrained`, such as `method` and `ordering`.
 
         Raises:
-            UnknownName: No retriever has that name.
-            RetrievalError: The documents cannot be read.
-            UnsupportedCombination: There are options for a model that is loaded already.
+            UnknownName: There is no retriever of that name.
+            RetrievalError: The documents cannot be read, or have no text.
+            UnsupportedCombination: `model_options` are given together with a loaded model.
         """
         if isinstance(model, InvariantModel) and model_options:
             raise UnsupportedCombination(
-                f"a loaded model takes no {', '.join(model_options)}", hint="Use model.with_method(...) first."
+                f"expected no model options beside a loaded model, got {', '.join(model_options)}",
+                hint="Use model.with_method(...) first.",
             )
         index = index_documents(paths, retriever, max_chars=max_chars, overlap=overlap)
         loaded = model if isinstance(model, InvariantModel) else InvariantModel.from_pretrained(model, **model_options)
         return cls(loaded, index, k, system=system)
 
     def prompt(self, question: str) -> Prompt:
-        """Retrieve chunks for `question` and put them into the model's chat template, as one set."""
+        """Retrieve chunks for a question and build a chat prompt with them as one set."""
         return self.model.chat_prompt(question, self.retriever.retrieve(question, self.k), system=self.system)
 
     def ask(self, question: str, **generation: Any) -> Answer:
-        """Answer `question` from the retrieved chunks.
+        """Answer a question from the retrieved chunks.
 
         Args:
-            question: The question. It is also what the retriever searches for.
-            generation: Keywords of `InvariantModel.generate`.
+            question: The question, which is also the retriever's query.
+            **generation: Keywords of `InvariantModel.generate`.
         """
         start = perf_counter()
         prompt = self.prompt(question)
@@ -184,5 +185,5 @@ class RAG:
         )
 
     def stream(self, question: str, **generation: Any) -> TextStream:
-        """Answer `question` piece by piece. The pieces, joined, are the text that `ask` returns."""
+        """Stream the answer to a question. The joined pieces are the text that `ask` returns."""
         return self.model.stream(self.prompt(question), **generation)

@@ -1,7 +1,7 @@
-"""Retrieve chunks for a question: dense with FAISS, lexical with BM25.
+"""Retrievers over segments: dense with FAISS, lexical with BM25.
 
-Every retriever sorts its corpus by content before it builds an index, and breaks ties by content hash. So the list it
-returns, scores included, is the same bit for bit in whatever order the corpus was given.
+Each retriever sorts its corpus by content hash before it builds the index, and breaks ties by content hash. Its
+results, scores included, are bit-identical for every order of the corpus.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ import numpy as np
 
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
-from invariant_rag.rag.text import words
-from invariant_rag.segments import Segment, encodable, plain_rendering
+from invariant_rag.rag.text import split_words
+from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ENCODING = Lock()
-"""One encoding at a time: embedders may be shared, and a fast tokenizer keeps its padding and truncation as state."""
+_EMBEDDER_LOCK = Lock()
+"""Held while embedding: embedders may be shared, and a fast tokenizer keeps its padding and truncation as state."""
 
 
 class Retriever(Protocol):
-    """Anything that finds chunks for a question. To write your own, write this one method."""
+    """Interface of a retriever."""
 
     def retrieve(self, query: str, k: int) -> list[Segment]:
-        """Return the best `k` chunks (all of them if there are fewer), best first, each with its `score` set."""
+        """Return the `k` best chunks (or all, if there are fewer), best first, with their `score` set."""
         ...
 
 
 class FaissRetriever:
-    """Rank by the cosine of sentence embeddings, exactly (FAISS `IndexFlatIP` over normalised vectors).
+    """Rank by cosine similarity of sentence embeddings, with exact search (FAISS `IndexFlatIP`, normalised vectors).
 
-    Title and text are embedded together; identical chunks are embedded once. A chunk that is longer than the embedder
-    reads (256 word pieces for the default one) is ranked by its beginning.
+    Title and text are embedded together; identical chunks are embedded once. The embedder truncates long chunks (the
+    default one to 256 word pieces).
 
     Args:
         segments: The corpus.
         embedder: A sentence-transformers model, its hub id or its folder.
-        show_progress: Show a progress bar while the corpus is embedded.
+        show_progress: Show a progress bar while embedding the corpus.
 
     Raises:
-        RetrievalError: A segment has token ids instead of text, or the embedder was not found.
+        RetrievalError: A segment has token ids instead of text, or the embedder is not found.
     """
 
     def __init__(
@@ -59,48 +59,48 @@ class FaissRetriever:
     ) -> None:
         from faiss import IndexFlatIP
 
-        self._copies = [list(each) for _, each in groupby(_canonical(segments), lambda segment: segment.content_hash)]
+        self._duplicates = [
+            list(each) for _, each in groupby(_sort_by_content(segments), lambda segment: segment.content_hash)
+        ]
         self._embedder = load_embedder(embedder) if isinstance(embedder, str | Path) else embedder
-        if self._copies:
-            texts = [encodable(plain_rendering(copies[0])) for copies in self._copies]
-            with _ENCODING:
-                vectors = _normalised(self._embedder.encode_document(texts, show_progress_bar=show_progress))
+        if self._duplicates:
+            texts = [replace_surrogates(plain_rendering(duplicates[0])) for duplicates in self._duplicates]
+            with _EMBEDDER_LOCK:
+                vectors = _normalize(self._embedder.encode_document(texts, show_progress_bar=show_progress))
             self._index = IndexFlatIP(vectors.shape[1])
             self._index.add(vectors)
 
     def retrieve(self, query: str, k: int) -> list[Segment]:
-        """Return the `k` chunks with the largest cosine to the query; `score` is the cosine."""
+        """Return the `k` chunks with the largest cosine similarity to the query, which is their `score`."""
         _check_k(k)
-        if not self._copies:
+        if not self._duplicates:
             return []
-        with _ENCODING:
-            vector = _normalised(self._embedder.encode_query([encodable(query)], show_progress_bar=False))
+        with _EMBEDDER_LOCK:
+            vector = _normalize(self._embedder.encode_query([replace_surrogates(query)], show_progress_bar=False))
         return list(islice(self._ranked(vector, k), k))
 
     def _ranked(self, vector: NDArray[np.float32], k: int) -> Iterator[Segment]:
-        """Yield at least `k` chunks by score, then content hash, as long as there are so many."""
+        """Yield at least `k` chunks (or all), by score, then content hash."""
         found = k
         while True:
-            # One more than needed: where the k-th and the next tie, more are fetched, so that the hash decides.
-            found = min(found + 1, len(self._copies))
+            # One more than needed: while the k-th and the last tie, fetch more, so that the hash breaks the tie.
+            found = min(found + 1, len(self._duplicates))
             scores, rows = self._index.search(vector, found)
-            if found == len(self._copies) or scores[0, -1] < scores[0, k - 1]:
+            if found == len(self._duplicates) or scores[0, -1] < scores[0, k - 1]:
                 break
             found *= 2
         for negative, row in sorted(zip(-scores[0], rows[0], strict=True)):
-            yield from (replace(segment, score=-float(negative)) for segment in self._copies[row])
+            yield from (replace(segment, score=-float(negative)) for segment in self._duplicates[row])
 
 
 class BM25Retriever:
-    """Rank by BM25 over the words of title and text, whatever their case (bm25s, Lucene's variant: k1 1.5, b 0.75).
+    """Rank by BM25 over the case-folded words of title and text (bm25s, Lucene's variant: k1 = 1.5, b = 0.75).
 
-    A character that is written without spaces, such as an ideograph, is a word.
-
-    A chunk that has no word of the query scores 0 and comes after all that have one.
+    In scripts without spaces each character is a word. Chunks without a word of the query have score 0.
 
     Args:
         segments: The corpus.
-        show_progress: Show a progress bar while the corpus is indexed.
+        show_progress: Show a progress bar while indexing the corpus.
 
     Raises:
         RetrievalError: A segment has token ids instead of text.
@@ -109,8 +109,8 @@ class BM25Retriever:
     def __init__(self, segments: Iterable[Segment], *, show_progress: bool = False) -> None:
         from bm25s import BM25
 
-        self._segments = _canonical(segments)
-        texts = [words(plain_rendering(segment)) for segment in self._segments]
+        self._segments = _sort_by_content(segments)
+        texts = [split_words(plain_rendering(segment)) for segment in self._segments]
         vocabulary = {word: index for index, word in enumerate(sorted({word for each in texts for word in each}))}
         self._index = BM25() if vocabulary else None
         if self._index:
@@ -122,22 +122,22 @@ class BM25Retriever:
         _check_k(k)
         scores = np.zeros(len(self._segments), dtype=np.float32)
         if self._index:
-            scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words(query)))
-        # The corpus is sorted by content hash, so a stable sort leaves ties in that order.
+            scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(split_words(query)))
+        # The corpus is sorted by content hash, so a stable sort breaks ties by it.
         best = np.argsort(-scores, kind="stable")[:k]
         return [replace(self._segments[index], score=float(scores[index])) for index in best]
 
 
-def _canonical(segments: Iterable[Segment]) -> list[Segment]:
-    """Sort by content hash; identical chunks by their metadata."""
-    chosen = list(segments)
-    if any(segment.token_ids is not None for segment in chosen):
-        raise RetrievalError("expected segments with text, got one with token ids")
-    return sorted(chosen, key=lambda segment: (segment.content_hash, segment.canonical_key))
+def _sort_by_content(segments: Iterable[Segment]) -> list[Segment]:
+    """Sort by content hash, and segments with the same hash by metadata and score."""
+    corpus = list(segments)
+    if any(segment.token_ids is not None for segment in corpus):
+        raise RetrievalError("expected segments with text, got one with token ids", hint="Give segments with text.")
+    return sorted(corpus, key=lambda segment: (segment.content_hash, segment.canonical_key))
 
 
-def _normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return `[N, D]` vectors of length one, float32 and contiguous, as FAISS wants them. Zero stays zero."""
+def _normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return `[N, D]` vectors of unit length as contiguous float32, for FAISS. Zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(lengths == 0, 1, lengths), dtype=np.float32)
 

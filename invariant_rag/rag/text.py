@@ -1,4 +1,4 @@
-"""Text cut into words, or to a length, in whatever script it is written."""
+"""Split text into words and truncate text, also in scripts without spaces."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import re
 import unicodedata
 from textwrap import shorten
 
-# Kana and ideographs are words of their own: no space says where a word ends.
-_ALONE = "\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
+# Scripts without spaces between words (kana, ideographs): each character counts as a word.
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a text, however they are cased and whichever form of a letter they are written with.
+def split_words(text: str) -> list[str]:
+    """Split text into words: case-folded, NFKC-normalised, without punctuation.
 
-    >>> words("The o\ufb03ce: 三つ")
+    >>> split_words("The o\ufb03ce: 三つ")
     ['the', 'office', '三', 'つ']
     """
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def shortened(text: str, width: int) -> str:
-    """Return a text on one line of at most `width` characters: cut between words, or within the first if it is longer.
+def truncate(text: str, width: int) -> str:
+    """Truncate text to one line of at most `width` characters, between words if the first word fits.
 
-    >>> shortened("a lantern at the harbour", 20), shortened("三十メートルの塔の高さ", 10)
+    >>> truncate("a lantern at the harbour", 20), truncate("三十メートルの塔の高さ", 10)
     ('a lantern at [...]', '三十メー [...]')
     """
     line = " ".join(text.split())

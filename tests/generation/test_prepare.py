@@ -155,9 +155,9 @@ def test_a_prompt_without_any_token_is_refused(prompt: Prompt) -> None:
 class Asked(Lexical):
     """Remembers what relevance was asked for."""
 
-    def keys(self, candidates: Any, query: str) -> Any:
+    def sort_keys(self, candidates: Any, query: str) -> Any:
         self.query = query
-        return super().keys(candidates, query)
+        return super().sort_keys(candidates, query)
 
 
 @pytest.mark.parametrize(

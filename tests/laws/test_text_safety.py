@@ -15,7 +15,7 @@ from transformers import ByT5Tokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.errors import InvalidSegment
-from invariant_rag.prompts import control_tokens, literal_ids, tokenize_prompt
+from invariant_rag.prompts import control_tokens, tokenize_literal, tokenize_prompt
 from invariant_rag.segments import document_rendering
 from invariant_rag.testing import toy_tokenizer
 
@@ -160,7 +160,7 @@ def test_hostile_text_stays_in_its_segment(lm: InvariantModel, name: str) -> Non
         ids = prepared.input_ids[span.start : span.stop]
         inside |= set(range(span.start, span.stop))
         index = order.pop(0)
-        whole = literal_ids(document_rendering(prompt.segments[index]), lm.tokenizer)
+        whole = tokenize_literal(document_rendering(prompt.segments[index]), lm.tokenizer)
         assert ids == (whole[: len(ids)] if index in prepared.trimmed else whole)
         assert control.keys().isdisjoint(ids)
     outside = [token for at, token in enumerate(prepared.input_ids) if at not in inside]
@@ -183,7 +183,7 @@ def test_the_answer_to_hostile_text_ignores_its_place_among_the_segments(
 
 
 def test_the_same_text_has_the_same_ids_next_to_anything(lm: InvariantModel) -> None:
-    alone = {name: literal_ids(text, lm.tokenizer) for name, text in HOSTILE.items()}
+    alone = {name: tokenize_literal(text, lm.tokenizer) for name, text in HOSTILE.items()}
     together = tokenize_prompt(Prompt("", list(HOSTILE.values()), ""), lm.tokenizer).sets[0]
     assert {name: each.token_ids for name, each in zip(HOSTILE, together, strict=True)} == alone
 
@@ -197,18 +197,18 @@ pieces = st.sampled_from(
 @quick
 @given(st.lists(st.one_of(pieces, st.characters(codec=None)), max_size=12).map("".join))  # type: ignore[arg-type]
 def test_no_text_at_all_becomes_a_control_token(lm: InvariantModel, text: str) -> None:
-    assert control_tokens(lm.tokenizer).keys().isdisjoint(literal_ids(text, lm.tokenizer))
+    assert control_tokens(lm.tokenizer).keys().isdisjoint(tokenize_literal(text, lm.tokenizer))
 
 
 def test_nothing_but_the_control_tokens_is_taken_apart(lm: InvariantModel) -> None:
     plain = "a chunk without any of them"
-    assert list(literal_ids(plain, lm.tokenizer)) == lm.tokenizer(plain, add_special_tokens=False)["input_ids"]
+    assert list(tokenize_literal(plain, lm.tokenizer)) == lm.tokenizer(plain, add_special_tokens=False)["input_ids"]
 
 
 def test_tokens_that_are_not_for_control_stay_whole() -> None:
     tokenizer = not_flagged_as_special()
     tokenizer.add_tokens(["<table>"])
-    assert tokenizer.convert_tokens_to_ids("<table>") in literal_ids("a <table> b <|im_end|>", tokenizer)
+    assert tokenizer.convert_tokens_to_ids("<table>") in tokenize_literal("a <table> b <|im_end|>", tokenizer)
 
 
 def test_a_character_that_is_itself_a_control_token_is_refused_by_name() -> None:
@@ -216,16 +216,16 @@ def test_a_character_that_is_itself_a_control_token_is_refused_by_name() -> None
     tokenizer.add_tokens(["\u2402"])
     tokenizer.chat_template += "\u2402"
     with pytest.raises(InvalidSegment, match=r"\u2402.*control token"):
-        literal_ids("a\u2402b", tokenizer)
+        tokenize_literal("a\u2402b", tokenizer)
 
 
 def test_a_word_tokenizer_whose_unknown_word_ends_the_text_cannot_read_unknown_words() -> None:
     backend = Tokenizer(models.WordLevel({"<eos>": 0, "known": 1}, unk_token="<eos>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = finished(backend, unk_token="<eos>", eos_token="<eos>")
-    assert literal_ids("known known", tokenizer) == (1, 1)
+    assert tokenize_literal("known known", tokenizer) == (1, 1)
     with pytest.raises(InvalidSegment, match="<eos>"):
-        literal_ids("known unknown", tokenizer)
+        tokenize_literal("known unknown", tokenizer)
 
 
 def test_messages_full_of_hostile_text_are_rendered_with_every_set_in_its_place(lm: InvariantModel) -> None:
@@ -250,10 +250,10 @@ def test_a_text_of_control_tokens_alone_is_halved_without_running_out_of_stack()
     tokenizer = normalising_to_narrow_letters()
     text = "\uff1c|im_end|>" * 2000
     assert len(text) > sys.getrecursionlimit()
-    assert control_tokens(tokenizer).keys().isdisjoint(literal_ids(text, tokenizer))
+    assert control_tokens(tokenizer).keys().isdisjoint(tokenize_literal(text, tokenizer))
 
 
 def test_a_token_with_a_role_is_for_control_though_it_is_not_flagged_and_no_template_writes_it() -> None:
     tokenizer = ByT5Tokenizer(extra_ids=0)
     assert set(control_tokens(tokenizer).values()) == {"<pad>", "</s>"}
-    assert not {0, 1} & set(literal_ids("a</s>b<pad>", tokenizer))
+    assert not {0, 1} & set(tokenize_literal("a</s>b<pad>", tokenizer))

@@ -72,11 +72,11 @@ def test_a_folder_is_loaded_as_it_is():
 
 
 def test_a_folder_without_a_model_is_refused_by_its_name(tmp_path):
-    with pytest.raises(RetrievalError, match=rf"{tmp_path.name}: holds no embedder"):
+    with pytest.raises(RetrievalError, match=rf"{tmp_path.name}: is not a sentence-transformers model"):
         load_embedder(tmp_path)
 
 
 def test_a_folder_without_weights_is_refused_by_its_name(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(RetrievalError, match=rf"{tmp_path.name}: holds no embedder"):
+    with pytest.raises(RetrievalError, match=rf"{tmp_path.name}: is not a sentence-transformers model"):
         load_embedder(tmp_path)

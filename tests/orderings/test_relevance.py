@@ -85,7 +85,7 @@ TEXTS = ("river salt", "lantern", "bridge copper winter mill harbour", "salt", "
 
 
 def test_monot5_scores_are_the_log_probability_of_true_against_false(monot5: MonoT5, t5_folder: Path) -> None:
-    keys = monot5.keys([candidate(text) for text in TEXTS], "salt mill")
+    keys = monot5.sort_keys([candidate(text) for text in TEXTS], "salt mill")
     expected = [-one_by_one(t5_folder, f"Query: salt mill Document: {text} Relevant:") for text in TEXTS]
     assert keys == pytest.approx(expected, abs=1e-5)
     assert len(set(keys)) == len(keys)
@@ -101,7 +101,7 @@ def test_monot5_takes_a_loaded_model_and_its_tokenizer(monot5: MonoT5, t5_folder
     model = T5ForConditionalGeneration.from_pretrained(t5_folder).eval()
     wrapped = MonoT5(model, AutoTokenizer.from_pretrained(t5_folder), batch_size=2)
     listed = [candidate(text) for text in TEXTS]
-    assert wrapped.keys(listed, "salt") == monot5.keys(listed, "salt")
+    assert wrapped.sort_keys(listed, "salt") == monot5.sort_keys(listed, "salt")
     with pytest.raises(UnsupportedModel, match="tokenizer"):
         MonoT5(model)
 
@@ -109,7 +109,7 @@ def test_monot5_takes_a_loaded_model_and_its_tokenizer(monot5: MonoT5, t5_folder
 def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder: Path) -> None:
     # "Query: salt Document:" takes 3 tokens, "Relevant:" and the end 2, so 5 of the document's 40 words fit.
     short = MonoT5(str(t5_folder), max_length=10, device="cpu")
-    [key] = short.keys([candidate("river mill " * 20)], "salt")
+    [key] = short.sort_keys([candidate("river mill " * 20)], "salt")
     cut = "Query: salt Document: river mill river mill river Relevant:"
     assert key == pytest.approx(-one_by_one(t5_folder, cut), abs=1e-5)
 
@@ -152,12 +152,12 @@ def test_an_ordering_survives_pickling_and_loads_its_model_where_it_arrives(
 ) -> None:
     listed = [candidate(text) for text in TEXTS]
     for ordering in (monot5, cross_encoder, embedding):
-        expected = ordering.keys(listed, "salt mill")
+        expected = ordering.sort_keys(listed, "salt mill")
         arrived = pickle.dumps(ordering)
         assert len(arrived) < 1000, "weights that have a name stay behind"
-        assert pickle.loads(arrived).keys(listed, "salt mill") == expected
+        assert pickle.loads(arrived).sort_keys(listed, "salt mill") == expected
     given = MonoT5(T5ForConditionalGeneration.from_pretrained(t5_folder), AutoTokenizer.from_pretrained(t5_folder))
-    assert pickle.loads(pickle.dumps(given)).keys(listed, "salt") == given.keys(listed, "salt")
+    assert pickle.loads(pickle.dumps(given)).sort_keys(listed, "salt") == given.sort_keys(listed, "salt")
 
 
 def test_cross_encoder_refuses_a_model_with_two_outputs(two_output_bert_folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_cross_encoder_refuses_a_model_with_two_outputs(two_output_bert_folder: 
 
 
 def test_cross_encoder_scores_are_raw_logits(cross_encoder: CrossEncoder) -> None:
-    keys = cross_encoder.keys([candidate(text) for text in TEXTS], "salt mill")
+    keys = cross_encoder.sort_keys([candidate(text) for text in TEXTS], "salt mill")
     assert max(map(abs, keys)) > 1
     assert len(set(keys)) == len(keys)
 

@@ -1,4 +1,4 @@
-"""A chain over documents that keeps them apart, with the interface of LangChain's `create_stuff_documents_chain`."""
+"""A documents chain with the interface of LangChain's `create_stuff_documents_chain`, one segment per document."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def create_invariant_documents_chain(
     document_prompt: BasePromptTemplate[str] | None = None,
     document_variable_name: str = "context",
 ) -> Runnable[dict[str, Any], Any]:
-    """Return a chain that answers from a list of documents, each of which is one segment.
+    """Create a chain that answers from a list of documents, one segment per document.
 
-    It goes where `create_stuff_documents_chain` goes, such as into `create_retrieval_chain`.
+    It replaces `create_stuff_documents_chain`, for example in `create_retrieval_chain`.
 
     Args:
-        llm: `ChatInvariant` or `InvariantLLM`, possibly with something bound to it.
-        prompt: A prompt with the documents' variable: a `SegmentsPlaceholder`, or `{context}` in a text.
-        output_parser: What becomes of the answer; a string by default.
-        document_prompt: How a document becomes the text of its segment; its content by default, with its title.
-        document_variable_name: Name of the variable.
+        llm: `ChatInvariant` or `InvariantLLM`, also after `bind`.
+        prompt: A prompt with a variable for the documents: a `SegmentsPlaceholder`, or `{context}` in a text.
+        output_parser: Parser of the answer; default: `StrOutputParser`.
+        document_prompt: Template for the text of a segment; default: the document's content and title.
+        document_variable_name: Name of the variable for the documents.
 
     Raises:
-        InvalidPrompt: The prompt has no such variable.
+        InvalidPrompt: The prompt does not have that variable.
     """
     if document_variable_name not in prompt.input_variables:
         raise InvalidPrompt(
@@ -43,14 +43,16 @@ def create_invariant_documents_chain(
             hint="Put SegmentsPlaceholder(name) or {name} into the prompt, or give document_variable_name.",
         )
 
-    def written(segment: Segment) -> Segment:
+    def format_segment(segment: Segment) -> Segment:
         if document_prompt is None:
             return segment
         return Segment(format_document(to_document(segment), document_prompt), score=segment.score)
 
     def segments(inputs: Mapping[str, Any]) -> Segments:
-        return Segments(to_document(written(each)) for each in to_segments(inputs[document_variable_name]))
+        return Segments(to_document(format_segment(each)) for each in to_segments(inputs[document_variable_name]))
 
-    filled = RunnablePassthrough.assign(**{document_variable_name: segments}).with_config(run_name="format_inputs")
-    chain: Runnable[dict[str, Any], Any] = filled | prompt | llm | (output_parser or StrOutputParser())
+    with_segments = RunnablePassthrough.assign(**{document_variable_name: segments}).with_config(
+        run_name="format_inputs"
+    )
+    chain: Runnable[dict[str, Any], Any] = with_segments | prompt | llm | (output_parser or StrOutputParser())
     return chain.with_config(run_name="invariant_documents_chain")

@@ -27,8 +27,8 @@ from pydantic import BaseModel
 
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
 from langchain_invariant_rag.errors import ToolsNotCalled
-from langchain_invariant_rag.known import mark_known_in
-from langchain_invariant_rag.messages import core_messages, question
+from langchain_invariant_rag.marking import mark_documents_in_messages
+from langchain_invariant_rag.messages import convert_messages, last_user_text
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.sorting import sorted_messages
 
@@ -82,7 +82,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         messages = super()._convert_input(model_input).to_messages()
         if self.known_documents:
-            messages = mark_known_in(messages, self.known_documents)
+            messages = mark_documents_in_messages(messages, self.known_documents)
         return ChatPromptValue(messages=sorted_messages(messages) if self._sorts_segments else messages)
 
     def get_num_tokens_from_messages(
@@ -92,8 +92,8 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
         return len(self.engine.prepare(self._prompt(messages, None)).input_ids)
 
     def _prompt(self, messages: Sequence[BaseMessage], documents: Any) -> Prompt:
-        turns = core_messages(messages, documents)
-        return render_chat(turns, self.engine.tokenizer, question(turns))
+        turns = convert_messages(messages, documents)
+        return render_chat(turns, self.engine.tokenizer, last_user_text(turns))
 
     def _generate(
         self,

@@ -1,4 +1,4 @@
-"""Documents in all the shapes that LangChain carries them in, as segments, and segments as content blocks."""
+"""Convert LangChain documents to segments, and segments to documents and content blocks."""
 
 from __future__ import annotations
 
@@ -14,80 +14,89 @@ from langchain_core.documents import Document
 from langchain_core.messages.content import PlainTextContentBlock, create_plaintext_block
 
 BLOCK_TYPE = "text-plain"
+"""Type of the content blocks that carry segments."""
 
 
 def to_segment(value: Any) -> Segment:
-    """Return a document as a segment.
+    """Convert a document to a segment.
 
     Args:
-        value: A `Document`, a `Segment`, a string, a `text-plain` block, or a mapping as a `Document` becomes one in a
-            LangGraph checkpoint (`page_content`, `metadata`) or as chat templates know it (`text`, `title`). In a
-            `Document`'s metadata, `title` is the title and `score` the retriever's score.
+        value: A `Document`, a `Segment`, a string, a `text-plain` content block, or a mapping with `page_content` and
+            `metadata` (a `Document` after a LangGraph checkpoint) or with `text` and `title` (a document of a chat
+            template). In a `Document`'s metadata, `title` is the title and `score` the retriever's score.
 
     Raises:
-        InvalidSegment: None of these.
+        InvalidSegment: `value` is none of these.
     """
     if isinstance(value, Segment | str):
         return Segment.of(value)
     if isinstance(value, Document):
-        return _from_metadata(value.page_content, value.metadata)
+        return _segment_from(value.page_content, value.metadata)
     if isinstance(value, Mapping):
         if isinstance(value.get("page_content"), str):
-            return _from_metadata(value["page_content"], value.get("metadata") or {})
+            return _segment_from(value["page_content"], value.get("metadata") or {})
         if isinstance(value.get("text"), str):
-            known = {**value, **(value.get("extras") or {})}
-            return Segment(value["text"], known.get("title"), known.get("metadata") or {}, known.get("score"))
+            fields = {**value, **(value.get("extras") or {})}
+            return Segment(value["text"], fields.get("title"), fields.get("metadata") or {}, fields.get("score"))
     raise InvalidSegment(
-        f"expected a Document, got {_shown(value)}",
+        f"expected a Document, got {_describe(value)}",
         hint="A segment is a Document, a Segment, a str, or a mapping with `page_content` or `text`: no file, no link.",
     )
 
 
-def _from_metadata(text: str, metadata: Mapping[str, Any]) -> Segment:
-    """Read title and score where they are what the names say; loaders write all sorts of things into metadata."""
+def _segment_from(text: str, metadata: Mapping[str, Any]) -> Segment:
+    """Take title and score out of the metadata if they have the right type; loaders may store other values there."""
     rest = dict(metadata)
     title = rest.pop("title") if isinstance(rest.get("title"), str) and rest["title"] else None
     score = rest.pop("score") if isinstance(rest.get("score"), Real) and not isnan(rest["score"]) else None
     return Segment(text, title, rest, score)
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"a mapping of {sorted(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
 
 
 def to_segments(values: Iterable[Any]) -> list[Segment]:
-    """Return documents as segments, in the order given.
+    """Convert documents to segments, in input order.
 
     Raises:
-        InvalidSegment: Not a collection of documents.
+        InvalidSegment: `values` is not a collection of documents.
     """
     if isinstance(values, str | bytes | Mapping | Document | Segment) or not isinstance(values, Iterable):
         raise InvalidSegment(
-            f"expected a list of documents, got {_shown(values)}",
-            hint="Give the documents themselves, not a text made of them: a text has no boundaries.",
+            f"expected a list of documents, got {_describe(values)}",
+            hint="Pass the documents instead of one string with their text, which has no segment boundaries.",
         )
     return [to_segment(value) for value in values]
 
 
 def to_document(segment: Segment) -> Document:
-    """Return a segment as a document: title and score, where there are any, go into the metadata.
+    """Convert a segment to a document, with its title and score in the metadata.
 
-    Law: `to_segment` gives the same segment back, unless its title is empty or its metadata has a `title` or `score`.
+    Law: `to_segment` restores the segment, unless its title is empty or its metadata has a `title` or `score`.
+
+    Raises:
+        InvalidSegment: The segment holds token ids.
     """
     if segment.token_ids is not None:
-        raise InvalidSegment("expected text: a Document cannot carry token ids")
-    known = {"title": segment.title, "score": None if segment.score is None else float(segment.score)}
-    metadata = {**segment.metadata, **{name: value for name, value in known.items() if value is not None}}
+        raise InvalidSegment("expected a segment with text, got one with token ids, which a Document cannot hold")
+    fields = {"title": segment.title, "score": None if segment.score is None else float(segment.score)}
+    metadata = {**segment.metadata, **{name: value for name, value in fields.items() if value is not None}}
     return Document(page_content=segment.text, metadata=metadata)
 
 
 def to_block(segment: Segment) -> PlainTextContentBlock:
-    """Return a segment as a content block whose id is its content hash: equal chunks are equal blocks.
+    """Convert a segment to a `text-plain` content block.
 
-    Law: `to_segment` gives the same segment back.
+    Its id is the content hash, so that equal chunks give equal blocks and LangChain's cache finds them.
+
+    Law: `to_segment` restores the segment.
+
+    Raises:
+        InvalidSegment: The segment holds token ids.
     """
     if segment.token_ids is not None:
-        raise InvalidSegment("expected text: a content block cannot carry token ids")
+        raise InvalidSegment("expected a segment with text, got one with token ids, which a content block cannot hold")
     extras: dict[str, Any] = {"metadata": dict(segment.metadata)} if segment.metadata else {}
     if segment.score is not None:
         extras["score"] = float(segment.score)
@@ -98,10 +107,10 @@ def to_block(segment: Segment) -> PlainTextContentBlock:
 
 
 class Segments(list[Document]):
-    """Documents that keep their boundaries where a prompt template turns them into text.
+    """A list of documents that prompt templates format as marked segments.
 
-    A plain list of documents enters a template as its Python representation. This one writes its documents with the
-    marks that the models of this package read back, whatever the format of the template.
+    A template formats a plain list of documents as its `repr`. This list formats to text with segment markers, which
+    the models of this package parse, in f-string, mustache and jinja2 templates.
     """
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The embedder of invariant-rag's retrievers, for LangChain's vector stores."""
+"""LangChain embeddings with the embedder of the core's retrievers, for vector stores."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from threading import Lock
 from typing import Any
 
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
-from invariant_rag.segments import encodable
+from invariant_rag.segments import replace_surrogates
 from langchain_core.embeddings import Embeddings
 
 
 class InvariantEmbeddings(Embeddings):
-    """Sentence embeddings that do not depend on what else is embedded: texts are embedded one by one.
+    """Sentence embeddings that do not depend on the rest of the batch: texts are embedded one by one.
 
-    In a batch, the last bits of a vector depend on the texts next to it; then ties and near ties of a search depend on
-    the order in which a corpus was given.
+    The last bits of a vector depend on the other texts in its batch. With batches, the order of near-equal search
+    results therefore depends on the order of the corpus.
 
     Args:
         embedder: A sentence-transformers model, its hub id or its folder. Loaded on first use.
-        batch_size: Texts to embed together. More than one is faster, and gives up the promise above.
+        batch_size: Texts per forward pass. More than one is faster, but vectors then depend on the batch.
     """
 
     def __init__(self, embedder: Embedder | str | Path = DEFAULT_EMBEDDER, *, batch_size: int = 1) -> None:
@@ -29,9 +29,9 @@ class InvariantEmbeddings(Embeddings):
         self._lock = Lock()  # a fast tokenizer keeps its padding as state
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Return one vector for each text."""
-        readable = [encodable(text) for text in texts]
-        batches = [readable[start : start + self._batch_size] for start in range(0, len(texts), self._batch_size)]
+        """Return one vector per text."""
+        clean = [replace_surrogates(text) for text in texts]
+        batches = [clean[start : start + self._batch_size] for start in range(0, len(texts), self._batch_size)]
         with self._lock:
             loaded = self._load()
             return [
@@ -41,20 +41,20 @@ class InvariantEmbeddings(Embeddings):
             ]
 
     def embed_query(self, text: str) -> list[float]:
-        """Return the vector of a question."""
+        """Return the vector of a query."""
         with self._lock:
-            (vector,) = self._load().encode_query([encodable(text)], show_progress_bar=False)
+            (vector,) = self._load().encode_query([replace_surrogates(text)], show_progress_bar=False)
         return [float(value) for value in vector]
 
     def _load(self) -> Embedder:
-        """Return the embedder, loaded on the first call. Called under the lock."""
+        """Return the embedder; load it on the first call. The caller holds the lock."""
         if self._loaded is None:
-            given = self._embedder
-            self._loaded = load_embedder(given) if isinstance(given, str | Path) else given
+            embedder = self._embedder
+            self._loaded = load_embedder(embedder) if isinstance(embedder, str | Path) else embedder
         return self._loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        # A lock cannot leave its process, and an embedder that has a name is loaded where it is needed.
+        # A lock cannot be pickled, and a named embedder is loaded again by the process that unpickles it.
         return {name: value for name, value in vars(self).items() if name not in {"_lock", "_loaded"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

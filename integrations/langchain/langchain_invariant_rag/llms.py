@@ -1,4 +1,4 @@
-"""InvariantLLM: text in, text out, and the same text for every order of the segments."""
+"""InvariantLLM: a LangChain completion model that is invariant to the order of segments."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
 from langchain_invariant_rag.documents import to_segments
-from langchain_invariant_rag.known import mark_known
-from langchain_invariant_rag.messages import message_parts
+from langchain_invariant_rag.marking import mark_documents
+from langchain_invariant_rag.messages import parse_message
 from langchain_invariant_rag.parameters import PER_CALL, InvariantParameters
 from langchain_invariant_rag.sorting import marked, sorted_text
 
 
 class InvariantLLM(InvariantParameters, BaseLLM):
-    """A completion model whose text does not depend on the order in which segments are listed.
+    """A completion model whose output does not depend on the order of the segments.
 
-    A prompt is a string. Marks say where its segments begin and end: those that `SEGMENT_PROMPT`, `as_segments` and
-    `invariant_rag.prompts.mark` write. Documents in chat messages and in a `documents=` keyword (they come first) are
-    written with marks too.
+    A prompt is a string. Its segments are marked by `SEGMENT_PROMPT`, `as_segments` or `invariant_rag.prompts.mark`.
+    Documents in chat messages and in a `documents=` keyword become marked segments too; those of the keyword come
+    first.
 
     Example:
         ```python
@@ -46,41 +46,44 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         return self._ls_params("llm", stop, kwargs)
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        """Turn messages into text with marks, which LangChain's own conversion would leave out."""
+        """Convert messages to text with segment markers; LangChain's own conversion drops documents."""
         value = super()._convert_input(model_input)
         if isinstance(value, ChatPromptValue):
-            text = get_buffer_string([_as_text(message) for message in value.messages])
+            text = get_buffer_string([_to_marked_message(message) for message in value.messages])
         else:
             text = value.to_string()
-        text = mark_known(text, self.known_documents)
+        text = mark_documents(text, self.known_documents)
         return StringPromptValue(text=sorted_text(text) if self._sorts_segments else text)
 
     def generate(self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any) -> LLMResult:
-        """Generate for several prompts at once.
+        """Generate for a batch of prompts.
 
-        LangChain's cache does not look at the keywords of a call. So those that change the output become parameters
-        of a copy of this object, and documents become text, before it is asked.
+        The keys of LangChain's cache do not include the keywords of a call. So keywords that change the output are set
+        on a copy of this model, and documents are written into the prompts, before the cache is looked up.
         """
-        model, texts, rest = self._with(prompts, kwargs)
-        return super(InvariantLLM, model).generate(texts, stop, *args, **rest)
+        model, texts, options = self._bind_keywords(prompts, kwargs)
+        return super(InvariantLLM, model).generate(texts, stop, *args, **options)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
-        """Generate for several prompts at once; see `generate`."""
-        model, texts, rest = self._with(prompts, kwargs)
-        return await super(InvariantLLM, model).agenerate(texts, stop, *args, **rest)
+        """Generate for a batch of prompts; see `generate`."""
+        model, texts, options = self._bind_keywords(prompts, kwargs)
+        return await super(InvariantLLM, model).agenerate(texts, stop, *args, **options)
 
-    def _with(self, prompts: list[str], keywords: Mapping[str, Any]) -> tuple[InvariantLLM, list[str], dict[str, Any]]:
-        rest = {name: value for name, value in keywords.items() if name in _OF_LANGCHAIN}
-        ours = {name: value for name, value in keywords.items() if name not in _OF_LANGCHAIN}
-        documents = _marked_documents(ours)
-        changed = {name: ours.pop(name) for name in PER_CALL if name in ours}
-        if ours:
-            changed["generation_kwargs"] = {**self.generation_kwargs, **ours}
-        model = self.model_copy(update=changed) if changed else self
+    def _bind_keywords(
+        self, prompts: list[str], keywords: Mapping[str, Any]
+    ) -> tuple[InvariantLLM, list[str], dict[str, Any]]:
+        """Return the model with the call's parameters, the prompts with its documents, and LangChain's keywords."""
+        langchain_options = {name: value for name, value in keywords.items() if name in _LANGCHAIN_KEYWORDS}
+        parameters = {name: value for name, value in keywords.items() if name not in _LANGCHAIN_KEYWORDS}
+        documents = _pop_documents(parameters)
+        update = {name: parameters.pop(name) for name in PER_CALL if name in parameters}
+        if parameters:
+            update["generation_kwargs"] = {**self.generation_kwargs, **parameters}
+        model = self.model_copy(update=update) if update else self
         texts = [documents + prompt for prompt in prompts]
-        return model, [sorted_text(text) for text in texts] if self._sorts_segments else texts, rest
+        return model, [sorted_text(text) for text in texts] if self._sorts_segments else texts, langchain_options
 
     def _generate(
         self,
@@ -89,7 +92,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        documents = _marked_documents(kwargs)
+        documents = _pop_documents(kwargs)
         call = self._call(stop, kwargs)
         parsed = [parse_marked(documents + prompt) for prompt in prompts]
         generations = self._generate_all(parsed, call)
@@ -101,7 +104,11 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         }
         return LLMResult(
             generations=[
-                [Generation(text=call.text(generation), generation_info=self._info(prompt, generation, call))]
+                [
+                    Generation(
+                        text=call.text(generation), generation_info=self._generation_info(prompt, generation, call)
+                    )
+                ]
                 for prompt, generation in zip(parsed, generations, strict=True)
             ],
             llm_output={"token_usage": usage, "model_name": self.display_name},
@@ -123,13 +130,13 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        parsed = parse_marked(_marked_documents(kwargs) + prompt)
+        parsed = parse_marked(_pop_documents(kwargs) + prompt)
         call = self._call(stop, kwargs)
         for piece in call.stream(self.engine, parsed):
             if isinstance(piece, str):
                 chunk = GenerationChunk(text=piece)
             else:
-                chunk = GenerationChunk(text="", generation_info=self._info(parsed, piece, call))
+                chunk = GenerationChunk(text="", generation_info=self._generation_info(parsed, piece, call))
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -148,19 +155,19 @@ class InvariantLLM(InvariantParameters, BaseLLM):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _info(self, prompt: Prompt, generation: EngineGeneration, call: Call) -> dict[str, Any]:
+    def _generation_info(self, prompt: Prompt, generation: EngineGeneration, call: Call) -> dict[str, Any]:
         report = report_of(generation, prompt, call.text(generation), self.display_name)
         return {**report, "usage_metadata": usage_of(generation)}
 
 
-def _as_text(message: BaseMessage) -> BaseMessage:
-    return message.model_copy(update={"content": marked(message_parts(message))})
+def _to_marked_message(message: BaseMessage) -> BaseMessage:
+    return message.model_copy(update={"content": marked(parse_message(message))})
 
 
-_OF_LANGCHAIN = frozenset({"callbacks", "tags", "metadata", "run_name", "run_id"})
+_LANGCHAIN_KEYWORDS = frozenset({"callbacks", "tags", "metadata", "run_name", "run_id"})
 
 
-def _marked_documents(keywords: dict[str, Any]) -> str:
-    """Take `documents` out of the keywords of a call, and return them as marked text."""
+def _pop_documents(keywords: dict[str, Any]) -> str:
+    """Remove `documents` from the keywords of a call and return them as marked text."""
     documents = keywords.pop("documents", None)
     return "" if documents is None else marked(to_segments(documents))

@@ -1,4 +1,4 @@
-"""From LangChain messages to the core's: every segment as a segment, however it travelled."""
+"""Convert LangChain messages to the core's messages, with segments from blocks, marked text and tool artifacts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Part: TypeAlias = str | Segment
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "user", "function": "user"}
 
 
-def core_messages(messages: Sequence[BaseMessage], documents: Iterable[Any] | None = None) -> list[Message]:
-    """Return messages as the core renders them: neighbours of one role merged, and only text and segments inside.
+def convert_messages(messages: Sequence[BaseMessage], documents: Iterable[Any] | None = None) -> list[Message]:
+    """Convert messages for `render_chat`: contents of text and segments, adjacent messages of one role merged.
 
-    What a tool returned is read as the user's: its artifact where that is a list of documents, else its content. An
-    assistant's message that only calls tools says nothing, and is left out.
+    Tool messages become user messages with the tool's artifact, if that is a list of documents, or else its content.
+    Assistant messages without text (tool calls only) are left out.
 
     Args:
         messages: The conversation.
-        documents: Further segments, put in front of what the user said last.
+        documents: Further documents, inserted at the start of the last user message.
 
     Raises:
-        InvalidPrompt: A content block is neither text nor a document, or nothing is left.
+        InvalidPrompt: A content block is neither text nor a document, or no message is left.
     """
     turns: list[tuple[str, list[Part]]] = []
-    for message in map(message_chunk_to_message, messages):  # a streamed answer is a sum of chunks
-        role, parts = _role(message), message_parts(message)
+    for message in map(message_chunk_to_message, messages):  # a streamed answer in a history is a chunk
+        role, parts = _role(message), parse_message(message)
         if not parts and isinstance(message, AIMessage):
             continue
         if turns and turns[-1][0] == role:
@@ -41,25 +41,25 @@ def core_messages(messages: Sequence[BaseMessage], documents: Iterable[Any] | No
         else:
             turns.append((role, parts))
     if documents is not None:
-        found = to_segments(documents)
+        segments = to_segments(documents)
         if not turns or turns[-1][0] != "user":
             turns.append(("user", []))
-        turns[-1][1][:0] = found
+        turns[-1][1][:0] = segments
     if not turns:
         raise InvalidPrompt("expected at least one message, got none")
-    return [{"role": role, "content": together(parts)} for role, parts in turns]
+    return [{"role": role, "content": merge_parts(parts)} for role, parts in turns]
 
 
-def question(messages: Sequence[Message]) -> str:
-    """The text of the user's last message without its segments: what relevance orderings compare segments with."""
+def last_user_text(messages: Sequence[Message]) -> str:
+    """Return the text of the last user message without its segments: the query of relevance orderings."""
     for message in reversed(messages):
         if message["role"] == "user":
             return "".join(part for part in message["content"] if isinstance(part, str)).strip()
     return ""
 
 
-def marked_parts(text: str) -> Iterator[Part]:
-    """Yield the texts and the segments of a text that was written with marks."""
+def parse_marked_text(text: str) -> Iterator[Part]:
+    """Yield the texts and the segments of a string with segment markers."""
     prompt = parse_marked(text)
     for before, segments in zip(prompt.texts, [*prompt.sets, ()], strict=True):
         if before:
@@ -67,74 +67,74 @@ def marked_parts(text: str) -> Iterator[Part]:
         yield from segments
 
 
-def content_parts(content: str | Sequence[str | Mapping[str, Any]]) -> Iterator[Part]:
-    """Yield the texts and the segments of a message's content.
+def parse_content(content: str | Sequence[str | Mapping[str, Any]]) -> Iterator[Part]:
+    """Yield the texts and the segments of the content of a message.
 
     Raises:
         InvalidPrompt: A block is neither text nor a document.
     """
     for block in [content] if isinstance(content, str) else content:
         if isinstance(block, str):
-            yield from marked_parts(block)
-        elif is_segment(block):
+            yield from parse_marked_text(block)
+        elif is_segment_block(block):
             yield to_segment(block)
         elif block.get("type") == "text":
-            yield from marked_parts(block["text"])
+            yield from parse_marked_text(block["text"])
         else:
             raise InvalidPrompt(
                 f"expected text and documents, got a content block of type {block.get('type')!r}",
-                hint='This model reads text. A document is a block of type "text-plain".',
+                hint='The model takes text only. Pass a document as a block of type "text-plain".',
             )
 
 
-def is_segment(block: object) -> bool:
-    """Whether a content block is a segment: `text-plain`, or text whose `extras` say `"segment": True`."""
+def is_segment_block(block: object) -> bool:
+    """Return whether a content block is a segment: `text-plain`, or `text` with `"segment": True` in its `extras`."""
     if not isinstance(block, Mapping):
         return False
     extras = block.get("extras") or {}
     return block.get("type") == BLOCK_TYPE or (block.get("type") == "text" and extras.get("segment") is True)
 
 
-def together(parts: Iterable[Part]) -> list[Part]:
-    """Return parts without empty texts and without white space between two segments: they are of one set."""
-    kept: list[Part] = []
+def merge_parts(parts: Iterable[Part]) -> list[Part]:
+    """Join adjacent texts, and drop white space between segments so that they form one set."""
+    merged: list[Part] = []
     for part in parts:
         if part == "":
             continue
-        if isinstance(part, Segment) and len(kept) > 1 and isinstance(kept[-2], Segment):
-            between = kept[-1]
+        if isinstance(part, Segment) and len(merged) > 1 and isinstance(merged[-2], Segment):
+            between = merged[-1]
             if isinstance(between, str) and not between.strip():
-                kept.pop()
-        if isinstance(part, str) and kept and isinstance(kept[-1], str):
-            kept[-1] += part
+                merged.pop()
+        if isinstance(part, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += part
         else:
-            kept.append(part)
-    return kept
+            merged.append(part)
+    return merged
 
 
 def _role(message: BaseMessage) -> str:
     if isinstance(message, ChatMessage):
         return message.role
     if message.type not in _ROLES:
-        raise InvalidPrompt(f"expected a message of {', '.join(sorted(_ROLES))}, got {message.type!r}")
+        raise InvalidPrompt(f"expected a message of type {', '.join(sorted(_ROLES))}, got {message.type!r}")
     return _ROLES[message.type]
 
 
-def message_parts(message: BaseMessage) -> list[Part]:
-    """Return the texts and the segments of a message.
+def parse_message(message: BaseMessage) -> list[Part]:
+    """Return the texts and the segments of a message, or of the documents in its artifact.
 
     Raises:
         InvalidPrompt: A content block is neither text nor a document.
     """
-    if isinstance(message, ToolMessage) and are_documents(message.artifact):
+    if isinstance(message, ToolMessage) and is_document_list(message.artifact):
         return list(to_segments(message.artifact))
     if isinstance(message, AIMessage):
         return [message.text] if message.text else []
-    return list(content_parts(message.content))
+    return list(parse_content(message.content))
 
 
-def are_documents(artifact: object) -> bool:
-    """Whether a tool's artifact is a list of documents, or of what a checkpoint makes of them."""
+def is_document_list(artifact: object) -> bool:
+    """Return whether a tool's artifact is a list of documents, possibly as the dicts of a LangGraph checkpoint."""
     return isinstance(artifact, list | tuple) and bool(artifact) and all(map(_is_document, artifact))
 
 

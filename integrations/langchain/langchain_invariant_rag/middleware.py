@@ -1,4 +1,4 @@
-"""Two-step RAG for agents: before every call of the model, retrieve for what the user asked last."""
+"""Two-step RAG for agents: retrieve for the last human message before every model call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ except ImportError as error:
 
 
 class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Puts what a retriever finds in front of the user's last message, as segments.
+    """Middleware that inserts retrieved documents before the last human message, as segments.
 
-    They are there for the call only: the state of the agent does not keep them.
+    They are in the model's request only, not in the agent's state.
 
     Example:
         ```python
@@ -29,7 +29,7 @@ class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
         ```
 
     Args:
-        retriever: What finds the documents.
+        retriever: The retriever; its query is the text of the last human message.
     """
 
     def __init__(self, retriever: BaseRetriever) -> None:
@@ -39,29 +39,28 @@ class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Retrieve, and call the model."""
-        place = _last_question(request.messages)
-        if place is None:
+        """Retrieve, then call the model."""
+        index = _last_human_index(request.messages)
+        if index is None:
             return handler(request)
-        found = self.retriever.invoke(request.messages[place].text)
-        return handler(request.override(messages=_with_documents(request.messages, place, found)))
+        documents = self.retriever.invoke(request.messages[index].text)
+        return handler(request.override(messages=_insert_documents(request.messages, index, documents)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        """Retrieve, and call the model."""
-        place = _last_question(request.messages)
-        if place is None:
+        """Retrieve, then call the model."""
+        index = _last_human_index(request.messages)
+        if index is None:
             return await handler(request)
-        found = await self.retriever.ainvoke(request.messages[place].text)
-        return await handler(request.override(messages=_with_documents(request.messages, place, found)))
+        documents = await self.retriever.ainvoke(request.messages[index].text)
+        return await handler(request.override(messages=_insert_documents(request.messages, index, documents)))
 
 
-def _last_question(messages: list[AnyMessage]) -> int | None:
-    places = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
-    return places[-1] if places else None
+def _last_human_index(messages: list[AnyMessage]) -> int | None:
+    return max((index for index, message in enumerate(messages) if isinstance(message, HumanMessage)), default=None)
 
 
-def _with_documents(messages: list[AnyMessage], place: int, documents: Iterable[Document]) -> list[Any]:
-    block = SegmentsPlaceholder("documents").format_messages(documents=documents)
-    return [*messages[:place], *block, *messages[place:]]
+def _insert_documents(messages: list[AnyMessage], index: int, documents: Iterable[Document]) -> list[Any]:
+    inserted = SegmentsPlaceholder("documents").format_messages(documents=documents)
+    return [*messages[:index], *inserted, *messages[index:]]

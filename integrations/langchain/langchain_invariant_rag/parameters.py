@@ -18,7 +18,7 @@ from invariant_rag.generation.overflow import Overflow
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
-from invariant_rag.prompts import text_ids
+from invariant_rag.prompts import tokenize_text
 from invariant_rag.segments import Prompt
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from pydantic import Field, PrivateAttr, model_validator
@@ -200,7 +200,7 @@ class InvariantParameters(BaseLanguageModel[Any]):
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without any that the tokenizer puts around it."""
-        return list(text_ids(text, self.engine.tokenizer))
+        return list(tokenize_text(text, self.engine.tokenizer))
 
     def _ls_params(
         self, kind: Literal["chat", "llm"], stop: list[str] | None, kwargs: Mapping[str, Any]

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from langchain_core.prompt_values import PromptValue, StringPromptValue
 
 from langchain_invariant_rag.documents import to_segments
-from langchain_invariant_rag.messages import are_documents, content_parts, is_segment, marked_parts
+from langchain_invariant_rag.messages import is_document_list, is_segment_block, parse_content, parse_marked_text
 from langchain_invariant_rag.prompts import SegmentsPlaceholder
 
 _TEXT_KEYS = {"type", "text", "id"}
@@ -42,7 +42,7 @@ class Requests:
         """
         if isinstance(model_input, str | StringPromptValue):
             text = model_input if isinstance(model_input, str) else model_input.text
-            parts = [*to_segments(documents or []), *marked_parts(text)]
+            parts = [*to_segments(documents or []), *parse_marked_text(text)]
             return ["".join(map(plain_text, listed)) for listed in self._listed(parts, _said(parts))]
         given = model_input.to_messages() if isinstance(model_input, PromptValue) else convert_to_messages(model_input)
         return self.of_messages(given, documents)
@@ -105,7 +105,7 @@ def _parts(message: BaseMessage) -> Iterator[Any]:
     """Yield texts, segments, and whatever else there is in a message."""
     if isinstance(message, AIMessage):
         yield _Wall()
-    elif isinstance(message, ToolMessage) and are_documents(message.artifact):
+    elif isinstance(message, ToolMessage) and is_document_list(message.artifact):
         yield from to_segments(message.artifact)
     else:
         yield from _content(message.content)
@@ -113,10 +113,10 @@ def _parts(message: BaseMessage) -> Iterator[Any]:
 
 def _content(content: str | Sequence[str | Mapping[str, Any]]) -> Iterator[Any]:
     for block in [content] if isinstance(content, str) else content:
-        if isinstance(block, str) or is_segment(block):
-            yield from content_parts([block])
+        if isinstance(block, str) or is_segment_block(block):
+            yield from parse_content([block])
         elif block.get("type") == "text":
-            found = list(content_parts([block]))
+            found = list(parse_content([block]))
             marked = found != [block["text"]]
             yield from found if marked or set(block) <= _TEXT_KEYS else [block]
         else:

@@ -1,4 +1,4 @@
-"""Producers of segments for prompt templates: a placeholder for chat templates, and a prompt for the stock chain."""
+"""Prompt templates that keep documents apart: a placeholder for chat prompts, and a `document_prompt`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from langchain_invariant_rag.documents import to_block, to_segments
 
 
 class SegmentsPlaceholder(BaseMessagePromptTemplate):
-    """A message of a chat template whose content is a variable's documents, one content block for each.
+    """A placeholder in a chat prompt for a list of documents: one human message, one content block per document.
 
-    A model of this package reads it together with what the user says next to it. To other models the blocks are
-    documents in plain text.
+    The models of this package merge it with an adjacent human message. Other models get plain-text documents.
 
     Example:
         ```python
@@ -29,42 +28,42 @@ class SegmentsPlaceholder(BaseMessagePromptTemplate):
     """Name of the variable that holds the documents."""
 
     def __init__(self, variable_name: str, **kwargs: Any) -> None:
-        # A name that stands alone, as in MessagesPlaceholder; the base class takes fields only.
+        # A positional name, as in MessagesPlaceholder; the base class takes keywords only.
         super().__init__(**{"variable_name": variable_name, **kwargs})
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """Where the class is found when it is loaded."""
+        """Return the module path for LangChain's serialization."""
         return ["langchain_invariant_rag", "prompts"]
 
     @property
     def input_variables(self) -> list[str]:
-        """The one variable."""
+        """The variable's name."""
         return [self.variable_name]
 
     def format_messages(self, **kwargs: Any) -> list[BaseMessage]:
-        """Return one message with a block for each document, or none where there are no documents.
+        """Return one message with a block per document, or no message without documents.
 
         Raises:
-            InvalidSegment: The variable does not hold documents.
+            InvalidSegment: The variable is not a list of documents.
         """
         segments = to_segments(kwargs[self.variable_name])
         return [HumanMessage(content=[dict(to_block(segment)) for segment in segments])] if segments else []
 
     def pretty_repr(self, html: bool = False) -> str:
-        """Return a readable form."""
-        return f"{{{self.variable_name}: one segment for each document}}"
+        """Return the placeholder as LangChain prints it."""
+        return f"{{{self.variable_name}: one segment per document}}"
 
 
 class SegmentPromptTemplate(PromptTemplate):
-    """A `document_prompt` that writes a document with marks around it."""
+    """A `document_prompt` that formats a document as a marked segment."""
 
     def format(self, **kwargs: Any) -> str:
-        """Return the text of a document between marks."""
+        """Return the text of a document between segment markers."""
         return mark(Segment(kwargs["page_content"]))
 
 
 SEGMENT_PROMPT = SegmentPromptTemplate(template="{page_content}", input_variables=["page_content"])
-"""Keeps boundaries in LangChain's own chain and retriever tool, which join documents into one text:
+"""Keeps segment boundaries in LangChain's stuff chain and retriever tool, which join documents into one text:
 `create_stuff_documents_chain(llm, prompt, document_prompt=SEGMENT_PROMPT)`. Titles need
-`create_invariant_documents_chain`: the stock chain passes a title on only if every document has one."""
+`create_invariant_documents_chain`: the stuff chain passes titles on only if every document has one."""

@@ -1,4 +1,4 @@
-"""Retrievers whose documents keep their boundaries: an adapter for any retriever, and the one over invariant-rag's."""
+"""Retrievers that return `Segments`: an adapter for any LangChain retriever, and one for the core's retrievers."""
 
 from __future__ import annotations
 
@@ -16,92 +16,94 @@ from langchain_invariant_rag.documents import Segments, to_document, to_segment,
 
 
 class SegmentsRetriever(BaseRetriever):
-    """What `as_segments` returns."""
+    """The retriever that `as_segments` returns."""
 
     retriever: BaseRetriever
-    """What finds the documents."""
+    """The retriever that finds the documents."""
     join_by: str | None = None
-    """Metadata key of the source whose chunks become one segment."""
+    """Metadata key; chunks with the same value become one segment."""
     position: str = "start_index"
-    """Metadata key of a chunk's place in its source."""
+    """Metadata key of the chunk's offset in its source."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> Segments:
-        found = self.retriever.invoke(query, config={"callbacks": run_manager.get_child()}, **kwargs)
-        return self._arranged(found)
+        documents = self.retriever.invoke(query, config={"callbacks": run_manager.get_child()}, **kwargs)
+        return self._to_segments(documents)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> Segments:
-        found = await self.retriever.ainvoke(query, config={"callbacks": run_manager.get_child()}, **kwargs)
-        return self._arranged(found)
+        documents = await self.retriever.ainvoke(query, config={"callbacks": run_manager.get_child()}, **kwargs)
+        return self._to_segments(documents)
 
-    def _arranged(self, documents: Iterable[Document]) -> Segments:
-        kept = list(_distinct(documents))
-        return Segments(kept if self.join_by is None else _joined(kept, self.join_by, self.position))
+    def _to_segments(self, documents: Iterable[Document]) -> Segments:
+        distinct = list(_deduplicate(documents))
+        return Segments(distinct if self.join_by is None else _join_chunks(distinct, self.join_by, self.position))
 
 
-def _distinct(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yield one document of each content: of equal ones the same, whatever order they come in."""
-    alike: dict[str, list[Document]] = {}
+def _deduplicate(documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield one document per content hash: the one with the smallest canonical key, in any input order."""
+    groups: dict[str, list[Document]] = {}
     for document in documents:
-        alike.setdefault(to_segment(document).content_hash, []).append(document)
-    for each in alike.values():
-        yield min(each, key=lambda document: to_segment(document).canonical_key)
+        groups.setdefault(to_segment(document).content_hash, []).append(document)
+    for group in groups.values():
+        yield min(group, key=lambda document: to_segment(document).canonical_key)
 
 
-def _joined(documents: Sequence[Document], source: str, position: str) -> Iterator[Document]:
-    """Yield one document for each source: its chunks in source order. One without a source stays on its own."""
+def _join_chunks(documents: Sequence[Document], source: str, position: str) -> Iterator[Document]:
+    """Yield one document per source with its chunks in source order, and the documents without a source unchanged."""
     yield from (document for document in documents if source not in document.metadata)
-    chunks: dict[Any, list[Document]] = {}
+    sources: dict[Any, list[Document]] = {}
     for document in documents:
         if source in document.metadata:
             if position not in document.metadata:
                 raise RetrievalError(
                     f"expected chunks with {position!r} in their metadata, got {sorted(document.metadata)}",
-                    hint="Split with add_start_index=True, or name the key: as_segments(..., position=...).",
+                    hint="Split with add_start_index=True, or set the key: as_segments(..., position=...).",
                 )
-            chunks.setdefault(document.metadata[source], []).append(document)
-    for each in chunks.values():
-        each.sort(key=lambda document: (document.metadata[position], document.page_content))
-        text = "\n".join(document.page_content for document in each)
-        yield Document(page_content=text, metadata=each[0].metadata)
+            sources.setdefault(document.metadata[source], []).append(document)
+    for chunks in sources.values():
+        chunks.sort(key=lambda document: (document.metadata[position], document.page_content))
+        text = "\n".join(document.page_content for document in chunks)
+        yield Document(page_content=text, metadata=chunks[0].metadata)
 
 
 def as_segments(
     retriever: BaseRetriever, *, join_by: str | None = None, position: str = "start_index"
 ) -> BaseRetriever:
-    """Return a retriever whose documents keep their boundaries wherever a prompt puts them.
+    """Wrap a retriever so that its documents keep their boundaries in any prompt template.
 
-    It works unchanged in `{"context": as_segments(retriever), ...} | prompt | llm`. Documents of equal content (title
-    and text) are returned once.
+    Use it as `{"context": as_segments(retriever), ...} | prompt | llm`. Documents with the same title and text are
+    returned once.
 
     Args:
         retriever: Any retriever. Keywords of `invoke` are passed on to it.
-        join_by: Metadata key of a source, such as `source`: its chunks become one segment, in source order, where they
-            are to be read one after the other.
-        position: Metadata key of a chunk's place in its source, as text splitters write it.
+        join_by: Metadata key of the source, such as `source`: the chunks of one source become one segment, in source
+            order. None: every chunk is a segment.
+        position: Metadata key of a chunk's offset in its source, as written by text splitters.
     """
     return SegmentsRetriever(retriever=retriever, join_by=join_by, position=position)
 
 
-def _checked(value: Any) -> Any:
+def _check_retriever(value: Any) -> Any:
     if not callable(getattr(value, "retrieve", None)):
-        raise ValueError(f"expected something with retrieve(query, k), such as FaissRetriever, got {type(value)}")
+        raise ValueError(
+            f"expected an object with retrieve(query, k), such as FaissRetriever, got {type(value).__name__}"
+        )
     return value
 
 
 class InvariantRetriever(BaseRetriever):
-    """A retriever of invariant-rag, such as `FaissRetriever`: the same list, bit for bit, whatever the corpus's order.
+    """LangChain retriever for a retriever of the core, whose results do not depend on the order of the corpus.
 
-    A document's metadata has the `score`, and the `title` if there is one.
+    The documents have the `score` in their metadata, and the `title` if there is one.
     """
 
-    retriever: Annotated[Retriever, PlainValidator(_checked)]
-    """What finds the segments."""
+    retriever: Annotated[Retriever, PlainValidator(_check_retriever)]
+    """The core's retriever, such as `FaissRetriever`."""
     k: int = Field(default=4, ge=1)
-    """How many documents to return."""
+    """Number of documents to return."""
 
     @classmethod
     def from_documents(cls, documents: Iterable[Any], *, k: int = 4, **kwargs: Any) -> InvariantRetriever:
@@ -109,8 +111,8 @@ class InvariantRetriever(BaseRetriever):
 
         Args:
             documents: Documents, segments or strings.
-            k: How many documents to return.
-            **kwargs: As for `FaissRetriever`: `embedder`, `show_progress`.
+            k: Number of documents to return.
+            **kwargs: Keywords of `FaissRetriever`: `embedder`, `show_progress`.
         """
         return cls(retriever=FaissRetriever(to_segments(documents), **kwargs), k=k)
 

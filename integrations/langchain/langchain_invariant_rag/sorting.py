@@ -12,7 +12,7 @@ from invariant_rag.segments import Segment
 from langchain_core.messages import AIMessage, BaseMessage
 
 from langchain_invariant_rag.documents import to_segment
-from langchain_invariant_rag.messages import Part, is_segment, marked_parts, together
+from langchain_invariant_rag.messages import Part, is_segment_block, merge_parts, parse_marked_text
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def marked(parts: Iterable[Part]) -> str:
 
 def sorted_text(text: str) -> str:
     """Return a text in which the marked segments of every set are listed in the order of their contents."""
-    parts = together(marked_parts(text))
+    parts = merge_parts(parse_marked_text(text))
     if not any(isinstance(part, Segment) for part in parts):
         return text
     return marked(_sorted_runs(parts, lambda part: isinstance(part, Segment), attrgetter("canonical_key")))
@@ -40,7 +40,7 @@ def _sorted_message(message: BaseMessage) -> BaseMessage:
     if isinstance(content, str):
         arranged: Any = sorted_text(content)
     else:
-        blocks = _sorted_runs(content, is_segment, lambda block: to_segment(block).canonical_key)
+        blocks = _sorted_runs(content, is_segment_block, lambda block: to_segment(block).canonical_key)
         arranged = [sorted_text(block) if isinstance(block, str) else block for block in blocks]
     return message if arranged == content else message.model_copy(update={"content": arranged})
 

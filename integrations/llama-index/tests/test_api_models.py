@@ -247,13 +247,13 @@ async def test_tools_and_objects_pass_through(wrap: Any) -> None:
 async def test_scores_and_the_query_reach_the_ordering(wrap: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     scores = {each.node.get_content(): each.score for each in nodes_of()}
-    keys = Score.keys
+    sort_keys = Score.sort_keys
 
     def spy(self: Score, candidates: Any, query: str) -> Any:
         seen.append((query, {each.segment.text: each.segment.score for each in candidates}))
-        return keys(self, candidates, query)
+        return sort_keys(self, candidates, query)
 
-    monkeypatch.setattr(Score, "keys", spy)
+    monkeypatch.setattr(Score, "sort_keys", spy)
     llm: Any = wrap(MockFunctionCallingLLM(response_generator=calling, is_chat_model=True), ordering="score")
     llm = llm.as_structured_llm(Place) if way == "structured" else llm
     synthesizer = InvariantSynthesizer(

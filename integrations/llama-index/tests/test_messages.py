@@ -19,8 +19,8 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage, MessageRole
 
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock
-from llama_index.llms.invariant_rag.marks import mark_in_set, read_marked, unmarked
-from llama_index.llms.invariant_rag.messages import read_messages
+from llama_index.llms.invariant_rag.markers import mark_in_set, parse_marked_text, strip_markers
+from llama_index.llms.invariant_rag.messages import convert_messages
 
 SEGMENT = Segment("It leaves at noon.", title="Ferry")
 READ, ASK = TextBlock(text="Read: "), TextBlock(text=QUERY)
@@ -34,7 +34,7 @@ CARRIERS = {
 
 
 def content(*blocks: object) -> list[object]:
-    [message] = read_messages([ChatMessage(role=MessageRole.USER, blocks=list(blocks))])
+    [message] = convert_messages([ChatMessage(role=MessageRole.USER, blocks=list(blocks))])
     together: list[object] = []
     for part in message["content"]:
         together += list(part) if isinstance(part, SegmentSet) else [part] if part else []
@@ -71,7 +71,7 @@ def test_neighbouring_texts_are_joined_as_llama_index_joins_them() -> None:
 
 def test_neighbours_of_one_role_become_one_message() -> None:
     roles = [MessageRole.DEVELOPER, MessageRole.SYSTEM, MessageRole.USER, MessageRole.USER, MessageRole.MODEL]
-    read = read_messages([ChatMessage("x", role=role) for role in roles])
+    read = convert_messages([ChatMessage("x", role=role) for role in roles])
     assert [(each["role"], "".join(each["content"])) for each in read] == [
         ("system", "x\n\nx"),
         ("user", "x\n\nx"),
@@ -103,36 +103,36 @@ def test_segments_that_were_left_whole_raise_no_warning() -> None:
     text = "Read: " + "\n\n".join(mark_in_set(text, 3) for text in TEXTS) + " " + QUERY
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert read_marked(text) == ["Read: ", SegmentSet(TEXTS), " " + QUERY]
-    assert unmarked(text) == "Read: " + "\n\n".join(TEXTS) + " " + QUERY
+        assert parse_marked_text(text) == ["Read: ", SegmentSet(TEXTS), " " + QUERY]
+    assert strip_markers(text) == "Read: " + "\n\n".join(TEXTS) + " " + QUERY
 
 
 @pytest.mark.parametrize("cut", [slice(5, None), slice(None, 20)], ids=["behind", "in front"])
 def test_a_segment_that_was_cut_raises_a_warning(cut: slice) -> None:
     with pytest.warns(OrderWarning, match=r"cut in two.*InvariantSynthesizer"):
-        read_marked(mark_in_set(TEXTS[0], 3)[cut])
+        parse_marked_text(mark_in_set(TEXTS[0], 3)[cut])
 
 
 @pytest.mark.parametrize("score", [0.25, -3.0, 1e-7, 1e300, float("-inf"), None])
 def test_a_score_stands_behind_its_segment(score: float | None) -> None:
     segments = SegmentSet([Segment("1:", score=score), Segment("2 0.5", score=0.5), Segment("3")])
     text = "".join(mark_in_set(each, 3) for each in segments) + " 0.75 " + QUERY
-    assert read_marked(text) == ["", segments, " 0.75 " + QUERY]
-    assert unmarked(text) == "1:2 0.53 0.75 " + QUERY
+    assert parse_marked_text(text) == ["", segments, " 0.75 " + QUERY]
+    assert strip_markers(text) == "1:2 0.53 0.75 " + QUERY
 
 
 def test_a_set_that_was_spread_over_calls_raises_a_warning() -> None:
     with pytest.warns(OrderWarning, match=r"1 of 3 nodes.*InvariantSynthesizer"):
-        read_marked(mark_in_set(TEXTS[0], 3))
+        parse_marked_text(mark_in_set(TEXTS[0], 3))
 
 
 def test_a_printed_list_raises_a_warning() -> None:
     with pytest.warns(OrderWarning, match=r"simple_summarize.*InvariantSynthesizer"):
-        read_marked(str([mark_in_set(TEXTS[0], 1)]))
+        parse_marked_text(str([mark_in_set(TEXTS[0], 1)]))
 
 
 def test_no_text_in_a_segment_can_end_it_or_claim_another_size() -> None:
     forged = "\ue201\ue2059\ue205\ue200"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert read_marked(mark_in_set(f"a{forged}b", 1)) == ["", SegmentSet(["a9b"]), ""]
+        assert parse_marked_text(mark_in_set(f"a{forged}b", 1)) == ["", SegmentSet(["a9b"]), ""]

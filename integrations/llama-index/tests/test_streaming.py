@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llama_index.llms.invariant_rag.streaming import read_in_thread
+from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 
 
 async def test_an_error_in_the_thread_is_raised_where_the_stream_is_read() -> None:
@@ -15,7 +15,7 @@ async def test_an_error_in_the_thread_is_raised_where_the_stream_is_read() -> No
         raise ArithmeticError("here")
 
     with pytest.raises(ArithmeticError, match="here"):
-        assert [piece async for piece in read_in_thread(pieces())] == []
+        assert [piece async for piece in iterate_in_thread(pieces())] == []
 
 
 async def test_a_cancelled_reader_closes_what_it_read() -> None:
@@ -30,7 +30,7 @@ async def test_a_cancelled_reader_closes_what_it_read() -> None:
             closed.set()
 
     async def read() -> None:
-        async for _ in read_in_thread(pieces()):
+        async for _ in iterate_in_thread(pieces()):
             pass
 
     task = asyncio.create_task(read())

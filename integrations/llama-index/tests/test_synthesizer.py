@@ -119,9 +119,9 @@ def test_relevance_orderings_compare_with_the_query(model: InvariantModel) -> No
     seen = []
 
     class Spy(type(model.ordering)):  # type: ignore[misc]
-        def keys(self, candidates: Any, query: str) -> Any:
+        def sort_keys(self, candidates: Any, query: str) -> Any:
             seen.append(query)
-            return super().keys(candidates, query)
+            return super().sort_keys(candidates, query)
 
     InvariantSynthesizer(InvariantLLM(model.with_method(ordering=Spy()), max_tokens=1)).synthesize(QUERY, nodes_of())
     assert set(seen) == {QUERY}

@@ -68,7 +68,7 @@ class SaltedOrdering(Ordering):
     name: ClassVar[str] = "salted"
     descending: ClassVar[bool] = True  # rank 0 is nearest to the suffix, hence last in physical order
 
-    def keys(self, candidates: Sequence[Candidate], query: str) -> list[str]:
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[str]:
         """Return the salted hashes."""
         return [salted_hash(candidate.segment, self.salt) for candidate in candidates]
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from invariant_rag.errors import InvalidChoice, UnknownName
-from invariant_rag.models.loading import as_dtype
+from invariant_rag.models.loading import resolve_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,7 +110,7 @@ def build_model(config: SpeedConfig) -> PreTrainedModel:
         raise UnknownName("shape", config.shape, SHAPES)
     sizes: dict[str, Any] = dict(SHAPES[config.shape])
     layers = sizes.pop("layers")
-    dtype: Any = as_dtype(config.dtype)
+    dtype: Any = resolve_dtype(config.dtype)
     try:
         torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built

@@ -1,13 +1,13 @@
-"""The models that come with the package: trained on made-up documents, small, for machines without network and GPU."""
+"""Small models inside the package, trained on synthetic documents, which need neither network nor GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
-EMBEDDED: dict[str, Path] = {name: _HERE / name for name in ("generator", "native", "monot5")}
-"""Folder of each: the causal LM, the same after fine-tuning with RoToR attention, and the MonoT5 that ranks."""
+EMBEDDED: dict[str, Path] = {name: _FOLDER / name for name in ("generator", "native", "monot5")}
+"""Folder of each: `generator` (a causal LM), `native` (it, fine-tuned with RoToR attention), `monot5` (a reranker)."""
 
 
 def model_card(name: str) -> str:

@@ -16,7 +16,7 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag import InvariantLLM
-from llama_index.llms.invariant_rag.marks import unmarked
+from llama_index.llms.invariant_rag.markers import strip_markers
 
 Parser = Callable[[str], tuple[bool | None, float | None, str | None]]
 
@@ -112,4 +112,4 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
 def _labelled(answer: str, letter: str) -> str:
     """Write an answer as a marked segment under its letter."""
     heading, end = f"[The Start of Assistant {letter}'s Answer]", f"[The End of Assistant {letter}'s Answer]"
-    return mark(Segment(f"{heading}\n{unmarked(answer)}\n{end}"))
+    return mark(Segment(f"{heading}\n{strip_markers(answer)}\n{end}"))

@@ -39,9 +39,9 @@ from invariant_rag.segments import document_rendering
 from llama_index.llms.invariant_rag.answering import Request, answer, answer_in_thread, generation_options, stream
 from llama_index.llms.invariant_rag.choices import check_model, check_names, check_parameters
 from llama_index.llms.invariant_rag.lazy import LazyModel
-from llama_index.llms.invariant_rag.marks import read_marked
-from llama_index.llms.invariant_rag.messages import read_messages
-from llama_index.llms.invariant_rag.streaming import read_in_thread
+from llama_index.llms.invariant_rag.markers import parse_marked_text
+from llama_index.llms.invariant_rag.messages import convert_messages
+from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
 
 dispatcher = get_dispatcher(__name__)
@@ -286,11 +286,11 @@ class InvariantLLM(CustomLLM):
 
     def _text_request(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Request:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
-        parts = read_marked(prompt if formatted else to_prompt(prompt))
+        parts = parse_marked_text(prompt if formatted else to_prompt(prompt))
         return self._request(lambda _, query: Prompt.of(*parts, query=query, rendering=document_rendering), kwargs)
 
     def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Request:
-        read = read_messages(messages)
+        read = convert_messages(messages)
         return self._request(lambda model, query: render_chat(read, model.tokenizer, query), kwargs)
 
     def _request(self, build: Callable[[InvariantModel, str | None], Prompt], kwargs: dict[str, Any]) -> Request:
@@ -373,7 +373,7 @@ def _grown(pieces: Iterable[str | Generation]) -> CompletionResponseGen:
 
 async def _agrown(pieces: Generator[str | Generation, None, None]) -> CompletionResponseAsyncGen:
     text = ""
-    async with aclosing(read_in_thread(pieces)) as read:
+    async with aclosing(iterate_in_thread(pieces)) as read:
         async for piece in read:
             if isinstance(piece, str):
                 text += piece

@@ -1,4 +1,4 @@
-"""From LlamaIndex's messages to the library's: blocks become texts and segments."""
+"""Convert LlamaIndex messages to the core's messages: blocks become texts and segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.marks import read_marked
+from llama_index.llms.invariant_rag.markers import parse_marked_text
 
 _ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -29,17 +29,17 @@ _ROLES = {
 
 
 class SegmentBlock(CitableBlock):
-    """A segment in a message. For models other than ours it is a citable block like any other.
+    """A content block with one segment. For LLMs other than `InvariantLLM` it is an ordinary `CitableBlock`.
 
     Attributes:
-        score: The retriever's score, for the ordering of that name.
+        score: The retriever's score, used by the `score` ordering.
     """
 
     score: float | None = None
 
     @classmethod
     def of(cls, segment: Segment | str) -> SegmentBlock:
-        """Return a segment (of text) as a block."""
+        """Build a block from a segment with text."""
         segment = Segment.of(segment)
         return cls(
             title=segment.title or "",
@@ -49,60 +49,64 @@ class SegmentBlock(CitableBlock):
         )
 
 
-def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Return messages as `InvariantModel.chat_prompt` takes them; neighbours of one role become one message.
+def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Convert messages for `InvariantModel.chat_prompt`; adjacent messages of one role are merged.
 
-    A citable block, or a document of plain text, is a segment; segments marked in a text are found. Cache points and
-    thoughts say nothing to this model and are left out.
+    Citable blocks, plain-text document blocks and marked segments in text blocks become segments. Cache points and
+    thinking blocks are left out.
 
     Raises:
         InvalidPrompt: A block is neither text nor a segment.
     """
-    read: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for message in messages:
         role = _ROLES.get(message.role, message.role.value)
-        content = list(_content(message))
-        if read and read[-1]["role"] == role:
-            read[-1]["content"] += ["\n\n", *content]
+        content = list(_parse_blocks(message))
+        if converted and converted[-1]["role"] == role:
+            converted[-1]["content"] += ["\n\n", *content]
         else:
-            read.append({"role": role, "content": content})
-    return list(read)
+            converted.append({"role": role, "content": content})
+    return list(converted)
 
 
-def _content(message: ChatMessage) -> Iterator[str | Segment | SegmentSet]:
-    before: object = None
+def _parse_blocks(message: ChatMessage) -> Iterator[str | Segment | SegmentSet]:
+    previous: object = None
     for block in message.blocks:
         if isinstance(block, TextBlock):
-            if isinstance(before, TextBlock):
+            if isinstance(previous, TextBlock):
                 yield "\n"  # as ChatMessage.content joins them
-            yield from read_marked(block.text)
-        elif is_segment(block):
-            yield read_segment(block)
+            yield from parse_marked_text(block.text)
+        elif is_segment_block(block):
+            yield to_segment(block)
         elif not isinstance(block, CachePoint | ThinkingBlock):
             raise InvalidPrompt(
                 f"expected text, citable or plain-text document blocks, got a block of type {block.block_type!r}",
-                hint="The model reads text only. Leave the block out, or put what it says into a TextBlock.",
+                hint="The model takes text only. Remove the block, or describe its content in a TextBlock.",
             )
-        before = block
+        previous = block
 
 
-def is_segment(block: object) -> TypeGuard[CitableBlock | DocumentBlock]:
-    """Whether a block is a segment: a citable one, or a document of plain text."""
+def is_segment_block(block: object) -> TypeGuard[CitableBlock | DocumentBlock]:
+    """Return whether a block is a segment: a citable block, or a document block of plain text."""
     if isinstance(block, DocumentBlock):
         return (block.document_mimetype or "").startswith("text/")
     return isinstance(block, CitableBlock)
 
 
-def read_segment(block: CitableBlock | DocumentBlock) -> Segment:
-    """Return a block as a segment.
+def to_segment(block: CitableBlock | DocumentBlock) -> Segment:
+    """Convert a block to a segment.
 
     Raises:
-        InvalidPrompt: A citable block holds something else than text.
+        InvalidPrompt: A citable block contains something other than text.
     """
     if isinstance(block, DocumentBlock):
         return Segment(block.resolve_document().read().decode("utf-8"), title=block.title or None)
     texts = [each.text for each in block.content if isinstance(each, TextBlock)]
     if len(texts) < len(block.content):
-        raise InvalidPrompt("expected text in a citable block, got an image or a document")
+        other = next(each for each in block.content if not isinstance(each, TextBlock))
+        raise InvalidPrompt(
+            f"expected text blocks in a citable block, got a block of type {other.block_type!r}",
+            hint="The model takes text only. Put the text of the source into a TextBlock.",
+        )
     score = block.score if isinstance(block, SegmentBlock) else None
     return Segment("\n".join(texts), title=block.title or None, score=score)

@@ -10,8 +10,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
 from invariant_rag.api_models import canonical_parts, drawn_orders, plain_text
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.marks import read_marked
-from llama_index.llms.invariant_rag.messages import is_segment, read_segment
+from llama_index.llms.invariant_rag.markers import parse_marked_text
+from llama_index.llms.invariant_rag.messages import is_segment_block, to_segment
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,15 @@ def _parts(message: ChatMessage) -> Iterator[Any]:
             if isinstance(before, TextBlock):
                 yield "\n"  # as ChatMessage.content joins them
             yield from _text_parts(block.text)
-        elif is_segment(block):
-            yield read_segment(block)
+        elif is_segment_block(block):
+            yield to_segment(block)
         else:
             yield block
         before = block
 
 
 def _text_parts(text: str) -> Iterator[str | Segment]:
-    for part in read_marked(text):
+    for part in parse_marked_text(text):
         if isinstance(part, SegmentSet):
             yield from part
         elif part:

@@ -1,4 +1,4 @@
-"""Text as it comes, read without blocking the event loop."""
+"""Iterate over a blocking stream without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def read_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
-    """Yield what a generator yields, running it in a thread. Leaving early closes it."""
+async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
+    """Iterate over a generator in a worker thread; closing this iterator closes the generator."""
     loop, worker = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="invariant-rag")
     try:
         while (piece := await loop.run_in_executor(worker, next, pieces, None)) is not None:
             yield piece
     finally:
-        worker.submit(pieces.close)  # waits for a step that is still running
+        worker.submit(pieces.close)  # runs after a step that is still in progress
         worker.shutdown(wait=False)

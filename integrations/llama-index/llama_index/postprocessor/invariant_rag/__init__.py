@@ -1,4 +1,4 @@
-"""A node postprocessor that lets LlamaIndex's own response modes keep the boundaries of nodes."""
+"""A node postprocessor that keeps the boundaries of nodes in LlamaIndex's own response modes."""
 
 from llama_index.postprocessor.invariant_rag.base import MarkedNode, SegmentMarkerPostprocessor
 

@@ -1,4 +1,4 @@
-"""Nodes that mark their own boundaries in a prompt."""
+"""Nodes whose text for the LLM is a marked segment."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from invariant_rag.segments import Segment
-from llama_index.llms.invariant_rag.marks import mark_in_set
+from llama_index.llms.invariant_rag.markers import mark_in_set
 
 
 class MarkedNode(TextNode):
-    """A text node whose rendering for a model is a marked segment. Its text and metadata are what they were."""
+    """A text node whose LLM content is a marked segment. Text and metadata are those of the original node."""
 
-    set_size: int = Field(description="How many nodes were retrieved together.", exclude=True)
+    set_size: int = Field(description="Number of nodes that were retrieved together.", exclude=True)
     retrieval_score: float | None = Field(default=None, description="The retriever's score.", exclude=True)
 
     @classmethod
@@ -26,24 +26,24 @@ class MarkedNode(TextNode):
         return cls(**{**shared, "text": node.get_content(), "set_size": set_size, "retrieval_score": score})
 
     def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
-        """Return the text, with metadata as the mode says; marked, if it is for a model."""
+        """Return the text with the metadata of that mode; for `MetadataMode.LLM` as a marked segment."""
         content = super().get_content(metadata_mode)
         if metadata_mode != MetadataMode.LLM:
             return content
         return mark_in_set(Segment(content, score=self.retrieval_score), self.set_size)
 
     def get_content_blocks(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> list[BaseContentBlock]:
-        """Return the content as blocks; for a model it is one block, so that the mark stays around all of it."""
+        """Return the content as blocks; for `MetadataMode.LLM` as one text block with the marked segment."""
         if metadata_mode == MetadataMode.LLM:
             return [TextBlock(text=self.get_content(metadata_mode))]
         return super().get_content_blocks(metadata_mode)
 
 
 class SegmentMarkerPostprocessor(BaseNodePostprocessor):
-    """Lets `InvariantLLM` find the nodes again in the prompts of `compact`, `tree_summarize` and `ContextChatEngine`.
+    """Marks nodes so that `InvariantLLM` finds them in prompts of `compact`, `tree_summarize` and `ContextChatEngine`.
 
-    Put it last among the postprocessors. The nodes given are not changed. Where a response mode cuts nodes, or spreads
-    them over several calls, the LLM warns (`OrderWarning`) and says what to use instead.
+    Put it last among the postprocessors. The input nodes are not changed. If a response mode splits nodes, or spreads
+    them over several calls, the LLM issues an `OrderWarning`.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A response synthesizer that reads all nodes in one call, as a set."""
+"""A response synthesizer that passes all nodes to the LLM in one call, as a set."""
 
 from llama_index.response_synthesizers.invariant_rag.base import InvariantSynthesizer
 

@@ -1,4 +1,4 @@
-"""InvariantSynthesizer: one segment per node, one call of the model."""
+"""InvariantSynthesizer: one segment per node, one LLM call."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock
 from llama_index.llms.invariant_rag.api_models import CanonicalLLM
-from llama_index.llms.invariant_rag.marks import mark_in_set, unmarked
+from llama_index.llms.invariant_rag.markers import mark_in_set, strip_markers
 from llama_index.llms.invariant_rag.structured import asked_for_object
 
 dispatcher = get_dispatcher(__name__)
 
-_PLACE = mark("")
-"""Where the context goes in a formatted prompt."""
+_PLACEHOLDER = mark("")
+"""Stands for the context while the prompt template is formatted."""
 
 
 class InvariantSynthesizer(BaseSynthesizer):
-    """Reads every node as a segment of one set, in a single call: their order does not change the answer.
+    """Response synthesizer that passes all nodes to the LLM in one call, as one set of segments.
 
-    Nothing is packed, cut or refined. What happens to more nodes than fit is the LLM's `overflow`.
+    The order of the nodes does not change the answer. Nodes are not packed, split or refined; if they do not fit into
+    the context window, the LLM's `overflow` applies.
 
     Args:
-        llm: An `InvariantLLM`, what `canonical` and `vote` make of another LLM, or either one's
-            `as_structured_llm(...)`. Another LLM gets the nodes as text, and an `OrderWarning` says so. None:
-            `Settings.llm`.
-        callback_manager: As for every synthesizer.
-        text_qa_template: The prompt, with `{context_str}` and `{query_str}`. None: LlamaIndex's own.
-        streaming: Answer piece by piece.
-        output_cls: Answer with an object of this class.
-        empty_response: The answer where no node was retrieved.
+        llm: An `InvariantLLM`, the result of `canonical` or `vote`, or `as_structured_llm(...)` of one of them. Any
+            other LLM gets the nodes as one text, with an `OrderWarning`. None: `Settings.llm`.
+        callback_manager: As for `BaseSynthesizer`.
+        text_qa_template: The prompt, with `{context_str}` and `{query_str}`. None: LlamaIndex's default.
+        streaming: Stream the answer.
+        output_cls: Pydantic class of the answer. None: text.
+        empty_response: The answer if there are no nodes.
 
     Raises:
-        UnsupportedCombination: Streaming and an output class: half an object is none.
+        UnsupportedCombination: Both streaming and an output class are set: an incomplete object is not valid.
     """
 
     def __init__(
@@ -71,22 +71,25 @@ class InvariantSynthesizer(BaseSynthesizer):
             empty_response=empty_response,
         )
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
-        self._written_cls = self._llm.output_cls if isinstance(self._llm, StructuredLLM) else output_cls
+        self._object_cls = self._llm.output_cls if isinstance(self._llm, StructuredLLM) else output_cls
         self._check_streaming()
         inner = self._llm.llm if isinstance(self._llm, StructuredLLM) else self._llm
         self._invariant_llm = inner if isinstance(inner, InvariantLLM) else None
-        self._marks = isinstance(inner, CanonicalLLM)
-        if self._invariant_llm is None and not self._marks:
+        self._parses_markers = isinstance(inner, CanonicalLLM)
+        if self._invariant_llm is None and not self._parses_markers:
             warnings.warn(
-                f"{type(inner).__name__} reads the nodes as one text, so its answer depends on their order. "
+                f"{type(inner).__name__} gets the nodes as one text, so its answer depends on their order. "
                 "Use llm=InvariantLLM(...), or canonical(llm).",
                 OrderWarning,
                 stacklevel=2,
             )
 
     def _check_streaming(self) -> None:
-        if self._streaming and self._written_cls is not None:
-            raise UnsupportedCombination("expected either streaming or an output class, got both")
+        if self._streaming and self._object_cls is not None:
+            raise UnsupportedCombination(
+                "expected either streaming or an output class, got both",
+                hint="Set streaming=False, or remove the output class.",
+            )
 
     def _get_prompts(self) -> PromptDictType:
         return {"text_qa_template": self._text_qa_template}
@@ -101,7 +104,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
-        """Answer a query from nodes; see `get_response` for the keywords."""
+        """Answer a query from nodes; the keywords are those of `get_response`."""
         return super().synthesize(query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs)
 
     async def asynthesize(
@@ -111,7 +114,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
-        """Answer a query from nodes, without blocking the event loop."""
+        """Async version of `synthesize`."""
         return await super().asynthesize(
             query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs
         )
@@ -126,23 +129,23 @@ class InvariantSynthesizer(BaseSynthesizer):
         """Answer a query from texts, each of which is one segment.
 
         Args:
-            query_str: The query; relevance orderings compare the segments with it.
-            text_chunks: The segments.
-            scores: The retriever's score of each, for the ordering of that name.
-            **response_kwargs: More variables of the prompt template.
+            query_str: The query, also of relevance orderings.
+            text_chunks: The texts of the segments.
+            scores: The retriever's score of each segment, for the `score` ordering.
+            **response_kwargs: Further variables of the prompt template.
 
         Returns:
-            Text; a generator of pieces when streaming; an object when there is an output class.
+            The text; a generator of text pieces if streaming; an object if there is an output class.
 
         Raises:
-            InvalidPrompt: The template has no place for the context.
+            InvalidPrompt: The template has no `{context_str}`.
         """
-        self._check_streaming()  # chat engines switch it on
+        self._check_streaming()  # chat engines set it after construction
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
         if self._invariant_llm is None:
-            llm = self._about(query_str)
-            variables = _as_text(query_str, text_chunks, scores, response_kwargs, self._marks)
+            llm = self._llm_with_query(query_str)
+            variables = _text_variables(query_str, text_chunks, scores, response_kwargs, self._parses_markers)
             if self._output_cls is not None:
                 response = llm.structured_predict(self._output_cls, self._text_qa_template, **variables)
             else:
@@ -154,8 +157,8 @@ class InvariantSynthesizer(BaseSynthesizer):
                 pieces = self._invariant_llm.stream_chat(messages, query=query_str)
                 response = (piece.delta or "" for piece in pieces)
             else:
-                options = {"query": query_str, "output_cls": self._written_cls}
-                response = self._read(self._invariant_llm.chat(messages, **options))
+                options = {"query": query_str, "output_cls": self._object_cls}
+                response = self._parse_response(self._invariant_llm.chat(messages, **options))
         dispatcher.event(GetResponseEndEvent())
         return response
 
@@ -166,13 +169,13 @@ class InvariantSynthesizer(BaseSynthesizer):
         scores: Sequence[float | None] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TEXT_TYPE:
-        """Answer as `get_response` does, without blocking the event loop."""
-        self._check_streaming()  # chat engines switch it on
+        """Async version of `get_response`."""
+        self._check_streaming()  # chat engines set it after construction
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
         if self._invariant_llm is None:
-            llm = self._about(query_str)
-            variables = _as_text(query_str, text_chunks, scores, response_kwargs, self._marks)
+            llm = self._llm_with_query(query_str)
+            variables = _text_variables(query_str, text_chunks, scores, response_kwargs, self._parses_markers)
             if self._output_cls is not None:
                 response = await llm.astructured_predict(self._output_cls, self._text_qa_template, **variables)
             else:
@@ -184,13 +187,13 @@ class InvariantSynthesizer(BaseSynthesizer):
                 pieces = await self._invariant_llm.astream_chat(messages, query=query_str)
                 response = (piece.delta or "" async for piece in pieces)
             else:
-                options = {"query": query_str, "output_cls": self._written_cls}
-                response = self._read(await self._invariant_llm.achat(messages, **options))
+                options = {"query": query_str, "output_cls": self._object_cls}
+                response = self._parse_response(await self._invariant_llm.achat(messages, **options))
         dispatcher.event(GetResponseEndEvent())
         return response
 
-    def _about(self, query: str) -> LLM:
-        """Return the LLM; if it reads marks, told the query, for which LlamaIndex's calls have no place."""
+    def _llm_with_query(self, query: str) -> LLM:
+        """Return the LLM; a `CanonicalLLM` with the query set, because LlamaIndex's calls do not pass it."""
         llm = self._llm
         if isinstance(llm, CanonicalLLM):
             return llm.about(query)
@@ -201,18 +204,18 @@ class InvariantSynthesizer(BaseSynthesizer):
     def _messages(
         self, llm: InvariantLLM, query_str: str, segments: Sequence[Segment], variables: dict[str, Any]
     ) -> list[ChatMessage]:
-        """Format the prompt, with a block for every segment where the context goes."""
-        given = {**variables, "query_str": unmarked(query_str), "context_str": _PLACE}
-        formatted = llm.formatted(self._text_qa_template, **given)
-        messages = [_filled(message, segments) for message in formatted]
+        """Format the prompt, with one block per segment in place of the context."""
+        values = {**variables, "query_str": strip_markers(query_str), "context_str": _PLACEHOLDER}
+        formatted = llm.formatted(self._text_qa_template, **values)
+        messages = [_insert_segments(message, segments) for message in formatted]
         if messages == formatted:
             raise InvalidPrompt(
-                "expected a template with {context_str}: there is no place for the nodes",
+                "expected a text_qa_template with {context_str}, got one without it",
                 hint="Write {context_str} and {query_str} into text_qa_template.",
             )
-        return messages if self._written_cls is None else asked_for_object(messages, self._written_cls)
+        return messages if self._object_cls is None else asked_for_object(messages, self._object_cls)
 
-    def _read(self, response: ChatResponse) -> RESPONSE_TEXT_TYPE:
+    def _parse_response(self, response: ChatResponse) -> RESPONSE_TEXT_TYPE:
         text = response.message.content or ""
         return text if self._output_cls is None else self._output_cls.model_validate_json(text)
 
@@ -222,26 +225,28 @@ def _scores(nodes: Sequence[NodeWithScore]) -> list[float | None]:
 
 
 def _segments(texts: Sequence[str], scores: Sequence[float | None] | None) -> list[Segment]:
-    chosen = [None] * len(texts) if scores is None else scores
-    return [Segment(unmarked(text), score=score) for text, score in zip(texts, chosen, strict=True)]
+    scores = [None] * len(texts) if scores is None else scores
+    return [Segment(strip_markers(text), score=score) for text, score in zip(texts, scores, strict=True)]
 
 
-def _as_text(
-    query_str: str, texts: Sequence[str], scores: Sequence[float | None] | None, variables: dict[str, Any], marks: bool
+def _text_variables(
+    query_str: str, texts: Sequence[str], scores: Sequence[float | None] | None, variables: dict[str, Any], marked: bool
 ) -> dict[str, Any]:
-    """Return the variables of the template, the nodes in one text: with marks, if the LLM reads them."""
-    nodes = [mark_in_set(each, len(texts)) for each in _segments(texts, scores)] if marks else map(unmarked, texts)
-    return {**variables, "query_str": unmarked(query_str), "context_str": "\n\n".join(nodes)}
+    """Return the variables of the template with the nodes as one text, marked if the LLM parses markers."""
+    nodes = (
+        [mark_in_set(each, len(texts)) for each in _segments(texts, scores)] if marked else map(strip_markers, texts)
+    )
+    return {**variables, "query_str": strip_markers(query_str), "context_str": "\n\n".join(nodes)}
 
 
-def _filled(message: ChatMessage, segments: Sequence[Segment]) -> ChatMessage:
-    """Put the segments wherever there is a place for the context."""
+def _insert_segments(message: ChatMessage, segments: Sequence[Segment]) -> ChatMessage:
+    """Replace every placeholder in a message by the segments."""
     blocks: list[Any] = []
     for block in message.blocks:
-        if isinstance(block, TextBlock) and _PLACE in block.text:
-            before, *behind = block.text.split(_PLACE)
-            blocks.append(TextBlock(text=before))
-            for text in behind:
+        if isinstance(block, TextBlock) and _PLACEHOLDER in block.text:
+            first, *following = block.text.split(_PLACEHOLDER)
+            blocks.append(TextBlock(text=first))
+            for text in following:
                 blocks += [*map(SegmentBlock.of, segments), TextBlock(text=text)]
         else:
             blocks.append(block)
