@@ -158,7 +158,7 @@ class Judge:
     def choose(self, question: str, options: Sequence[str], *, explain: bool = False, **kwargs: Any) -> Verdict:
         """Choose the option that answers a question. The criteria are not used.
 
-        The judge sees all options at once, but in no order: "none of the above" has no meaning.
+        The options have no order, so one that refers to a position, such as "none of the above", refers to nothing.
 
         Args:
             question: The question.
