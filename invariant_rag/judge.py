@@ -1,28 +1,33 @@
-"""A judge that reads all answers as one set, and is asked once: swapping them changes no bit of the verdict.
+"""Compare, rank or choose answers in one scoring pass, with a verdict that ignores the order in which they are listed.
 
-Two sources of bias go away by construction: the place of an answer (the set has no order), and the letter by which it
-was listed (letters are given out by content). What stays: a model may prefer a letter as such. `by="letters"`, the
-default, is asked for a letter, so that preference favours whichever answer comes first in the alphabet: always the same
-one, but not for its merit. `by="texts"` is free of letters: it takes the log-probability with which the model goes on
-with each answer's own text, divided by the number of its tokens (the sum would favour short answers). That prefers
-texts that are easy to predict, so it suits short options and not long responses. Neither is right for everything:
-measure both.
+All answers are segments of one set, and the model scores each of them as the best. Two sources of bias are removed by
+construction: the position of an answer, because a set has no order, and the assignment of labels, because labels follow
+the sorted texts. Two remain, the same for every order:
+
+- `by="letters"`, the default, scores the label of each answer. A model may prefer a letter as such, and then it favours
+  the answer whose text comes first (or last) in the alphabet.
+- `by="texts"` shows no labels. It scores the text of each answer: its log-probability after the prompt, divided by its
+  number of tokens, since the sum would favour short answers. It prefers texts that are easy to predict, so it suits
+  short options rather than long responses.
+
+Neither is right for every model: measure both on verdicts that you know.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal, TypeAlias, get_args
 
-from invariant_rag.errors import InvalidPrompt, TokenizerRequired, UnknownName
+from invariant_rag.errors import ContextOverflow, InvalidPrompt, TokenizerRequired, UnknownName, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.prompts import Message, render_chat, tokenize_literal
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 By: TypeAlias = Literal["letters", "texts"]
+Criteria: TypeAlias = str | Mapping[str, str]
 
 DEFAULT_CRITERIA = "helpfulness, relevance, correctness and depth"
 SYSTEM = "You compare what you are given. The order in which it is listed means nothing."
@@ -30,16 +35,17 @@ SYSTEM = "You compare what you are given. The order in which it is listed means 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge says of several options. Indices point into them as they were given.
+    """The result of a judgement. Indices point into the options in the order given.
 
     Attributes:
-        probabilities: For each option, how likely it is the best one; they sum to one. Equal options have equal ones.
-        ranking: All options, best first. Of options with equal probabilities, the one whose text comes first in the
-            alphabet is first; equal options stay in the order given.
-        best: The options that share the first place.
-        labels: The letter by which the judge knew each option; empty strings where it was not asked for letters.
-            Equal options share one.
-        explanation: Why, in the judge's words; None unless asked for.
+        probabilities: For each option, the probability that it is the best; they sum to one. Equal options have equal
+            probabilities.
+        ranking: Indices of all options, best first. Options with equal probabilities are sorted by text, and equal
+            options keep the order given.
+        best: Indices of the options that share the first place.
+        labels: For each option, its letter in the judge's prompt; an empty string with `by="texts"`. Equal options
+            share a letter.
+        explanation: The judge's reasons, which name options by their labels; None unless asked for.
     """
 
     probabilities: tuple[float, ...]
@@ -50,32 +56,51 @@ class Verdict:
 
     @property
     def winner(self) -> int | None:
-        """The best option; None where several share the first place."""
+        """Index of the best option; None if several share the first place."""
         return self.best[0] if len(self.best) == 1 else None
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Write the probabilities in full precision and, if there is one, the explanation with its labels.
+
+        Args:
+            names: What to call each option, in the order given.
+
+        >>> Verdict((0.25, 0.75), (1, 0), (1,), ("B", "A"), "A is shorter.").describe(["first", "second"])
+        'Probability of being the best: first 0.25, second 0.75. With first as B, second as A: A is shorter.'
+        """
+        numbers = ", ".join(f"{name} {each!r}" for name, each in zip(names, self.probabilities, strict=True))
+        said = f"Probability of being the best: {numbers}."
+        if self.explanation is None:
+            return said
+        labelled = ", ".join(f"{name} as {label}" for name, label in zip(names, self.labels, strict=True) if label)
+        return f"{said} With {labelled}: {self.explanation}" if labelled else f"{said} {self.explanation}"
 
 
 class Judge:
-    """Compares answers in one pass, with the same verdict for every order in which they are listed.
+    """A judge of answers: one scoring pass of a causal LM, and the same verdict, bit for bit, for every listing order.
 
-    The prompt is read once, and all labels (or texts) are scored behind it in one batch. Whatever method and ordering
-    the model has, options reach it in the order of their texts, each distinct text once.
+    The prompt is prefilled once, and all labels (or texts) are scored after it in one batch. This holds for every
+    method and ordering of the model: the options are sorted by text and deduplicated before they are put into the
+    prompt. Options are never dropped or trimmed: a prompt that is too long is refused, whatever the `overflow` of `lm`.
 
     Args:
         lm: The model that judges. It needs a tokenizer.
-        criteria: What makes an answer good.
-        by: `letters` or `texts`; see the module.
+        criteria: What makes an answer good, for `compare` and `rank`: a text such as `"brevity"`, or a mapping of names
+            to descriptions, such as `{"brevity": "Is it short?"}`. A description may be empty; the order of a mapping
+            means nothing.
+        by: What is scored: `letters` or `texts`; see the module.
 
     Raises:
-        UnknownName: No such way of asking.
+        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
+        UnknownName: There is no such way of judging.
         TokenizerRequired: The model has no tokenizer.
     """
 
-    def __init__(self, lm: InvariantModel, *, criteria: str = DEFAULT_CRITERIA, by: By = "letters") -> None:
-        if by not in get_args(By):
-            raise UnknownName("way of judging", by, get_args(By))
+    def __init__(self, lm: InvariantModel, *, criteria: Criteria = DEFAULT_CRITERIA, by: By = "letters") -> None:
+        check_judge_options(criteria, by)
         if lm.tokenizer is None:
-            raise TokenizerRequired("expected a model with a tokenizer: a judge reads text")
-        self.lm = lm
+            raise TokenizerRequired("expected a model with a tokenizer: the prompt of a judge is text")
+        self.lm = lm.with_method(overflow="error")
         self._tokenizer = lm.tokenizer
         self.criteria = criteria
         self.by = by
@@ -90,18 +115,20 @@ class Judge:
         explain: bool = False,
         **kwargs: Any,
     ) -> Verdict:
-        """Say which of two answers is better: `winner` is 0 for `a`, 1 for `b`, None for a tie. Equal answers tie.
+        """Compare two answers: `winner` is 0 for `a`, 1 for `b`, None for a tie. Equal answers tie.
 
         Args:
-            question: What they answer; None where there is no question.
-            a: An answer.
-            b: Another one.
+            question: The question that they answer; None if there is none.
+            a: The first answer.
+            b: The second answer.
             reference: A right answer, for the judge to compare with.
-            explain: Whether to ask for an explanation too, which takes a second pass.
-            **kwargs: For the explanation, keywords of `InvariantModel.generate`.
+            explain: Whether to generate an explanation too, which takes a second pass.
+            **kwargs: Keywords of `InvariantModel.generate`, for the explanation.
 
         Raises:
-            InvalidPrompt: An empty answer cannot be judged by its text.
+            InvalidPrompt: An answer is no text, or it is empty and judged by its text.
+            ContextOverflow: The answers do not fit into the context window.
+            UnsupportedCombination: There are keywords for an explanation, but `explain` is False.
         """
         return self.rank(question, [a, b], reference=reference, explain=explain, **kwargs)
 
@@ -114,35 +141,73 @@ class Judge:
         explain: bool = False,
         **kwargs: Any,
     ) -> Verdict:
-        """Rank answers by the probability of being the best. The arguments are those of `compare`.
+        """Rank answers by the probability of being the best. The other arguments, and errors, are as for `compare`.
 
         Raises:
-            InvalidPrompt: There is no answer, or there are more than 26 different ones to give letters to.
+            InvalidPrompt: There is no answer, or there are more than 26 different ones to label with letters.
         """
-        known = [("Question", question), ("Right answer", reference)]
-        facts = "".join(f"{name}: {text}\n\n" for name, text in known if text is not None)
-        ask = f"Which response is the best in {self.criteria}?"
-        return self._judge(_Case(response_rendering, facts, ask, question), answers, explain, kwargs)
+        context = {"Question: ": question, "Right answer: ": reference, "Criteria:\n": _descriptions(self.criteria)}
+        task = _Task(
+            context="".join(f"{heading}{text}\n\n" for heading, text in context.items() if text is not None),
+            instruction=f"Which response is the best in {_names(self.criteria)}?",
+            rendering=response_rendering,
+            query=question,
+        )
+        return self._judge(task, answers, explain, kwargs)
 
     def choose(self, question: str, options: Sequence[str], *, explain: bool = False, **kwargs: Any) -> Verdict:
-        """Choose the option that answers a question.
+        """Choose the option that answers a question. The criteria are not used.
 
-        Options that speak of the others ("none of the above") still see them, but there is no above.
+        The options have no order, so one that refers to a position, such as "none of the above", refers to nothing.
 
         Args:
             question: The question.
-            options: What to choose from. An option that is listed twice is one option; if it wins, both share the
-                first place.
+            options: The options; at least one. An option that is listed twice is one option; if it wins, both share
+                the first place.
             explain: As for `compare`.
             **kwargs: As for `compare`.
 
         Raises:
-            InvalidPrompt: There is no option, or there are more than 26 different ones to give letters to.
+            InvalidPrompt: There is no option, or there are more than 26 different ones to label with letters.
         """
-        case = _Case(option_rendering, f"Question: {question}\n\n", "Which option answers the question?", question)
-        return self._judge(case, options, explain, kwargs)
+        task = _Task(
+            context=f"Question: {question}\n\n",
+            instruction="Which option answers the question?",
+            rendering=option_rendering,
+            query=question,
+        )
+        return self._judge(task, options, explain, kwargs)
 
-    def _judge(self, case: _Case, options: Sequence[str], explain: bool, kwargs: dict[str, Any]) -> Verdict:
+    def _judge(self, task: _Task, options: Sequence[str], explain: bool, generation: dict[str, Any]) -> Verdict:
+        if generation and not explain:
+            raise UnsupportedCombination(
+                f"expected no keyword without an explanation, got {', '.join(generation)}",
+                hint="Set explain=True to pass keywords on to InvariantModel.generate.",
+            )
+        distinct = self._distinct(options)
+        labels = list(ascii_uppercase[: len(distinct)]) if self.by == "letters" else [""] * len(distinct)
+        segments = [Segment(text, title=label) for text, label in zip(distinct, labels, strict=True)]
+        try:
+            likelihoods = dict(zip(distinct, self._likelihoods(task, segments), strict=True))
+            best = [segment for segment in segments if likelihoods[segment.text] == 1]
+            explanation = self._explanation(task, segments, best, generation) if explain else None
+        except ContextOverflow as error:
+            hint = "A judge drops and trims nothing: give fewer or shorter answers, or a model with a longer context."
+            raise ContextOverflow(str(error), hint=hint) from error
+        total = math.fsum(likelihoods[text] for text in options)
+        label_of = dict(zip(distinct, labels, strict=True))
+        return Verdict(
+            probabilities=tuple(likelihoods[text] / total for text in options),
+            ranking=tuple(
+                sorted(range(len(options)), key=lambda index: (-likelihoods[options[index]], options[index]))
+            ),
+            best=tuple(index for index, text in enumerate(options) if likelihoods[text] == 1),
+            labels=tuple(label_of[text] for text in options),
+            explanation=explanation,
+        )
+
+    def _distinct(self, options: Sequence[str]) -> list[str]:
+        """Return the different options, sorted, so that neither prompt nor labels depend on the order given."""
         if isinstance(options, str) or not all(isinstance(each, str) for each in options):
             got = type(options).__name__ if isinstance(options, str) else [type(each).__name__ for each in options]
             raise InvalidPrompt(f"expected a list of texts to judge, got {got}", hint="Give a list of str.")
@@ -152,72 +217,94 @@ class Judge:
                 f"expected 1 to {len(ascii_uppercase)} different options, got {len(distinct)}",
                 hint='Judge(by="texts") takes any number; or compare the best of several groups.',
             )
-        letters = list(ascii_uppercase[: len(distinct)]) if self.by == "letters" else [""] * len(distinct)
-        asked = [Segment(text, title=letter) for text, letter in zip(distinct, letters, strict=True)]
-        weights = dict(zip(distinct, self._weights(case, asked), strict=True))
-        total = math.fsum(weights[text] for text in options)
-        ranking = sorted(range(len(options)), key=lambda index: (-weights[options[index]], options[index]))
-        first = weights[options[ranking[0]]]
-        best = [segment for segment in asked if weights[segment.text] == first]
-        label = dict(zip(distinct, letters, strict=True))
-        return Verdict(
-            probabilities=tuple(weights[text] / total for text in options),
-            ranking=tuple(ranking),
-            best=tuple(index for index, text in enumerate(options) if weights[text] == first),
-            labels=tuple(label[text] for text in options),
-            explanation=self._explanation(case, asked, best, kwargs) if explain else None,
-        )
+        return distinct
 
-    def _weights(self, case: _Case, asked: Sequence[Segment]) -> list[float]:
-        """How much speaks for each option, the best one having 1."""
-        if len(asked) == 1:
+    def _likelihoods(self, task: _Task, segments: Sequence[Segment]) -> list[float]:
+        """Return how likely each option is the best, relative to the most likely one, which has 1."""
+        if len(segments) == 1:
             return [1.0]
         if self.by == "letters":
-            ask = f"\n{case.ask} Answer with its letter only."
-            logprobs = self.lm.score(self._prompt(case, asked, ask), [str(each.title) for each in asked])
+            prompt = self._prompt(task, segments, f"\n{task.instruction} Answer with its letter only.")
+            logprobs = self.lm.score(prompt, [str(segment.title) for segment in segments])
         else:
-            ids = [tokenize_literal(each.text, self._tokenizer) for each in asked]
-            sums = self.lm.score(self._prompt(case, asked, f"\n{case.ask} Repeat it word for word."), ids)
+            prompt = self._prompt(task, segments, f"\n{task.instruction} Repeat it word for word.")
+            ids = [tokenize_literal(segment.text, self._tokenizer) for segment in segments]
+            sums = self.lm.score(prompt, ids)
             logprobs = [logprob / len(tokens) for logprob, tokens in zip(sums, ids, strict=True)]
         return [math.exp(logprob - max(logprobs)) for logprob in logprobs]
 
     def _explanation(
-        self, case: _Case, asked: Sequence[Segment], best: Sequence[Segment], kwargs: dict[str, Any]
+        self, task: _Task, segments: Sequence[Segment], best: Sequence[Segment], generation: dict[str, Any]
     ) -> str:
-        """Ask why. The winners are a set of segments again, so their texts cannot leave the prompt."""
-        said = "\nThe best:\n" if len(best) == 1 else "\nThese are equally good:\n"
-        prompt = self._prompt(case, asked, said, SegmentSet(best), "\nExplain why in one or two sentences.")
-        return self.lm.generate(prompt, **kwargs).text
+        """Generate why these options are the best. They are a second set of segments, so their text stays literal."""
+        result = "\nThe best:\n" if len(best) == 1 else "\nThese are equally good:\n"
+        prompt = self._prompt(task, segments, result, SegmentSet(best), "\nExplain why in one or two sentences.")
+        return self.lm.generate(prompt, **generation).text
 
-    def _prompt(self, case: _Case, asked: Sequence[Segment], *after: str | SegmentSet) -> Prompt:
+    def _prompt(self, task: _Task, segments: Sequence[Segment], *after: str | SegmentSet) -> Prompt:
         messages: list[Message] = [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": [case.facts, SegmentSet(asked), *after]},
+            {"role": "user", "content": [task.context, SegmentSet(segments), *after]},
         ]
         rendered = render_chat(messages, self._tokenizer)
         parts: list[Any] = [part for pair in zip(rendered.texts, (*rendered.sets, ""), strict=True) for part in pair]
-        return Prompt.of(*parts, query=case.question, rendering=case.rendering)
+        return Prompt.of(*parts, query=task.query, rendering=task.rendering)
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What is asked about: how options are written, what is known, the question to the judge, the user's question."""
+class _Task:
+    """The parts of a judge's prompt that do not depend on the options.
 
+    Attributes:
+        context: Text before the options: question, reference answer, criteria.
+        instruction: The question to the judge, after the options.
+        rendering: Turns an option into text.
+        query: What relevance orderings compare the options with.
+    """
+
+    context: str
+    instruction: str
     rendering: Callable[[Segment], str]
-    facts: str
-    ask: str
-    question: str | None
+    query: str | None
+
+
+def check_judge_options(criteria: Criteria, by: By) -> None:
+    """Check the options of a `Judge` without a model, so that adapters can refuse them before weights are loaded.
+
+    Raises:
+        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
+        UnknownName: There is no such way of judging.
+    """
+    if by not in get_args(By):
+        raise UnknownName("way of judging", by, get_args(By))
+    texts = [*criteria.keys(), *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
+    if not criteria or not all(isinstance(text, str) for text in texts):
+        raise InvalidPrompt(
+            f"expected criteria as a text or a mapping of names to descriptions, got {criteria!r}",
+            hint='For example "brevity", or {"brevity": "Is it short?", "depth": ""}.',
+        )
+
+
+def _names(criteria: Criteria) -> str:
+    return ", ".join(sorted(criteria)) if isinstance(criteria, Mapping) else criteria
+
+
+def _descriptions(criteria: Criteria) -> str | None:
+    """Return a list of criteria with their descriptions, sorted by name; None for criteria that are a text."""
+    if isinstance(criteria, str):
+        return None
+    return "\n".join(f"- {name}: {text}" if text else f"- {name}" for name, text in sorted(criteria.items()))
 
 
 def response_rendering(segment: Segment) -> str:
-    """The rendering of a response: its letter, if it has one, and its text."""
-    return f"Response{_named(segment)}: {segment.text}\n"
+    """Render a response: its label, if it has one, and its text."""
+    return f"Response{_label(segment)}: {segment.text}\n"
 
 
 def option_rendering(segment: Segment) -> str:
-    """The rendering of an option: its letter, if it has one, and its text."""
-    return f"Option{_named(segment)}: {segment.text}\n"
+    """Render an option: its label, if it has one, and its text."""
+    return f"Option{_label(segment)}: {segment.text}\n"
 
 
-def _named(segment: Segment) -> str:
+def _label(segment: Segment) -> str:
     return f" {segment.title}" if segment.title else ""

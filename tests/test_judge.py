@@ -1,4 +1,4 @@
-"""The judge: one pass, and the same verdict for every order in which the answers are listed."""
+"""The judge: one scoring pass, and the same verdict for every order in which the answers are listed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Judge
 from invariant_rag.ensembles.cost import counted
-from invariant_rag.errors import InvalidPrompt, TokenizerRequired, UnknownName
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidPrompt,
+    TokenizerRequired,
+    UnknownName,
+    UnsupportedCombination,
+)
 
 BY = ("letters", "texts")
 quick = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -24,7 +30,7 @@ answers = st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4)
 def lm(
     request: pytest.FixtureRequest, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> InvariantModel:
-    """One that ignores the order by itself, and one that does not: the judge takes care of it either way."""
+    """A model that ignores the order by itself, and one that does not: the judge ignores it with both."""
     return InvariantModel(chat_llama, tokenizer, method=request.param)
 
 
@@ -82,6 +88,17 @@ def test_the_embedded_model_says_the_same_of_every_pair_in_both_orders(embedded:
         assert (one.probabilities, one.winner) == (two.probabilities[::-1], {0: 1, 1: 0, None: None}[two.winner])
 
 
+@pytest.mark.parametrize("by", BY)
+def test_the_embedded_model_ranks_and_chooses_alike_in_every_order(embedded: InvariantModel, by: Any) -> None:
+    listed, judge = ["Blue glass.", "It exports blue glass to Honford.", "no"], Judge(embedded, by=by)
+    for ask in (judge.rank, judge.choose):
+        verdicts = {
+            tuple(sorted(zip(order, ask("What does Kellstead export?", order).probabilities, strict=True)))
+            for order in itertools.permutations(listed)
+        }
+        assert len(verdicts) == 1
+
+
 def test_an_explanation_ignores_the_order_and_leaves_the_verdict_as_it_is(lm: InvariantModel) -> None:
     judge = Judge(lm)
     one = judge.rank("Why?", ["rain", "snow", "hail"], explain=True, max_new_tokens=8)
@@ -92,19 +109,28 @@ def test_an_explanation_ignores_the_order_and_leaves_the_verdict_as_it_is(lm: In
     assert judge.rank("Why?", ["rain", "snow", "hail"]).probabilities == one.probabilities
 
 
-# --- one pass, and what is asked ------------------------------------------------------------------------------------
+def test_criteria_listed_in_another_order_give_the_same_verdict(lm: InvariantModel) -> None:
+    criteria = {"depth": "Is it deep?", "brevity": ""}
+    one = Judge(lm, criteria=criteria).compare("Why?", "rain", "snow")
+    assert Judge(lm, criteria=dict(reversed(criteria.items()))).compare("Why?", "rain", "snow") == one
+    assert Judge(lm, criteria={"depth": "Is it not shallow?", "brevity": ""}).compare("Why?", "rain", "snow") != one
+
+
+# --- one pass, and the prompt ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", BY)
-def test_the_prompt_is_read_once_however_many_answers_there_are(lm: InvariantModel, by: Any) -> None:
+def test_the_prompt_is_prefilled_once_however_many_answers_there_are(lm: InvariantModel, by: Any) -> None:
     for count in (2, 5):
         with counted(lm.model) as counter:
             Judge(lm, by=by).rank("Why?", [f"because {number}" for number in range(count)])
         assert (counter.cost.prefills, counter.cost.calls) == (1, 2)
 
 
-def judged_as(lm: InvariantModel, by: Any, method: str) -> tuple[list[str], list[list[int]]]:
-    """Run a judgement, and return the prompt that the model read, and the candidates that were scored."""
+def judged_as(
+    lm: InvariantModel, by: Any, method: str, criteria: Any = "brevity", **options: Any
+) -> tuple[str, list[list[int]]]:
+    """Run a judgement, and return the prompt as text, and the candidates that were scored."""
     seen: list[Any] = []
 
     class Recording(InvariantModel):
@@ -112,15 +138,15 @@ def judged_as(lm: InvariantModel, by: Any, method: str) -> tuple[list[str], list
             seen.append((prompt, [list(each) for each in candidates]))
             return super().score(prompt, candidates)
 
-    judge = Judge(Recording(lm.model, lm.tokenizer), by=by, criteria="brevity")
-    getattr(judge, method)("Why?", ["because", "a cause"])
+    judge = Judge(Recording(lm.model, lm.tokenizer), by=by, criteria=criteria)
+    getattr(judge, method)("Why?", ["because", "a cause"], **options)
     ((prompt, candidates),) = seen
-    return [lm.tokenizer.decode(list(lm.prepare(prompt).input_ids))], candidates  # type: ignore[union-attr]
+    return str(lm.tokenizer.decode(list(lm.prepare(prompt).input_ids))), candidates  # type: ignore[union-attr]
 
 
-def test_letters_are_given_out_by_content_and_scored(lm: InvariantModel) -> None:
-    (text,), candidates = judged_as(lm, "letters", "rank")
-    assert "Question: Why?\n\n" in text
+def test_letters_are_assigned_by_content_and_scored(lm: InvariantModel) -> None:
+    text, candidates = judged_as(lm, "letters", "rank", reference="chance")
+    assert "Question: Why?\n\nRight answer: chance\n\nResponse " in text
     assert "Response A: a cause\n" in text
     assert "Response B: because\n" in text
     assert "best in brevity? Answer with its letter only." in text
@@ -129,7 +155,7 @@ def test_letters_are_given_out_by_content_and_scored(lm: InvariantModel) -> None
 
 
 def test_texts_are_scored_by_their_mean_log_probability_without_any_letter(lm: InvariantModel) -> None:
-    (text,), candidates = judged_as(lm, "texts", "choose")
+    text, candidates = judged_as(lm, "texts", "choose")
     assert "Option: a cause\n" in text
     assert "Option: because\n" in text
     assert candidates == [lm.tokenizer(each)["input_ids"] for each in ("a cause", "because")]  # type: ignore[misc]
@@ -137,6 +163,25 @@ def test_texts_are_scored_by_their_mean_log_probability_without_any_letter(lm: I
     long = judge.choose("Why?", ["because of all that happened", "it"]).probabilities[0]
     assert 0.01 < long < 0.99, "a sum would have left nothing to one that is so much longer"
     assert judge.choose("Why?", ["a", "b"]).labels == ("", "")
+
+
+def test_criteria_are_a_text_or_names_with_descriptions(lm: InvariantModel) -> None:
+    text, _ = judged_as(lm, "letters", "rank", {"depth": "Is it deep?", "brevity": ""})
+    assert "Criteria:\n- brevity\n- depth: Is it deep?\n\nResponse " in text
+    assert "best in brevity, depth? Answer" in text
+    for wrong in ("", {}, ["brevity"], {"brevity": 1}, None):
+        with pytest.raises(InvalidPrompt, match="criteria as a text or a mapping"):
+            Judge(lm, criteria=wrong)  # type: ignore[arg-type]
+
+
+def test_a_verdict_is_described_with_the_names_of_its_options(lm: InvariantModel) -> None:
+    verdict = Judge(lm).compare("Why?", "because", "a cause", explain=True, max_new_tokens=4)
+    first, second = verdict.probabilities
+    numbers = f"Probability of being the best: one {first!r}, two {second!r}."
+    assert verdict.describe(["one", "two"]) == f"{numbers} With one as B, two as A: {verdict.explanation}"
+    assert Judge(lm).compare("Why?", "because", "a cause").describe(["one", "two"]) == numbers
+    unlabelled = Judge(lm, by="texts").compare("Why?", "x", "y", explain=True, max_new_tokens=4)
+    assert unlabelled.describe("xy").endswith(f". {unlabelled.explanation}")
 
 
 # --- ties, duplicates, edges ----------------------------------------------------------------------------------------
@@ -161,6 +206,20 @@ def test_an_option_that_is_listed_twice_is_one_option(lm: InvariantModel, by: An
         assert (twice.winner, twice.best) == (None, (0, 2))
     else:
         assert (twice.winner, twice.best) == (1, (1,))
+
+
+@pytest.mark.parametrize("overflow", ["error", "drop_last", "trim_segments"])
+def test_an_answer_is_never_dropped_or_trimmed(lm: InvariantModel, overflow: Any) -> None:
+    judge = Judge(lm.with_method(max_segment_tokens=20, overflow=overflow))
+    assert judge.compare("Why?", "because", "rain").probabilities
+    with pytest.raises(ContextOverflow, match="max_segment_tokens=20") as caught:
+        judge.compare("Why?", "because", "rain " * 10)
+    assert "fewer or shorter answers" in caught.value.hint
+
+
+def test_keywords_for_an_explanation_that_nobody_asked_for_are_refused(lm: InvariantModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="refrence"):
+        Judge(lm).compare("Why?", "because", "rain", refrence="chance")
 
 
 def test_what_is_no_list_of_texts_is_refused(lm: InvariantModel) -> None:

@@ -1,50 +1,53 @@
-"""A judge that reads all candidates as one set, and is asked once: no second call with the answers swapped."""
+"""The listwise evaluator: `invariant_rag.Judge` with the arguments of LangChain's evaluators."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from string import ascii_uppercase
 
-from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import Message, render_chat
-from invariant_rag.segments import Prompt, Segment, SegmentSet
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict, check_judge_options
 
 from langchain_invariant_rag.chat_models import ChatInvariant
 
-DEFAULT_CRITERIA = "helpfulness, relevance, correctness and depth"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What a judge says of several predictions.
-
-    Attributes:
-        best: Index of the best prediction; None where several share the first place.
-        ranking: Indices of the predictions, best first. Equal ones stay in the order given.
-        scores: For each prediction, the probability that it is named as the best. Equal predictions share one.
-    """
-
-    best: int | None
-    ranking: tuple[int, ...]
-    scores: tuple[float, ...]
-
 
 class InvariantListwiseEvaluator:
-    """Says which of several predictions is best, with the same verdict for every order in which they are listed.
-
-    Every prediction is one segment, named by a letter. Letters are given out by content, so they do not tell the
-    order. One pass of the model gives the probability of each letter; nothing is generated or parsed.
+    """Rank predictions with a `Judge`: one scoring pass, and the same verdict for every order of the predictions.
 
     Args:
-        model: The judge; the embedded model where None.
-        criteria: What makes a prediction good.
+        model: The model that judges; None for the embedded model. Its weights are loaded by the first evaluation.
+        criteria: As for `Judge`: what makes a prediction good, as a text or as a mapping of names to descriptions.
+        by: As for `Judge`: score the `letters` of the predictions, or their `texts`.
+        explain: Whether to generate an explanation too, greedily, with at most the model's `max_tokens`.
+
+    Raises:
+        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
+        UnknownName: There is no such way of judging.
+        UnsupportedCombination: The model is no `ChatInvariant`.
     """
 
-    def __init__(self, model: ChatInvariant | None = None, *, criteria: str = DEFAULT_CRITERIA) -> None:
+    def __init__(
+        self,
+        model: ChatInvariant | None = None,
+        *,
+        criteria: Criteria = DEFAULT_CRITERIA,
+        by: By = "letters",
+        explain: bool = False,
+    ) -> None:
+        if not isinstance(model, ChatInvariant | None):
+            raise UnsupportedCombination(
+                f"expected a ChatInvariant as judge, got {type(model).__name__}",
+                hint="Use ChatInvariant(...), or PairwiseStringEvalChain of LangChain, which takes any model.",
+            )
+        check_judge_options(criteria, by)
         self.model = ChatInvariant() if model is None else model
         self.criteria = criteria
+        self.by = by
+        self.explain = explain
+
+    @property
+    def judge(self) -> Judge:
+        """The judge over the model's `InvariantModel`. Loads the weights on first use."""
+        return Judge(self.model.engine, criteria=self.criteria, by=self.by)
 
     def evaluate(
         self,
@@ -52,47 +55,17 @@ class InvariantListwiseEvaluator:
         *,
         input: str | None = None,  # noqa: A002 - LangChain's name for it
         reference: str | None = None,
-    ) -> Judgement:
-        """Compare predictions.
+    ) -> Verdict:
+        """Rank predictions: see `Judge.rank`.
 
         Args:
-            predictions: What to compare; at least one, and at most 26 different ones.
+            predictions: The predictions to compare; at least one, and at most 26 different ones with `by="letters"`.
             input: The question that they answer.
             reference: A right answer.
 
         Raises:
-            InvalidPrompt: Too few predictions, or too many.
+            InvalidPrompt: There are no predictions, or too many.
+            ContextOverflow: The predictions do not fit into the context window.
         """
-        distinct = sorted(set(predictions))
-        if not 1 <= len(distinct) <= len(ascii_uppercase):
-            raise InvalidPrompt(
-                f"expected 1 to {len(ascii_uppercase)} different predictions, got {len(distinct)}",
-                hint="Compare the best of several groups.",
-            )
-        letters = dict(zip(distinct, ascii_uppercase, strict=False))
-        candidates = SegmentSet(Segment(text, title=letters[text]) for text in dict.fromkeys(predictions))
-        engine = self.model.engine
-        logprobs = engine.score(self._prompt(candidates, input, reference), list(letters.values()))
-        total = math.fsum(map(math.exp, logprobs))
-        share = {text: math.exp(logprob) / total for text, logprob in zip(letters, logprobs, strict=True)}
-        scores = tuple(share[text] for text in predictions)
-        ranking = tuple(sorted(range(len(scores)), key=lambda index: -scores[index]))
-        alone = len(scores) == 1 or scores[ranking[0]] > scores[ranking[1]]
-        return Judgement(ranking[0] if alone else None, ranking, scores)
-
-    def _prompt(self, candidates: SegmentSet, question: str | None, reference: str | None) -> Prompt:
-        known = [("Question", question), ("Right answer", reference)]
-        facts = "".join(f"{name}: {text}\n\n" for name, text in known if text is not None)
-        ask = f"Which response is the best in {self.criteria}? Answer with its letter only."
-        messages: list[Message] = [
-            {"role": "system", "content": "You compare responses. Their order means nothing."},
-            {"role": "user", "content": [facts, candidates, f"\n{ask}"]},
-        ]
-        rendered = render_chat(messages, self.model.engine.tokenizer)
-        before, after = rendered.texts
-        return Prompt.of(before, candidates, after, query=question, rendering=response_rendering)
-
-
-def response_rendering(segment: Segment) -> str:
-    """The rendering of a candidate: its letter, and its text."""
-    return f"Response {segment.title}: {segment.text}\n"
+        options = {"max_new_tokens": self.model.max_tokens} if self.explain else {}
+        return self.judge.rank(input, predictions, reference=reference, explain=self.explain, **options)

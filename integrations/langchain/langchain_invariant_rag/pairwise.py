@@ -1,12 +1,14 @@
-"""LangChain's pairwise evaluator, asked once. Needs the extra `evaluation` (langchain-classic)."""
+"""The pairwise evaluator of LangChain, over `invariant_rag.Judge`. Needs the extra `evaluation` (langchain-classic)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge
+
 from langchain_invariant_rag.chat_models import ChatInvariant
 from langchain_invariant_rag.errors import MissingPackage
-from langchain_invariant_rag.evaluation import DEFAULT_CRITERIA, InvariantListwiseEvaluator
+from langchain_invariant_rag.evaluation import InvariantListwiseEvaluator
 
 try:
     from langchain_classic.evaluation.schema import PairwiseStringEvaluator
@@ -15,18 +17,34 @@ except ImportError as error:
 
 
 class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
-    """Says which of two predictions is better, and the same if they are swapped: one call instead of two.
+    """Compare two predictions with a `Judge`: one scoring pass, and swapping the predictions swaps the verdict exactly.
+
+    A second call with the predictions swapped, the usual remedy for position bias, would score the same input again.
 
     Args:
-        model: The judge; the embedded model where None.
-        criteria: What makes a prediction good.
+        model: As for `InvariantListwiseEvaluator`, and so are the others.
+        criteria: What makes a prediction good, as a text or as a mapping of names to descriptions.
+        by: Score the `letters` of the predictions, or their `texts`.
+        explain: Whether to generate an explanation too.
     """
 
-    def __init__(self, model: ChatInvariant | None = None, *, criteria: str = DEFAULT_CRITERIA) -> None:
-        self._listwise = InvariantListwiseEvaluator(model, criteria=criteria)
+    def __init__(
+        self,
+        model: ChatInvariant | None = None,
+        *,
+        criteria: Criteria = DEFAULT_CRITERIA,
+        by: By = "letters",
+        explain: bool = False,
+    ) -> None:
+        self._listwise = InvariantListwiseEvaluator(model, criteria=criteria, by=by, explain=explain)
+
+    @property
+    def judge(self) -> Judge:
+        """The judge over the model's `InvariantModel`. Loads the weights on first use."""
+        return self._listwise.judge
 
     def _check_evaluation_args(self, reference: str | None = None, input_: str | None = None) -> None:
-        """Take a question and a right answer, or do without: both help, and neither is needed."""
+        """Accept a question and a reference answer, or neither."""
 
     def _evaluate_string_pairs(
         self,
@@ -37,13 +55,18 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
         input: str | None = None,  # noqa: A002 - LangChain's name for it
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return `value` (`A`, `B`, or None for a tie), `score` (1, 0 or 0.5), `reasoning` and `probability` of A."""
-        judgement = self._listwise.evaluate([prediction, prediction_b], input=input, reference=reference)
-        value, score = {0: ("A", 1), 1: ("B", 0), None: (None, 0.5)}[judgement.best]
-        first, second = judgement.scores
+        """Compare two predictions: see `Judge.compare`.
+
+        Returns:
+            `value`: `A` if `prediction` is better, `B` if `prediction_b` is, None for a tie; `score`: 1, 0 or 0.5;
+            `probabilities`: of either being the better one, as in `Verdict`; `reasoning`: these probabilities and, with
+            `explain=True`, the explanation.
+        """
+        verdict = self._listwise.evaluate([prediction, prediction_b], input=input, reference=reference)
+        value, score = {0: ("A", 1), 1: ("B", 0), None: (None, 0.5)}[verdict.winner]
         return {
-            "reasoning": f"A is named as the best with probability {first:.3f}, B with {second:.3f}.",
+            "reasoning": verdict.describe(["prediction", "prediction_b"]),
             "value": value,
             "score": score,
-            "probability": first / (first + second),
+            "probabilities": verdict.probabilities,
         }

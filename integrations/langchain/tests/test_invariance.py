@@ -22,9 +22,7 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_invariant_rag import (
     SEGMENT_PROMPT,
     ChatInvariant,
-    InvariantListwiseEvaluator,
     InvariantLLM,
-    InvariantPairwiseEvaluator,
     InvariantRAGMiddleware,
     Segments,
     SegmentsPlaceholder,
@@ -151,24 +149,3 @@ def test_all_entries_of_a_model_agree(chat: ChatInvariant, llm: InvariantLLM) ->
         entries = six_entries(inputs)
         plain = [name for name in entries if "documents" not in name]
         assert len({entries[name](model, DOCUMENTS) for name in plain}) == 1
-
-
-def test_a_pairwise_judge_gives_the_same_verdict_when_answers_are_swapped(chat: ChatInvariant) -> None:
-    judge = InvariantPairwiseEvaluator(chat)
-    one = judge.evaluate_string_pairs(prediction="noon", prediction_b="at night", input=QUESTION)
-    two = judge.evaluate_string_pairs(prediction="at night", prediction_b="noon", input=QUESTION)
-    assert {one["value"], two["value"]} == {"A", "B"}
-    assert one["score"] == 1 - two["score"]
-    assert one["probability"] == pytest.approx(1 - two["probability"])
-
-
-def test_a_listwise_judge_gives_the_same_verdict_in_every_order(chat: ChatInvariant) -> None:
-    judge = InvariantListwiseEvaluator(chat)
-    texts = ["noon", "at night", "never"]
-    first = judge.evaluate(texts, input=QUESTION)
-    for order in ([0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]):
-        other = judge.evaluate([texts[index] for index in order], input=QUESTION)
-        assert [first.scores[index] for index in order] == list(other.scores)
-        assert [order[index] for index in other.ranking] == list(first.ranking)
-        assert other.best is not None
-        assert order[other.best] == first.best

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+from threading import Event
 from typing import Any
 
 import pytest
 from cases import QUERY
-from invariant_rag import InvariantModel, Prompt
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag import InvariantModel, Judge
+from invariant_rag.errors import InvalidPrompt, UnknownName, UnsupportedCombination
 from llama_index.core import Settings
 from llama_index.core.evaluation import BaseEvaluator, PairwiseComparisonEvaluator
 from llama_index.core.evaluation.pairwise import EvaluationSource
@@ -16,32 +18,15 @@ from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
 from llama_index.llms.invariant_rag import InvariantLLM
 
 ONE, OTHER = "It leaves at noon.", "At ten, from Ostra."
+NAMES = ["response", "second_response"]
+OPTIONS: list[dict[str, Any]] = [{}, {"by": "texts"}, {"criteria": {"brevity": "Is it short?", "depth": ""}}]
 
 
-VERDICTS = {"A": (True, 1.0), "B": (False, 0.0), "tie": (None, 0.5)}
-
-
-def says(verdict: str) -> Any:
-    """A parser that reads this verdict in every text: a random model writes none."""
-    return lambda text: (*VERDICTS[verdict], text)
-
-
-class RecordingModel(InvariantModel):
-    """The model, and what it was given."""
-
-    def __init__(self, other: InvariantModel) -> None:
-        self.__dict__.update(other.__dict__)
-        self.prompts: list[Prompt] = []
-        self.inputs: list[tuple[int, ...]] = []
-
-    def generate(self, prompt: Any, **kwargs: Any) -> Any:
-        self.prompts.append(prompt)
-        self.inputs.append(self.prepare(prompt).input_ids)
-        return super().generate(prompt, **kwargs)
-
-
-def judge(model: InvariantModel, **options: Any) -> InvariantPairwiseEvaluator:
-    return InvariantPairwiseEvaluator(InvariantLLM(model, max_tokens=12), **options)
+@pytest.fixture(scope="module", params=["tiny", "plain", "embedded"])
+def judging_llm(request: pytest.FixtureRequest, model: InvariantModel, plain_model: InvariantModel) -> InvariantLLM:
+    """A tiny random model, the same weights without any invariance of their own, and the embedded model."""
+    models = {"tiny": model, "plain": plain_model, "embedded": None}
+    return InvariantLLM(models[request.param], max_tokens=8)
 
 
 def test_it_is_a_pairwise_comparison_evaluator() -> None:
@@ -49,75 +34,121 @@ def test_it_is_a_pairwise_comparison_evaluator() -> None:
     assert {BaseEvaluator.__name__, PairwiseComparisonEvaluator.__name__} < set(names)
 
 
-def test_it_asks_once_where_llama_index_asks_twice(model: InvariantModel) -> None:
-    recording = RecordingModel(model)
-    judge(recording, parser_function=says("tie")).evaluate(query=QUERY, response=ONE, second_response=OTHER)
-    assert len(recording.prompts) == 1
-    assert len(recording.prompts[0].sets) == 1
-    assert sorted(ONE in each.text for each in recording.prompts[0].segments) == [False, True]
-    stock = PairwiseComparisonEvaluator(InvariantLLM(recording, max_tokens=12), parser_function=says("tie"))
-    stock.evaluate(query=QUERY, response=ONE, second_response=OTHER)
-    assert len(recording.prompts) == 3
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_result_holds_the_probabilities_of_the_judge(judging_llm: InvariantLLM, options: dict[str, Any]) -> None:
+    verdict = Judge(judging_llm.load(), **options).compare(QUERY, ONE, OTHER, reference="noon")
+    evaluator = InvariantPairwiseEvaluator(judging_llm, **options)
+    result = evaluator.evaluate(query=QUERY, response=ONE, second_response=OTHER, reference="noon")
+    first, second = verdict.probabilities
+    assert result.feedback == f"Probability of being the best: response {first!r}, second_response {second!r}."
+    assert (result.passing, result.score) == {0: (True, 1.0), 1: (False, 0.0), None: (None, 0.5)}[verdict.winner]
+    assert (result.query, result.response) == (QUERY, result.feedback)
+    assert (result.pairwise_source, result.invalid_result) == (EvaluationSource.ORIGINAL, False)
+    assert evaluator.judge.compare(QUERY, ONE, OTHER, reference="noon") == verdict
 
 
-def test_swapped_answers_are_the_same_input_bit_for_bit(model: InvariantModel) -> None:
-    recording = RecordingModel(model)
-    results = [
-        judge(recording).evaluate(query=QUERY, response=a, second_response=b, reference="noon")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_swapping_the_answers_swaps_the_result_exactly(judging_llm: InvariantLLM, options: dict[str, Any]) -> None:
+    evaluator = InvariantPairwiseEvaluator(judging_llm, **options)
+    one, two = (
+        evaluator.evaluate(query=QUERY, response=a, second_response=b, reference="noon")
         for a, b in ((ONE, OTHER), (OTHER, ONE))
-    ]
-    assert recording.prompts[0].segments[0] == recording.prompts[1].segments[1]  # given in another order
-    assert recording.prompts[0].segments[0] != recording.prompts[1].segments[0]
-    assert recording.inputs[0] == recording.inputs[1]
-    assert results[0].feedback == results[1].feedback
+    )
+    assert {(one.score, one.passing), (two.score, two.passing)} == {(1.0, True), (0.0, False)}
+    first, second = (str(result.feedback).removesuffix(".").split(", second_response ") for result in (one, two))
+    heading = "Probability of being the best: response "
+    assert [heading + first[1], first[0].removeprefix(heading)] == second
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_a_swap_turns_the_result_around(model: InvariantModel, verdict: str) -> None:
-    evaluator = judge(model, parser_function=says(verdict))
-    first = evaluator.evaluate(query=QUERY, response=ONE, second_response=OTHER)
-    second = evaluator.evaluate(query=QUERY, response=OTHER, second_response=ONE)
-    assert first.score == 1 - second.score
-    assert first.passing == (None if verdict == "tie" else not second.passing)
-    assert {first.pairwise_source, second.pairwise_source} == {EvaluationSource.ORIGINAL, EvaluationSource.FLIPPED}
+def test_an_explanation_is_the_judges_in_both_orders(judging_llm: InvariantLLM) -> None:
+    verdict = Judge(judging_llm.load()).compare(QUERY, ONE, OTHER, explain=True, max_new_tokens=8)
+    assert verdict.explanation is not None
+    evaluator = InvariantPairwiseEvaluator(judging_llm, explain=True)
+    one, two = (
+        str(evaluator.evaluate(query=QUERY, response=a, second_response=b).feedback)
+        for a, b in ((ONE, OTHER), (OTHER, ONE))
+    )
+    assert one == verdict.describe(NAMES)
+    assert one.endswith(f"With response as B, second_response as A: {verdict.explanation}")
+    assert two.endswith(f"With response as A, second_response as B: {verdict.explanation}")
 
 
-def test_the_letter_that_wins_is_the_answer_that_wins(model: InvariantModel) -> None:
-    recording = RecordingModel(model)
-    result = judge(recording, parser_function=says("A")).evaluate(query=QUERY, response=ONE, second_response=OTHER)
-    [winner] = [each.text for each in recording.prompts[0].segments if "Assistant A" in each.text]
-    assert (result.score, result.passing) == ((1.0, True) if ONE in winner else (0.0, False))
+def test_nothing_is_generated_and_consensus_needs_no_second_call(model: InvariantModel) -> None:
+    calls: list[str] = []
+
+    class Recording(InvariantModel):
+        def score(self, prompt: Any, candidates: Any) -> list[float]:
+            calls.append("score")
+            return super().score(prompt, candidates)
+
+        def generate(self, prompt: Any, **kwargs: Any) -> Any:
+            calls.append("generate")
+            return super().generate(prompt, **kwargs)
+
+    llm = InvariantLLM(Recording(model.model, model.tokenizer), max_tokens=8)
+    for enforce_consensus in (True, False):
+        evaluator = InvariantPairwiseEvaluator(llm, enforce_consensus=enforce_consensus)
+        evaluator.evaluate(query=QUERY, response=ONE, second_response=OTHER)
+    assert calls == ["score", "score"]
+    InvariantPairwiseEvaluator(llm, explain=True).evaluate(query=QUERY, response=ONE, second_response=OTHER)
+    assert calls[2:] == ["score", "generate"]
 
 
-def test_what_is_no_verdict_is_invalid(model: InvariantModel) -> None:
-    result = judge(model).evaluate(query=QUERY, response=OTHER, second_response=ONE)
-    assert result.invalid_result
-    assert result.score is None
+def test_equal_answers_tie(judging_llm: InvariantLLM) -> None:
+    result = InvariantPairwiseEvaluator(judging_llm).evaluate(query=QUERY, response=ONE, second_response=ONE)
+    assert (result.score, result.passing, result.invalid_result) == (0.5, None, False)
 
 
-def test_equal_answers_are_a_tie_without_a_call(model: InvariantModel) -> None:
-    recording = RecordingModel(model)
-    result = judge(recording).evaluate(query=QUERY, response=ONE, second_response=ONE)
-    assert (result.score, result.passing, recording.prompts) == (0.5, None, [])
+async def test_the_event_loop_goes_on_while_the_model_scores(model: InvariantModel) -> None:
+    scoring, seen_by_the_loop = Event(), Event()
+
+    class Waiting(InvariantModel):
+        def score(self, prompt: Any, candidates: Any) -> list[float]:
+            scoring.set()
+            assert seen_by_the_loop.wait(timeout=5), "the event loop is blocked"
+            return super().score(prompt, candidates)
+
+    async def watch() -> None:
+        while not scoring.is_set():
+            await asyncio.sleep(0.01)
+        seen_by_the_loop.set()
+
+    evaluator = InvariantPairwiseEvaluator(InvariantLLM(Waiting(model.model, model.tokenizer)))
+    asked = evaluator.aevaluate(query=QUERY, response=ONE, second_response=OTHER)
+    result, _ = await asyncio.gather(asked, watch())
+    assert result.score in (0.0, 1.0)
 
 
-def test_a_template_and_a_parser_of_ones_own_work(model: InvariantModel) -> None:
-    recording = RecordingModel(model)
-    template = "{query} {reference}\n{answer_1}\nor\n{answer_2}\n?"
-    evaluator = judge(recording, eval_template=template, parser_function=says("A"))
-    assert evaluator.evaluate(query=QUERY, response=ONE, second_response=OTHER).score in (0.0, 1.0)
-    assert len(recording.prompts[0].sets) == 2
-    evaluator.update_prompts({"eval_template": PromptTemplate("{query}{answer_1}{answer_2}?")})
-    evaluator.evaluate(query=QUERY, response=ONE, second_response=OTHER)
-    assert len(recording.prompts[1].sets) == 1
+@pytest.mark.parametrize("name", ["eval_template", "parser_function"])
+def test_a_template_and_a_parser_are_refused_with_what_to_use_instead(model: InvariantModel, name: str) -> None:
+    values: dict[str, Any] = {"eval_template": "{query} {answer_1} {answer_2}", "parser_function": lambda text: text}
+    with pytest.raises(UnsupportedCombination, match=name) as caught:
+        InvariantPairwiseEvaluator(InvariantLLM(model), **{name: values[name]})
+    assert "criteria=" in caught.value.hint
+
+
+def test_there_is_no_prompt_to_get_or_update(model: InvariantModel) -> None:
+    evaluator = InvariantPairwiseEvaluator(InvariantLLM(model))
+    assert evaluator.get_prompts() == {}
+    with pytest.raises(UnsupportedCombination, match="eval_template"):
+        evaluator.update_prompts({"eval_template": PromptTemplate("{query}{answer_1}{answer_2}?")})
 
 
 def test_what_is_missing_is_said(model: InvariantModel) -> None:
-    with pytest.raises(ValueError, match="second_response"):
-        judge(model).evaluate(query=QUERY, response=ONE)
+    with pytest.raises(InvalidPrompt, match="None for second_response"):
+        InvariantPairwiseEvaluator(InvariantLLM(model)).evaluate(query=QUERY, response=ONE)
 
 
 def test_another_llm_is_refused_by_name() -> None:
     Settings.llm = MockLLM()
     with pytest.raises(UnsupportedCombination, match="MockLLM"):
         InvariantPairwiseEvaluator()
+
+
+def test_wrong_options_are_refused_before_a_model_is_loaded() -> None:
+    nowhere = InvariantLLM("no/such-model")
+    InvariantPairwiseEvaluator(nowhere)
+    with pytest.raises(UnknownName, match="'letters', 'texts'"):
+        InvariantPairwiseEvaluator(nowhere, by="numbers")  # type: ignore[arg-type]
+    with pytest.raises(InvalidPrompt, match="criteria"):
+        InvariantPairwiseEvaluator(nowhere, criteria=["brevity"])  # type: ignore[arg-type]

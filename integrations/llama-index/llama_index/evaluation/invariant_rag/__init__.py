@@ -1,4 +1,4 @@
-"""An evaluator that compares two answers in one call."""
+"""An evaluator of LlamaIndex that compares two answers with the library's judge."""
 
 from llama_index.evaluation.invariant_rag.base import InvariantPairwiseEvaluator
 

@@ -1,4 +1,4 @@
-"""InvariantPairwiseEvaluator: which of two answers is better, asked once."""
+"""InvariantPairwiseEvaluator: `invariant_rag.Judge` with the interface of LlamaIndex's pairwise evaluator."""
 
 from __future__ import annotations
 
@@ -7,67 +7,86 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llama_index.core.evaluation import EvaluationResult, PairwiseComparisonEvaluator
-from llama_index.core.evaluation.pairwise import DEFAULT_SYSTEM_TEMPLATE, EvaluationSource, _default_parser_function
-from llama_index.core.llms import LLM, ChatMessage, MessageRole
-from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
+from llama_index.core.evaluation.pairwise import EvaluationSource
+from llama_index.core.llms import LLM
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.settings import Settings
 
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.prompts import mark
-from invariant_rag.segments import Segment
+from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
+from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict, check_judge_options
 from llama_index.llms.invariant_rag import InvariantLLM
-from llama_index.llms.invariant_rag.markers import strip_markers
 
 Parser = Callable[[str], tuple[bool | None, float | None, str | None]]
 
-_USER_TEMPLATE = (
-    "[User Question]\n{query}\n\n[The Start of Reference]\n{reference}\n[The End of Reference]\n\n"
-    "[The Answers]\n{answer_1}{answer_2}\n[Your Verdict]\n"
-)
-DEFAULT_EVAL_TEMPLATE = ChatPromptTemplate(
-    message_templates=[
-        ChatMessage(role=MessageRole.SYSTEM, content=DEFAULT_SYSTEM_TEMPLATE),
-        ChatMessage(role=MessageRole.USER, content=_USER_TEMPLATE),
-    ]
-)
-
 
 class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
-    """Says whether `response` is better than `second_response`, in one call where LlamaIndex makes two.
+    """Compare `response` with `second_response` by a `Judge`; swapping the two swaps the result exactly.
 
-    The two answers are a set of segments, and which one is called A is decided by their contents. So swapping them
-    gives the model the same input, bit for bit, and consensus needs no second opinion. Two equal answers are a tie.
+    The verdict is scored, not generated, so every result is valid. Consensus needs no second call with the answers
+    swapped, as LlamaIndex makes it: it would score the same input again.
 
-    In a result, `score` and `passing` speak of `response`: 1.0 if it is better, 0.0 if `second_response` is, 0.5 for
-    a tie. `pairwise_source` says whose letter is whose in the feedback: `original` where `response` is A, `flipped`
-    where it is B.
+    In a result, `score` and `passing` are those of `response`: 1.0 and True if it is better, 0.0 and False if
+    `second_response` is, 0.5 and None for a tie. `feedback` (and `response`, as in LlamaIndex) holds both probabilities
+    in full precision and, with `explain=True`, the explanation. `pairwise_source` is always `original`.
 
     Args:
-        llm: The judge. None: `Settings.llm`.
-        eval_template: A template with `{query}`, `{reference}`, `{answer_1}` and `{answer_2}`; the answers bring their
-            own headings. Text between the two makes each a set of its own: then they are still swap-proof, but the
-            model sees one before the other.
-        parser_function: Reads a verdict: passing, score and feedback as `PairwiseComparisonEvaluator` has them.
-        enforce_consensus: Kept for compatibility. There is consensus either way, by construction.
+        llm: The model that judges; None for `Settings.llm`. Its weights are loaded by the first evaluation.
+        eval_template: Refused, as is a `parser_function`: with a prompt of its own, the order of the answers could
+            change the verdict. Use `criteria` instead.
+        parser_function: Refused.
+        enforce_consensus: Accepted, since LlamaIndex has it; both values give the same result.
+        criteria: As for `Judge`: what makes an answer good, as a text or as a mapping of names to descriptions.
+        by: As for `Judge`: score the `letters` of the answers, or their `texts`.
+        explain: Whether to generate an explanation too, greedily, with at most the LLM's `max_tokens`.
 
     Raises:
-        UnsupportedCombination: The judge is no `InvariantLLM`.
+        UnsupportedCombination: The LLM is no `InvariantLLM`, or there is a template or a parser.
+        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
+        UnknownName: There is no such way of judging.
     """
+
+    _llm: InvariantLLM
 
     def __init__(
         self,
         llm: LLM | None = None,
         eval_template: BasePromptTemplate | str | None = None,
-        parser_function: Parser = _default_parser_function,
+        parser_function: Parser | None = None,
         enforce_consensus: bool = True,
+        *,
+        criteria: Criteria = DEFAULT_CRITERIA,
+        by: By = "letters",
+        explain: bool = False,
     ) -> None:
-        judge = llm or Settings.llm
-        if not isinstance(judge, InvariantLLM):
+        llm = llm or Settings.llm
+        if not isinstance(llm, InvariantLLM):
             raise UnsupportedCombination(
-                f"expected an InvariantLLM as judge, got {type(judge).__name__}: one call is not enough for it",
+                f"expected an InvariantLLM as judge, got {type(llm).__name__}",
                 hint="Use llm=InvariantLLM(...), or LlamaIndex's PairwiseComparisonEvaluator, which asks twice.",
             )
-        super().__init__(judge, eval_template or DEFAULT_EVAL_TEMPLATE, parser_function, enforce_consensus)
+        if eval_template is not None:
+            raise _refusal("eval_template")
+        if parser_function is not None:
+            raise _refusal("parser_function")
+        check_judge_options(criteria, by)
+        super().__init__(llm, enforce_consensus=enforce_consensus)
+        self._criteria = criteria
+        self._by = by
+        self._explain = explain
+
+    @property
+    def judge(self) -> Judge:
+        """The judge over the LLM's `InvariantModel`. Loads the weights on first use."""
+        return Judge(self._llm.load(), criteria=self._criteria, by=self._by)
+
+    def _get_prompts(self) -> PromptDictType:
+        """Return no prompts: the judge writes its own."""
+        return {}
+
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        if "eval_template" in prompts:
+            raise _refusal("eval_template")
 
     async def aevaluate(
         self,
@@ -79,37 +98,40 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         sleep_time_in_seconds: int = 0,
         **kwargs: Any,
     ) -> EvaluationResult:
-        """Compare two answers; `contexts` are not read.
+        """Compare two answers in a thread, so that the event loop goes on; `contexts` are ignored, as in LlamaIndex.
 
         Raises:
-            ValueError: The query or an answer is missing.
+            InvalidPrompt: The query or an answer is missing.
+            ContextOverflow: The answers do not fit into the context window.
         """
+        given = {"query": query, "response": response, "second_response": second_response}
         if query is None or response is None or second_response is None:
-            raise ValueError("expected query, response and second_response, got None for at least one of them")
-        await asyncio.sleep(sleep_time_in_seconds)
-        if response == second_response:
-            return EvaluationResult(
-                query=query, response="", score=0.5, feedback="", pairwise_source=EvaluationSource.NEITHER
+            missing = ", ".join(name for name, text in given.items() if text is None)
+            raise InvalidPrompt(
+                f"expected query, response and second_response, got None for {missing}", hint="Give all three as text."
             )
-        first_is_a = response < second_response
-        result = await self._get_eval_result(
-            query,
-            _labelled(response, "A" if first_is_a else "B"),
-            _labelled(second_response, "B" if first_is_a else "A"),
-            reference,
+        await asyncio.sleep(sleep_time_in_seconds)
+        verdict = await asyncio.to_thread(self._compare, query, response, second_response, reference)
+        passing, score = {0: (True, 1.0), 1: (False, 0.0), None: (None, 0.5)}[verdict.winner]
+        feedback = verdict.describe(["response", "second_response"])
+        return EvaluationResult(
+            query=query,
+            response=feedback,
+            passing=passing,
+            score=score,
+            feedback=feedback,
+            pairwise_source=EvaluationSource.ORIGINAL,
         )
-        if result.invalid_result or first_is_a:
-            return result
-        return result.model_copy(
-            update={
-                "pairwise_source": EvaluationSource.FLIPPED,
-                "passing": None if result.passing is None else not result.passing,
-                "score": None if result.score is None else 1 - result.score,
-            }
+
+    def _compare(self, query: str, response: str, second_response: str, reference: str | None) -> Verdict:
+        options = {"max_new_tokens": self._llm.max_tokens} if self._explain else {}
+        return self.judge.compare(
+            query, response, second_response, reference=reference, explain=self._explain, **options
         )
 
 
-def _labelled(answer: str, letter: str) -> str:
-    """Write an answer as a marked segment under its letter."""
-    heading, end = f"[The Start of Assistant {letter}'s Answer]", f"[The End of Assistant {letter}'s Answer]"
-    return mark(Segment(f"{heading}\n{strip_markers(answer)}\n{end}"))
+def _refusal(name: str) -> UnsupportedCombination:
+    return UnsupportedCombination(
+        f"expected no {name}: the judge writes its own prompt and scores its verdict",
+        hint="Say what makes an answer good with criteria=..., or use LlamaIndex's PairwiseComparisonEvaluator.",
+    )
