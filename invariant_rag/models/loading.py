@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from invariant_rag.errors import InvalidChoice, ModelNotFound
 from invariant_rag.models.embedded import EMBEDDED
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _SHARED = ("revision", "token", "trust_remote_code", "cache_dir")
+"""Keywords of the model's `from_pretrained` that its configuration and its tokenizer take too."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -39,24 +41,51 @@ def load_model(
         InvalidChoice: There is no such dtype.
         ModelNotFound: There is no such model, or it is no causal LM.
     """
-    dtype = as_dtype(dtype)
-    place: str | Path
-    if name is None or name == "native":
-        place = EMBEDDED["native" if name else "generator"]
-        dtype = torch.float32 if dtype == "auto" else dtype
-    else:
-        place = name
+    dtype, place = as_dtype(dtype), model_location(name)
+    if name in (None, "native") and dtype == "auto":
+        dtype = torch.float32
     try:
         model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, device_map=device_map, **kwargs)
     except (OSError, ValueError) as error:  # not found, or found and not a causal LM
         raise ModelNotFound(f"expected a causal LM at {str(place)!r}: {error}") from error
     tokenizer: PreTrainedTokenizerBase | None = None
     try:
-        shared = {key: kwargs[key] for key in _SHARED if key in kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(place, **shared)
+        tokenizer = AutoTokenizer.from_pretrained(place, **_shared(kwargs))
     except (OSError, ValueError) as error:
         _logger.warning("no tokenizer at %r, so prompts must be token ids: %s", str(place), error)
     return model.eval(), tokenizer
+
+
+def load_config(name: str | Path | None, *, local_files_only: bool = False, **kwargs: Any) -> PreTrainedConfig:
+    """Load the configuration of a model, without its weights.
+
+    Args:
+        name: As for `load_model`.
+        local_files_only: Whether to look on this machine only, and not on a hub.
+        **kwargs: As for `load_model`. Those that concern weights have no effect.
+
+    Raises:
+        ModelNotFound: There is no such configuration.
+    """
+    place = model_location(name)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            place, local_files_only=local_files_only, **_shared(kwargs)
+        )
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"expected a causal LM at {str(place)!r}: {error}") from error
+    return config
+
+
+def model_location(name: str | Path | None) -> str | Path:
+    """Return the hub id or the folder of a model; None and `native` are the embedded ones."""
+    if name is None or name == "native":
+        return EMBEDDED["native" if name else "generator"]
+    return name
+
+
+def _shared(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: kwargs[key] for key in _SHARED if key in kwargs}
 
 
 def as_dtype(dtype: str | torch.dtype) -> str | torch.dtype:

@@ -71,8 +71,8 @@ class InvariantListwiseEvaluator:
             )
         letters = dict(zip(distinct, ascii_uppercase, strict=False))
         candidates = SegmentSet(Segment(text, title=letters[text]) for text in dict.fromkeys(predictions))
-        engine = self.model.engine
-        logprobs = engine.score(self._prompt(candidates, input, reference), list(letters.values()))
+        lm = self.model.lm
+        logprobs = lm.score(self._prompt(candidates, input, reference), list(letters.values()))
         total = math.fsum(map(math.exp, logprobs))
         share = {text: math.exp(logprob) / total for text, logprob in zip(letters, logprobs, strict=True)}
         scores = tuple(share[text] for text in predictions)
@@ -88,7 +88,7 @@ class InvariantListwiseEvaluator:
             {"role": "system", "content": "You compare responses. Their order means nothing."},
             {"role": "user", "content": [facts, candidates, f"\n{ask}"]},
         ]
-        rendered = render_chat(messages, self.model.engine.tokenizer)
+        rendered = render_chat(messages, self.model.lm.tokenizer)
         before, after = rendered.texts
         return Prompt.of(before, candidates, after, query=question, rendering=response_rendering)
 

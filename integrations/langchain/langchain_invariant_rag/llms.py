@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from invariant_rag.generation.model import Generation as EngineGeneration
+from invariant_rag.generation.model import Generation as LMGeneration
 from invariant_rag.prompts import parse_marked
 from invariant_rag.segments import Prompt
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -69,7 +69,8 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     ) -> LLMResult:
         """Generate for several prompts at once; see `generate`."""
         model, texts, rest = self._with(prompts, kwargs)
-        return await super(InvariantLLM, model).agenerate(texts, stop, *args, **rest)
+        result: LLMResult = await super(InvariantLLM, model).agenerate(texts, stop, *args, **rest)
+        return result
 
     def _with(self, prompts: list[str], keywords: Mapping[str, Any]) -> tuple[InvariantLLM, list[str], dict[str, Any]]:
         rest = {name: value for name, value in keywords.items() if name in _OF_LANGCHAIN}
@@ -125,7 +126,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         parsed = parse_marked(_marked_documents(kwargs) + prompt)
         call = self._call(stop, kwargs)
-        for piece in call.stream(self.engine, parsed):
+        for piece in call.stream(self.lm, parsed):
             if isinstance(piece, str):
                 chunk = GenerationChunk(text=piece)
             else:
@@ -148,7 +149,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _info(self, prompt: Prompt, generation: EngineGeneration, call: Call) -> dict[str, Any]:
+    def _info(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
         report = report_of(generation, prompt, call.text(generation), self.display_name)
         return {**report, "usage_metadata": usage_of(generation)}
 

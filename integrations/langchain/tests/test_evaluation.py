@@ -12,8 +12,8 @@ from .shared import QUESTION
 
 
 @pytest.fixture(scope="module")
-def chat(engine: InvariantModel) -> ChatInvariant:
-    return ChatInvariant(model=engine)
+def chat(lm: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=lm)
 
 
 def test_probabilities_add_up_and_rank(chat: ChatInvariant) -> None:

@@ -199,9 +199,9 @@ def _is_language_model(value: Any) -> bool:
 
 
 def _own(system: Any, generation: Mapping[str, Any]) -> System | None:
-    if _is_ours(system, "engine", "InvariantModel"):
+    if _is_ours(system, "generation.model", "InvariantModel"):
         return _own_system(system, None, generation)
-    if _is_ours(system, "pipeline", "RAG"):
+    if _is_ours(system, "rag.pipeline", "RAG"):
         found = _own_system(system.model, system.system, generation)
         return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
     model = _wrapped(system) if _is_language_model(system) else None
@@ -218,11 +218,8 @@ def _own_system(model: InvariantModel, message: str | None, generation: Mapping[
 
 def _wrapped(system: Any) -> InvariantModel | None:
     """Return the model of ours in a language model of a framework, if there is one."""
-    if isinstance(system, _loaded("llama_index.llms.invariant_rag", "InvariantLLM")):
-        loaded: InvariantModel = system.load()
-        return loaded
-    engine = getattr(system, "engine", None)
-    return engine if _is_ours(engine, "engine", "InvariantModel") else None
+    lm = getattr(system, "lm", None)
+    return lm if _is_ours(lm, "generation.model", "InvariantModel") else None
 
 
 def _parameters(wrapper: Any) -> dict[str, Any]:
