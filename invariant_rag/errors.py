@@ -170,9 +170,18 @@ class ActorsLost(InvariantRAGError, RuntimeError):
 
 
 class ExtraRequired(InvariantRAGError, ImportError):
-    """A package that is not installed because it belongs to an extra."""
+    """A package that an optional feature needs is not installed.
 
-    hint = "Optional parts are installed as extras, as the message says."
+    >>> print(ExtraRequired("xgrammar", "structured"))
+    xgrammar is not installed; run `pip install "invariant-rag[structured]"`
+    >>> print(ExtraRequired("langchain", "agents", distribution="langchain-invariant-rag"))
+    langchain is not installed; run `pip install "langchain-invariant-rag[agents]"`
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f'{package} is not installed; run `pip install "invariant-rag[{extra}]"`')
+    Args:
+        package: The package that is missing.
+        extra: The extra that installs it.
+        distribution: The distribution that defines the extra.
+    """
+
+    def __init__(self, package: str, extra: str, *, distribution: str = "invariant-rag") -> None:
+        super().__init__(f'{package} is not installed; run `pip install "{distribution}[{extra}]"`')

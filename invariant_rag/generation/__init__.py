@@ -9,6 +9,7 @@ from invariant_rag._lazy import lazy_exports
 if TYPE_CHECKING:
     from invariant_rag.generation.batching import MicroBatcher
     from invariant_rag.generation.kv_cache import CacheStats, KeyValueCache
+    from invariant_rag.generation.lazy import LazyModel
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.outputs import Generation, Usage
     from invariant_rag.generation.overflow import Overflow
@@ -20,6 +21,7 @@ _HOMES = {
     "Generation": "outputs",
     "InvariantModel": "model",
     "KeyValueCache": "kv_cache",
+    "LazyModel": "lazy",
     "MicroBatcher": "batching",
     "Overflow": "overflow",
     "PreparedPrompt": "prepare",
@@ -32,6 +34,7 @@ __all__ = [
     "Generation",
     "InvariantModel",
     "KeyValueCache",
+    "LazyModel",
     "MicroBatcher",
     "Overflow",
     "PreparedPrompt",

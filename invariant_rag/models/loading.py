@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from invariant_rag.errors import InvalidChoice, ModelNotFound
 from invariant_rag.models.embedded import EMBEDDED
@@ -16,7 +16,9 @@ from invariant_rag.models.embedded import EMBEDDED
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_TOKENIZER_KEYWORDS = ("revision", "token", "trust_remote_code", "cache_dir")
+_FILE_KEYWORDS = ("revision", "token", "trust_remote_code", "cache_dir")
+"""Keywords of the model's `from_pretrained` that its configuration and its tokenizer take too."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -43,24 +45,51 @@ def load_model(
         InvalidChoice: torch has no such dtype.
         ModelNotFound: There is no such model, or it is not a causal LM.
     """
-    dtype = resolve_dtype(dtype)
-    source: str | Path
-    if name is None or name == "native":
-        source = EMBEDDED["native" if name else "generator"]
-        dtype = torch.float32 if dtype == "auto" else dtype
-    else:
-        source = name
+    dtype, source = resolve_dtype(dtype), model_location(name)
+    if name in (None, "native") and dtype == "auto":
+        dtype = torch.float32
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device_map, **kwargs)
     except (OSError, ValueError) as error:  # OSError: not found; ValueError: not a causal LM
         raise ModelNotFound(f"expected a causal LM at {str(source)!r}: {error}") from error
     tokenizer: PreTrainedTokenizerBase | None = None
     try:
-        tokenizer_kwargs = {key: kwargs[key] for key in _TOKENIZER_KEYWORDS if key in kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(source, **tokenizer_kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(source, **_file_keywords(kwargs))
     except (OSError, ValueError) as error:
         _logger.warning("found no tokenizer at %r, so prompts must be token ids: %s", str(source), error)
     return model.eval(), tokenizer
+
+
+def load_config(name: str | Path | None, *, local_files_only: bool = False, **kwargs: Any) -> PreTrainedConfig:
+    """Load the configuration of a model, without its weights.
+
+    Args:
+        name: As for `load_model`.
+        local_files_only: Whether to look on this machine only, and not on a hub.
+        **kwargs: As for `load_model`. Those that concern weights have no effect.
+
+    Raises:
+        ModelNotFound: There is no such configuration.
+    """
+    source = model_location(name)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            source, local_files_only=local_files_only, **_file_keywords(kwargs)
+        )
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"expected a causal LM at {str(source)!r}: {error}") from error
+    return config
+
+
+def model_location(name: str | Path | None) -> str | Path:
+    """Return the hub id or the folder of a model; None and `native` are the embedded ones."""
+    if name is None or name == "native":
+        return EMBEDDED["native" if name else "generator"]
+    return name
+
+
+def _file_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: kwargs[key] for key in _FILE_KEYWORDS if key in kwargs}
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:

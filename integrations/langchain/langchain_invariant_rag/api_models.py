@@ -1,4 +1,4 @@
-"""Chat models behind somebody else's API: their attention cannot be changed, but the order in which they read can."""
+"""`canonical` and `vote`: chat models behind an API, whose attention is fixed but whose prompt can be sorted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from invariant_rag.api_models import content_ordering
-from invariant_rag.errors import InvalidChoice, UnsupportedModel
+from invariant_rag.api_models import PlainRequests, content_ordering
+from invariant_rag.errors import UnsupportedModel
+from invariant_rag.generation.identity import describe_choice, describe_data
 from invariant_rag.orderings import Ordering
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -21,8 +22,7 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
-from langchain_invariant_rag.identity import described
-from langchain_invariant_rag.plain import Requests
+from langchain_invariant_rag.plain import message_requests
 from langchain_invariant_rag.sorting import sorted_messages
 from langchain_invariant_rag.voting import AnswerOf, elected
 from langchain_invariant_rag.wrapped import CanonicalRunnable, VotingRunnable
@@ -34,19 +34,19 @@ _TAKEN_OVER = (
 
 
 class CanonicalChatModel(BaseChatModel):
-    """What `canonical` makes of a chat model."""
+    """A chat model that gets segments in canonical order; made by `canonical`."""
 
     model: BaseChatModel
-    """What answers."""
+    """The wrapped model."""
     ordering: str | Ordering = "lexical"
-    """Which segment stands where, by content."""
+    """The content ordering of the segments."""
     streaming: bool = False
-    """Whether `invoke` streams, so that callbacks see tokens as they come."""
+    """Whether `invoke` streams, so that callbacks see every token."""
 
     @model_validator(mode="before")
     @classmethod
     def _take_over(cls, values: Any) -> Any:
-        """What is not given is as in the wrapped model, so that it is not lost: rate limit, callbacks, cache..."""
+        """Take rate limiter, callbacks, cache... from the wrapped model where they are not given."""
         if not isinstance(values, Mapping) or not isinstance(model := values.get("model"), BaseChatModel):
             return values
         names = (*_TAKEN_OVER, "streaming")
@@ -63,7 +63,8 @@ class CanonicalChatModel(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {"model": self.model._get_llm_string(), "ordering": described(self.ordering)}
+        ordering = describe_choice(content_ordering(self.ordering))
+        return {"model": self.model._get_llm_string(), "ordering": ordering}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return self.model._get_ls_params(stop, **kwargs)
@@ -75,24 +76,24 @@ class CanonicalChatModel(BaseChatModel):
         return self.model._combine_llm_outputs(llm_outputs)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text, as the wrapped model does."""
+        """Return the token ids of a text, from the wrapped model."""
         return self.model.get_token_ids(text)
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
-        """Return how many tokens one call reads, as the wrapped model counts."""
-        return self.model.get_num_tokens_from_messages(self._requests.of_messages(messages)[0], tools, **kwargs)
+        """Return the number of tokens of one request, as the wrapped model counts."""
+        return self.model.get_num_tokens_from_messages(self._request(messages, {}), tools, **kwargs)
 
     @property
-    def _requests(self) -> Requests:
-        return Requests(self.ordering)
+    def _requests(self) -> PlainRequests:
+        return PlainRequests(self.ordering)
 
     def _request(self, messages: Sequence[BaseMessage], keywords: dict[str, Any]) -> list[BaseMessage]:
-        return self._requests.of_messages(messages, keywords.pop("documents", None))[0]
+        return message_requests(self._requests, messages, keywords.pop("documents", None))[0]
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        """List segments by content, so that the same set in another order is a hit in LangChain's cache."""
+        """Sort segments by content, so that the same set in another order is a hit in LangChain's cache."""
         return ChatPromptValue(messages=sorted_messages(super()._convert_input(model_input).to_messages()))
 
     def _generate(
@@ -150,32 +151,32 @@ class CanonicalChatModel(BaseChatModel):
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Return the wrapped model with tools, wrapped alike."""
+        """Return the wrapped model with tools, wrapped in the same way."""
         choice = {} if tool_choice is None else {"tool_choice": tool_choice}
         return self._around(self.model.bind_tools(tools, **choice, **kwargs))
 
     def with_structured_output(
         self, schema: dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Return the wrapped model, answering with what a schema describes, wrapped alike."""
+        """Return the wrapped model with structured output, wrapped in the same way."""
         return self._around(self.model.with_structured_output(schema, include_raw=include_raw, **kwargs))
 
     def _around(self, other: Runnable[Any, Any]) -> Runnable[Any, Any]:
-        """Wrap what was made of the wrapped model in the same way."""
+        """Wrap a runnable that the wrapped model returned."""
         if isinstance(other, RunnableBinding) and isinstance(other.bound, BaseChatModel):
             return other.model_copy(update={"bound": self.model_copy(update={"model": other.bound})})
         return CanonicalRunnable(other, self._requests)
 
 
 class VotingChatModel(CanonicalChatModel):
-    """What `vote` makes of a chat model."""
+    """A chat model that asks about several orders of the segments; made by `vote`."""
 
     votes: int = Field(default=5, ge=1)
     """How many orders to ask about."""
     seed: int = 0
-    """What the orders are drawn with."""
+    """Seed of the orders."""
     answer_of: AnswerOf | None = None
-    """What is counted of a message."""
+    """Maps a message to the value that is counted."""
 
     @property
     def _llm_type(self) -> str:
@@ -183,15 +184,15 @@ class VotingChatModel(CanonicalChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        counted = None if self.answer_of is None else f"{self.answer_of!r}"
-        return {**super()._identifying_params, "votes": self.votes, "seed": self.seed, "answer_of": counted}
+        more = {"votes": self.votes, "seed": self.seed, "answer_of": describe_data(self.answer_of)}
+        return {**super()._identifying_params, **more}
 
     @property
-    def _requests(self) -> Requests:
-        return Requests(self.ordering, self.votes, self.seed)
+    def _requests(self) -> PlainRequests:
+        return PlainRequests(self.ordering, self.votes, self.seed)
 
     def _ballots(self, messages: Sequence[BaseMessage], keywords: dict[str, Any]) -> list[list[BaseMessage]]:
-        return self._requests.of_messages(messages, keywords.pop("documents", None))
+        return message_requests(self._requests, messages, keywords.pop("documents", None))
 
     def _generate(
         self,
@@ -235,7 +236,7 @@ class VotingChatModel(CanonicalChatModel):
         )
 
     def _model_streams(self, *, asynchronous: bool) -> bool:
-        """Nothing can be said before all votes are in."""
+        """No: the answer is known when all votes are in."""
         return False
 
     def _around(self, other: Runnable[Any, Any]) -> Runnable[Any, Any]:
@@ -246,7 +247,7 @@ class VotingChatModel(CanonicalChatModel):
 
 
 def _one_chunk(result: ChatResult) -> ChatGenerationChunk:
-    """Return a whole answer as the only piece of a stream."""
+    """Return a whole answer as the only chunk of a stream."""
     generation = result.generations[0]
     said = generation.message.model_dump(exclude={"type"})
     message = AIMessageChunk(**{**said, "chunk_position": "last"})
@@ -254,33 +255,34 @@ def _one_chunk(result: ChatResult) -> ChatGenerationChunk:
 
 
 def canonical(model: Runnable[Any, Any], *, ordering: str | Ordering = "lexical") -> Any:
-    """Return a model that lists the segments it is given by content, and then asks another one.
+    """Wrap a model, so that it gets segments in an order that depends on their contents only.
 
-    Segments reach the other model as plain text that any provider takes, one `Document: ...` each, whatever they
-    travelled as. So `llm.with_fallbacks([canonical(other)])` works too.
+    The wrapped model gets segments as plain text, one `Document: ...` each, whatever carries them. So
+    `llm.with_fallbacks([canonical(other)])` works too.
 
-    Guaranteed: the request does not depend on the order of the segments, and so neither does the answer, as long as
-    the model is deterministic (temperature 0 is not quite that, with most providers). Not guaranteed: that it answers
-    as well wherever a segment stands. The model still reads a sequence: what the ordering puts in the middle may be
-    lost there. `vote` evens that out; `ChatInvariant` does not have the problem.
+    Guaranteed: the request does not depend on the order of the segments, and neither does the answer of a deterministic
+    model (temperature 0 is not quite that, with most providers). Not guaranteed: equal accuracy wherever a segment
+    stands. The model still sees a sequence, and may overlook what the ordering puts in the middle. `vote` evens that
+    out; `ChatInvariant` does not have the problem.
 
     Args:
-        model: Any chat model, and then a chat model is returned: it streams, calls tools and writes structured output
-            if the other does. Or any other runnable that takes what language models take, such as a completion model.
-        ordering: Which segment stands where: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0 is listed
-            last, nearest to the question. `lexical` compares bytes.
+        model: A chat model, for which a chat model is returned: it streams, calls tools and writes structured output
+            if the wrapped one does. Or any other runnable that takes the input of language models, such as a completion
+            model.
+        ordering: The content ordering of the segments: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0
+            stands last, nearest to the question. `lexical` compares bytes.
 
     Raises:
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: The model is no runnable.
     """
-    content_ordering(ordering)
+    requests = PlainRequests(ordering)
     _check_model(model)
     if isinstance(model, BaseChatModel):
         return CanonicalChatModel(model=model, ordering=ordering)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
         return model.model_copy(update={"bound": canonical(model.bound, ordering=ordering)})
-    return CanonicalRunnable(model, Requests(ordering))
+    return CanonicalRunnable(model, requests)
 
 
 def vote(
@@ -291,41 +293,38 @@ def vote(
     ordering: str | Ordering = "lexical",
     answer_of: AnswerOf | None = None,
 ) -> Any:
-    """Return a model that asks another one about several orders of the segments, and gives the most frequent answer.
+    """Wrap a model, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
-    This is permutation self-consistency (arXiv 2310.07712). The orders are drawn from the canonical one, which is the
-    first of them. Of answers that are equally frequent, the one whose order was drawn first is given.
+    This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
+    from it. Of equally frequent answers, the one whose order was drawn first wins.
 
     Guaranteed: what `canonical` guarantees. Answers that depend on where a segment stands tend to be outvoted, but
-    they may win. The cost is `votes` calls at the same time, or as many as there are different orders. Free text hardly
-    ever agrees word for word: then the vote is the first answer, so ask for short answers, or say what counts.
-    A stream waits for the vote and is one piece. The message tells all tokens of all calls in `usage_metadata`, and in
-    `response_metadata["vote"]` how many `calls` there were and how many `agreed`. For callbacks of a chat model it is
-    one call.
+    they may win. The cost is `votes` concurrent calls, or as many as there are different orders. Free text hardly ever
+    agrees word for word, and then the vote is the first answer: ask for short answers, or give `answer_of`.
+    A stream is one chunk, once all votes are in. The message reports the tokens of all calls in `usage_metadata`, and
+    the `calls` made and how many `agreed` in `response_metadata["vote"]`. Callbacks of a chat model see one call.
 
     Args:
         model: As for `canonical`.
         votes: How many orders to ask about.
-        seed: What the orders are drawn with.
+        seed: Seed of the orders.
         ordering: As for `canonical`.
-        answer_of: What is counted of an output; equal values agree. None: its text but for case and white space,
-            with the calls of tools; or the object, for structured output.
+        answer_of: Maps an output to the value that is counted; equal values agree. None: the text without regard to
+            case and white space, with the tool calls; or the object, for structured output.
 
     Raises:
         InvalidChoice: Fewer than one vote.
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: The model is no runnable.
     """
-    content_ordering(ordering)
+    requests = PlainRequests(ordering, votes, seed)
     _check_model(model)
-    if votes < 1:
-        raise InvalidChoice(f"votes: expected at least 1, got {votes}")
     if isinstance(model, BaseChatModel):
         return VotingChatModel(model=model, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
         inner = vote(model.bound, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of)
         return model.model_copy(update={"bound": inner})
-    return VotingRunnable(model, Requests(ordering, votes, seed), answer_of)
+    return VotingRunnable(model, requests, answer_of)
 
 
 def _check_model(model: object) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, TypeVar
 
-from invariant_rag.generation.model import Generation, InvariantModel
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal
 
-from invariant_rag.generation.model import Generation as EngineGeneration
+from invariant_rag.generation.outputs import Generation as LMGeneration
 from invariant_rag.prompts import render_chat
 from invariant_rag.segments import Prompt
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -89,11 +89,11 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
         """Return how many tokens the model reads for these messages, chat template and segments included."""
-        return len(self.engine.prepare(self._prompt(messages, None)).input_ids)
+        return len(self.lm.prepare(self._prompt(messages, None)).input_ids)
 
     def _prompt(self, messages: Sequence[BaseMessage], documents: Any) -> Prompt:
         turns = convert_messages(messages, documents)
-        return render_chat(turns, self.engine.tokenizer, last_user_text(turns))
+        return render_chat(turns, self.lm.tokenizer, last_user_text(turns))
 
     def _generate(
         self,
@@ -132,7 +132,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         prompt = self._prompt(messages, kwargs.pop("documents", None))
         call = self._call(stop, kwargs)
-        for piece in call.stream(self.engine, prompt):
+        for piece in call.stream(self.lm, prompt):
             if isinstance(piece, str):
                 message = AIMessageChunk(content=piece)
             else:
@@ -161,7 +161,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _report(self, prompt: Prompt, generation: EngineGeneration, call: Call) -> dict[str, Any]:
+    def _report(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
         return report_of(generation, prompt, call.text(generation), self.display_name)
 
     def bind_tools(

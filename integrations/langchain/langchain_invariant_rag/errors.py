@@ -1,18 +1,11 @@
-"""Errors of this package. The rest come from `invariant_rag.errors`; all derive from `InvariantRAGError`."""
+"""Errors of this package. The others are those of `invariant_rag.errors`; all derive from `InvariantRAGError`."""
 
 from __future__ import annotations
 
 from invariant_rag.errors import InvariantRAGError, UnsupportedCombination
 
-
-class MissingPackage(InvariantRAGError, ImportError):
-    """A package that only one feature needs is not installed."""
-
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"expected the package {package}, which is not installed",
-            hint=f'pip install "langchain-invariant-rag[{extra}]"',
-        )
+DISTRIBUTION = "langchain-invariant-rag"
+"""The distribution whose extras `ExtraRequired` names."""
 
 
 class InvalidSchema(InvariantRAGError, ValueError):
@@ -22,9 +15,9 @@ class InvalidSchema(InvariantRAGError, ValueError):
 
 
 class ToolsNotCalled(UnsupportedCombination, NotImplementedError):
-    """Tools were given to a model that does not call them."""
+    """Tools were given to a model that does not call tools."""
 
     hint = "Give the model what the tool would find: see InvariantRAGMiddleware and SegmentsPlaceholder."
 
     def __init__(self) -> None:
-        super().__init__("expected a call without tools: this model does not call them")
+        super().__init__("expected a call without tools: this model does not call tools")

@@ -47,7 +47,7 @@ class InvariantListwiseEvaluator:
     @property
     def judge(self) -> Judge:
         """The judge over the model's `InvariantModel`. Loads the weights on first use."""
-        return Judge(self.model.engine, criteria=self.criteria, by=self.by)
+        return Judge(self.model.lm, criteria=self.criteria, by=self.by)
 
     def evaluate(
         self,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
+from invariant_rag.errors import ExtraRequired, TokenizerRequired, UnsupportedCombination
 from invariant_rag.prompts import control_tokens
 from transformers import LogitsProcessor, StoppingCriteria
 
-from langchain_invariant_rag.errors import InvalidSchema, MissingPackage
+from langchain_invariant_rag.errors import DISTRIBUTION, InvalidSchema
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -49,7 +49,7 @@ def constrained(engine: InvariantModel, schema: str, max_tokens: int, *, sampled
     """Return what makes the engine write one text that follows a JSON schema.
 
     Raises:
-        MissingPackage: xgrammar is not installed.
+        ExtraRequired: xgrammar is not installed.
         InvalidSchema: The schema is none, or uses what xgrammar does not know.
         UnsupportedCombination: No text that follows the schema is known to fit into `max_tokens`.
     """
@@ -70,7 +70,7 @@ class _Text:
         try:
             import xgrammar
         except ImportError as error:
-            raise MissingPackage("xgrammar", "structured") from error
+            raise ExtraRequired("xgrammar", "structured", distribution=DISTRIBUTION) from error
         if engine.tokenizer is None:
             raise TokenizerRequired("structured output needs the model's tokenizer")
         size = engine.model.config.get_text_config(decoder=True).vocab_size

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from invariant_rag.generation.model import Generation as EngineGeneration
 from invariant_rag.prompts import parse_marked
 from invariant_rag.segments import Prompt
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -132,7 +131,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         parsed = parse_marked(_pop_documents(kwargs) + prompt)
         call = self._call(stop, kwargs)
-        for piece in call.stream(self.engine, parsed):
+        for piece in call.stream(self.lm, parsed):
             if isinstance(piece, str):
                 chunk = GenerationChunk(text=piece)
             else:
@@ -155,7 +154,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _generation_info(self, prompt: Prompt, generation: EngineGeneration, call: Call) -> dict[str, Any]:
+    def _generation_info(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
         report = report_of(generation, prompt, call.text(generation), self.display_name)
         return {**report, "usage_metadata": usage_of(generation)}
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from invariant_rag.errors import ExtraRequired
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge
 
 from langchain_invariant_rag.chat_models import ChatInvariant
-from langchain_invariant_rag.errors import MissingPackage
+from langchain_invariant_rag.errors import DISTRIBUTION
 from langchain_invariant_rag.evaluation import InvariantListwiseEvaluator
 
 try:
     from langchain_classic.evaluation.schema import PairwiseStringEvaluator
 except ImportError as error:
-    raise MissingPackage("langchain-classic", "evaluation") from error
+    raise ExtraRequired("langchain-classic", "evaluation", distribution=DISTRIBUTION) from error
 
 
 class InvariantPairwiseEvaluator(PairwiseStringEvaluator):

@@ -1,19 +1,22 @@
-"""The parameters that both models share, and what they make of them: an engine and its options for each call."""
+"""The parameters of `ChatInvariant` and `InvariantLLM`, and the `InvariantModel` that they choose."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import invariant_rag
 from invariant_rag.attention import resolve_backend
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import ModelNotFound, UnsupportedCombination
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.identity import describe_data, identity
 from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.model import Generation, InvariantModel
+from invariant_rag.generation.lazy import LazyModel
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
@@ -21,12 +24,11 @@ from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import tokenize_text
 from invariant_rag.segments import Prompt
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
+from langchain_core.runnables import run_in_executor
 from pydantic import Field, PrivateAttr, model_validator
 
 from langchain_invariant_rag import __version__
 from langchain_invariant_rag.calls import SAMPLING, Call, call_of
-from langchain_invariant_rag.identity import described, fingerprint
-from langchain_invariant_rag.weights import HeldWeights, shared_model, stated_context_window
 
 _logger = logging.getLogger(__name__)
 
@@ -39,36 +41,36 @@ PER_CALL = ("max_tokens", *SAMPLING)
 class InvariantParameters(BaseLanguageModel[Any]):
     """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed."""
 
-    model: InvariantModel | str | Path | None = None
-    """A hub id, a folder, or a loaded `InvariantModel`, also one `with_routing`. None: the small model that comes with
-    invariant-rag; `native`: the same, fine-tuned with RoToR attention."""
+    model: InvariantModel | str | Path | None = Field(default=None, frozen=True)
+    """A hub id, a folder, or an `InvariantModel` in memory, also one `with_routing`. None: the small model that comes
+    with invariant-rag; `native`: the same, fine-tuned with RoToR attention."""
     method: str | Method | None = None
-    """How segments see each other. None: that of the loaded model; `rotor` for one that is named."""
+    """How segments see each other. None: that of the model in memory; `rotor` for a model that is loaded by name."""
     ordering: str | Ordering | None = None
-    """Which segment goes where. None: that of the loaded model, or the method's default (`lexical` for `rotor`)."""
+    """The order of the segments. None: that of the model in memory, or the method's default (`lexical` for `rotor`)."""
     backend: str | None = None
-    """What computes the attention. None: that of the loaded model; `auto` for one that is named."""
+    """The implementation of attention. None: that of the model in memory; `auto` for a model that is loaded by name."""
     max_segment_tokens: int | None = None
-    """Tokens that one segment may have. None: no limit, or that of the loaded model."""
+    """The most tokens of one segment. None: that of the model in memory, or no limit."""
     overflow: Overflow | None = None
-    """What happens to a prompt that is too long. None: that of the loaded model; `error` for one that is named."""
+    """What to do with a prompt that is too long. None: that of the model in memory; `error` for one loaded by name."""
 
-    dtype: str = "auto"
+    dtype: str = Field(default="auto", frozen=True)
     """As in transformers; so are the next three."""
-    device_map: str | dict[str, Any] | None = "auto"
-    revision: str | None = None
-    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    device_map: str | dict[str, Any] | None = Field(default="auto", frozen=True)
+    revision: str | None = Field(default=None, frozen=True)
+    model_kwargs: dict[str, Any] = Field(default_factory=dict, frozen=True)
     """Further keywords of `from_pretrained`."""
     key_value_cache: KeyValueCache | None = Field(default=None, exclude=True, repr=False)
-    """Keeps keys and values of segments for calls with the same ones, in any order; models may share one. None: what
-    the loaded model has. It changes no answer, so no cache key holds it. (LangChain's own `cache` keeps answers.)"""
+    """Keeps keys and values of segments for calls with the same ones, in any order; models may share one. None: that of
+    the model in memory. It changes no answer, so no cache key holds it. (LangChain's own `cache` keeps answers.)"""
 
     max_tokens: int = Field(default=256, ge=1)
     """The most tokens to generate."""
     temperature: float = Field(default=0.0, ge=0.0)
     """0: greedy, always the same. Above: sampled; with a `seed`, the same for every order of the segments."""
     top_p: float | None = None
-    """Used when sampling, as is `top_k`. None: the model's own default."""
+    """For sampling, as is `top_k`. None: the model's own default."""
     top_k: int | None = None
     seed: int | None = None
     """Seed for sampling. None: sample from torch's global random state."""
@@ -78,19 +80,18 @@ class InvariantParameters(BaseLanguageModel[Any]):
     """Further keywords of transformers' `generate`."""
 
     batch_size: int = Field(default=8, ge=1)
-    """The most prompts to decode together, of those that come in one call. Sampled ones are decoded one by one."""
+    """The most prompts of one call to decode together. Sampled ones are decoded one by one."""
     micro_batching: bool = False
-    """Whether prompts of calls that run at the same time are decoded together too. It is faster under load. But
-    rounding depends on what else is in a batch, and then so may a low-precision model's answer; and a cancelled call
-    runs on."""
+    """Whether to decode prompts of concurrent calls together too. It is faster under load. But rounding depends on what
+    else is in a batch, and then so may a low-precision model's answer; and a cancelled call runs on."""
     known_documents: list[Any] = Field(default_factory=list, repr=False)
     """Documents that are segments wherever their whole text appears in a prompt: for chains that join documents into
     one text, which has no boundaries."""
     sort_segments: bool = True
-    """Whether segments are sorted by content before callbacks and caches see them: then the same set in another order
-    is a cache hit. The answer is the same either way. Without effect for an ordering that keeps the order given."""
+    """Whether to sort segments by content before callbacks and caches see them: then the same set in another order is a
+    cache hit. The answer is the same either way. Without effect for an ordering that keeps the order given."""
 
-    _weights: HeldWeights = PrivateAttr(default_factory=HeldWeights)
+    _lazy: LazyModel = PrivateAttr()
     _batcher: MicroBatcher = PrivateAttr(default_factory=MicroBatcher)
 
     @model_validator(mode="before")
@@ -102,11 +103,11 @@ class InvariantParameters(BaseLanguageModel[Any]):
 
     @model_validator(mode="after")
     def _settle_choices(self) -> Self:
-        """Write what was left open into the fields, so that they say what will run."""
+        """Resolve the choices that were left open, so that the fields show what will run."""
         if isinstance(self.model, InvariantModel):
             if given := [name for name in _LOADING if getattr(self, name) != _default(name)]:
                 raise UnsupportedCombination(
-                    f"a loaded model takes no {', '.join(given)}", hint="Load it as you want it, or give its name."
+                    f"a model in memory takes no {', '.join(given)}", hint="Load it as you want it, or give its name."
                 )
             if self.method is None:
                 self.method = self.model.method
@@ -117,6 +118,7 @@ class InvariantParameters(BaseLanguageModel[Any]):
         self.ordering = ordering.name if self.ordering is None else self.ordering
         resolve_backend(self.backend or "auto")
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
+        self._lazy = self._lazy_model()
         return self
 
     @model_validator(mode="after")
@@ -124,47 +126,56 @@ class InvariantParameters(BaseLanguageModel[Any]):
         self._add_version("langchain-invariant-rag", __version__)
         return self
 
+    def _lazy_model(self) -> LazyModel:
+        revision = {} if self.revision is None else {"revision": self.revision}
+        loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs, **revision}
+        return LazyModel(self.model, {} if isinstance(self.model, InvariantModel) else loading)
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy. It shares the weights, those loaded later too, unless the update asks for others."""
+        """Return a copy. It shares the weights, also those that are loaded later, unless the update asks for others."""
         copied = super().model_copy(update=update, deep=deep)
         if not {"model", *_LOADING}.isdisjoint(update or {}):
-            copied._weights = HeldWeights()
+            copied._lazy = copied._lazy_model()
         return copied
 
-    def __getstate__(self) -> dict[Any, Any]:
-        """Leave out weights that have a name: they are loaded where they are needed."""
-        state = super().__getstate__()
-        return {**state, "__pydantic_private__": {**state["__pydantic_private__"], "_weights": HeldWeights()}}
+    def __str__(self) -> str:
+        """Return the fields. That of LangChain returns the cache key, for which weights have to be loaded."""
+        return repr(self)
 
     @property
-    def engine(self) -> InvariantModel:
-        """The model that generates, with method and ordering as chosen. Loads the weights on first use."""
-        base = self.model
-        if not isinstance(base, InvariantModel):
-            loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
-            if self.revision is not None:
-                loading["revision"] = self.revision
-            base = self._weights.model = shared_model(base, **loading)
-        engine = base.with_method(
-            self.method,
+    def lm(self) -> InvariantModel:
+        """The model that generates, with the choices of this object. Loads the weights on first use."""
+        lm = self._lazy.lm(
+            method=self.method,
             ordering=self.ordering,
             backend=self.backend,
             max_segment_tokens=self.max_segment_tokens,
             overflow=self.overflow,
             intervention=self._intervention,
         )
-        return engine if self.key_value_cache is None else engine.with_cache(self.key_value_cache)
+        return lm if self.key_value_cache is None else lm.with_cache(self.key_value_cache)
+
+    async def agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate; see `generate`. LangChain's cache key needs the weights: they are loaded in a thread."""
+        await run_in_executor(None, lambda: identity(self.lm))
+        return await super().agenerate(*args, **kwargs)  # type: ignore[misc]
+
+    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Stream; see `stream`. The weights are loaded in a thread."""
+        await run_in_executor(None, lambda: identity(self.lm))
+        async for piece in super().astream(*args, **kwargs):
+            yield piece
 
     @property
     def _intervention(self) -> Intervention | None:
-        """What a loaded model brings along; another method than the model's own does without."""
+        """The intervention of the model in memory, which goes with the model's own method only."""
         loaded = self.model if isinstance(self.model, InvariantModel) else None
         return loaded.intervention if loaded is not None and self.method is loaded.method else None
 
     @property
     def _sorts_segments(self) -> bool:
-        """Whether to list segments by content: wanted, and the order given means nothing to the model."""
-        reads_order = isinstance(self.model, InvariantModel) and not self.engine.invariant
+        """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
+        reads_order = isinstance(self.model, InvariantModel) and not self.lm.invariant
         return self.sort_segments and resolve_ordering(self.ordering or "").invariant and not reads_order
 
     @property
@@ -176,31 +187,30 @@ class InvariantParameters(BaseLanguageModel[Any]):
 
     @property
     def context_window(self) -> int | None:
-        """Tokens that prompt and answer may have together, where that is known without loading weights."""
-        if isinstance(self.model, InvariantModel):
-            return self.model.context_window
-        return stated_context_window(self.model)
+        """Tokens that prompt and answer may have together; None where no configuration on this machine states it."""
+        try:
+            return self._lazy_model().context_window(local_files_only=True)  # asked for before `_lazy` is there
+        except ModelNotFound:
+            return None
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Everything that can change an output: LangChain's caches and traces are keyed by this."""
-        names = ("max_segment_tokens", "overflow", "dtype", "device_map", "revision", "model_kwargs")
-        more = ("generation_kwargs", "batch_size", "micro_batching", *PER_CALL)
-        model = fingerprint(self.model) if isinstance(self.model, InvariantModel) else self.display_name
+        """Everything that can change an output: LangChain's caches and traces are keyed by this. Loads the weights."""
+        lm = self.lm
         return {
-            "model": model,
-            "method": described(self.method or ""),
-            "ordering": described(self.ordering or ""),
-            "backend": self.backend,
-            "intervention": repr(self._intervention),
-            **{name: getattr(self, name) for name in (*names, *more)},
-            "own_stop": self.stop,  # LangChain writes what the call says into "stop"
+            "model": self.display_name,
+            "method": lm.method.name,
+            "ordering": lm.ordering.name,
+            "identity": identity(lm),
+            **{name: getattr(self, name) for name in ("batch_size", "micro_batching", *PER_CALL)},
+            "generation_kwargs": describe_data(self.generation_kwargs),
+            "own_stop": self.stop,  # LangChain writes the stop sequences of the call into "stop"
             "versions": [invariant_rag.__version__, __version__],
         }
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without any that the tokenizer puts around it."""
-        return list(tokenize_text(text, self.engine.tokenizer))
+        return list(tokenize_text(text, self.lm.tokenizer))
 
     def _ls_params(
         self, kind: Literal["chat", "llm"], stop: list[str] | None, kwargs: Mapping[str, Any]
@@ -217,19 +227,19 @@ class InvariantParameters(BaseLanguageModel[Any]):
         return params
 
     def _call(self, stop: list[str] | None, keywords: Mapping[str, Any]) -> Call:
-        """Return what one call asks for: the keywords of the call, over the parameters of the object."""
+        """Return the options of one call: its keywords, and else the parameters of this object."""
         return call_of(self.__dict__, stop, keywords)
 
     def _generate_all(self, prompts: Sequence[Prompt], call: Call) -> list[Generation]:
-        """Return one generation per prompt, decoded together where that is possible and wanted."""
-        engine = self.engine
+        """Return one generation per prompt, decoded in batches where that is possible and wanted."""
+        lm = self.lm
         if self.micro_batching and len(prompts) == 1 and not call.alone:
-            options = replace(call, abandoned=None).options(engine)  # others may be in the batch
-            identity = str(self._identifying_params)
-            return [self._batcher.generate(engine, prompts[0], options, identity=identity, batch_size=self.batch_size)]
+            options = replace(call, abandoned=None).options(lm)  # others may be in the batch
+            key = identity(lm)
+            return [self._batcher.generate(lm, prompts[0], options, identity=key, batch_size=self.batch_size)]
         size = 1 if call.alone else self.batch_size
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-        return [each for batch in batches for each in engine.generate(batch, **call.options(engine))]
+        return [each for batch in batches for each in lm.generate(batch, **call.options(lm))]
 
 
 def _default(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The same set, listed alike: for callbacks and caches. Models do not need it; their engine ignores the order."""
+"""Sorting segments by content before callbacks and caches see them. The models themselves ignore the order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def marked(parts: Iterable[Part]) -> str:
-    """Write parts as one text, every segment with its marks. Metadata and scores do not fit into a text."""
+    """Return parts as one text with marked segments. Metadata and scores are lost: marks have no place for them."""
     return "".join(mark(part) if isinstance(part, Segment) else part for part in parts)
 
 
@@ -31,7 +31,7 @@ def sorted_text(text: str) -> str:
 
 
 def sorted_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return messages in which neighbouring segments are listed in the order of their contents."""
+    """Return messages with neighbouring segments sorted by content."""
     return [message if isinstance(message, AIMessage) else _sorted_message(message) for message in messages]
 
 

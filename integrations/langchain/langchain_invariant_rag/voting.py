@@ -1,4 +1,4 @@
-"""Which of several answers to the same question is given most often."""
+"""Votes on outputs of LangChain models: what counts as the same answer, and the output that wins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
 from typing import Any
 
-from invariant_rag.api_models import comparable, most_voted
+from invariant_rag.api_models import answer_key, elect
 from langchain_core.messages import AIMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
 from pydantic import BaseModel
@@ -16,45 +16,42 @@ AnswerOf = Callable[[Any], Hashable]
 
 
 def answer_of(output: Any) -> Hashable:
-    """Return what is counted of an output: text without regard to case and white space, calls of tools, or an object.
+    """Return what outputs share if they agree: text without regard to case and white space, tool calls, or an object.
 
     >>> answer_of("Noon ") == answer_of(AIMessage("noon"))
     True
     """
     if isinstance(output, AIMessage):
-        calls = [[call["name"], call["args"]] for call in output.tool_calls]
-        return (comparable(output.text), _json(calls)) if calls else comparable(output.text)
+        return answer_key(output.text, [(call["name"], call["args"]) for call in output.tool_calls])
     if isinstance(output, str):
-        return comparable(output)
+        return answer_key(output)
     if isinstance(output, dict) and "parsed" in output and isinstance(output.get("raw"), AIMessage):
         return answer_of(output["raw"]) if output["parsed"] is None else answer_of(output["parsed"])
     return _json(output)
 
 
 def elected(outputs: Sequence[Any], count: AnswerOf | None) -> tuple[int, Any]:
-    """Return the place of the output whose answer most others share (of several such, the first), and that output.
+    """Return the index of the output whose answer most others share (of several such, the first), and that output.
 
-    A message says how many tokens all outputs took together, and in `response_metadata["vote"]` how many `calls` there
-    were and how many `agreed`.
+    A message reports the tokens of all outputs in `usage_metadata`, and the `calls` made and how many `agreed` in
+    `response_metadata["vote"]`.
     """
-    answers = [(count or answer_of)(output) for output in outputs]
-    place = most_voted(answers)
-    winner = outputs[place]
+    vote = elect([(count or answer_of)(output) for output in outputs])
+    winner = outputs[vote.winner]
     if isinstance(winner, AIMessage):
-        vote = {"calls": len(outputs), "agreed": answers.count(answers[place])}
         usage = total_usage([output.usage_metadata for output in outputs])
-        metadata = {**winner.response_metadata, "vote": vote}
+        metadata = {**winner.response_metadata, "vote": vote.as_dict()}
         winner = winner.model_copy(update={"usage_metadata": usage, "response_metadata": metadata})
-    return place, winner
+    return vote.winner, winner
 
 
 def total_usage(usages: Sequence[UsageMetadata | None]) -> UsageMetadata | None:
-    """Return the tokens of several calls together; None where no call tells."""
+    """Return the tokens of several calls together; None where no call reports any."""
     return reduce(add_usage, usages, None) if any(usages) else None
 
 
 def _json(value: Any) -> str:
-    """Write a value as text: equal values alike."""
+    """Return an object as JSON: equal objects alike."""
 
     def plain(other: Any) -> Any:
         return other.model_dump(mode="json") if isinstance(other, BaseModel) else repr(other)

@@ -30,8 +30,8 @@ def weights() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
-def engine(weights: PreTrainedModel) -> InvariantModel:
-    """The engine that the models under test wrap."""
+def lm(weights: PreTrainedModel) -> InvariantModel:
+    """The `InvariantModel` that the models under test wrap."""
     return InvariantModel(weights, toy_tokenizer())
 
 

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
+from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import ContextOverflow, InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import mark
 from langchain.agents import create_agent
@@ -34,6 +35,7 @@ from langchain_invariant_rag import (
     vote,
 )
 from langchain_invariant_rag.documents import to_block, to_segment
+from langchain_invariant_rag.plain import input_requests, message_requests
 
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
 
@@ -173,9 +175,9 @@ def test_messages_without_segments_are_sent_as_they_are() -> None:
         AIMessage("Yes?"),
         HumanMessage([image, cached, {"type": "text", "text": "!"}]),
     ]
-    [request] = canonical(Reader())._requests.of_messages(messages)
+    [request] = message_requests(PlainRequests(), messages)
     assert request == messages
-    [request] = canonical(Reader())._requests.of_messages([*messages, HumanMessage([cached, "a", *blocks(), image])])
+    [request] = message_requests(PlainRequests(), [*messages, HumanMessage([cached, "a", *blocks(), image])])
     *_, last = request
     assert last.content[0] == cached
     assert last.content[1]["text"].startswith("aDocument: ")
@@ -354,7 +356,7 @@ async def test_tools_and_structured_output_pass_through(wrap: Any) -> None:
 
 async def test_structured_output_streams_as_that_of_the_model() -> None:
     bare, wrapped = (make(Talker()).with_structured_output(Departure) for make in (lambda model: model, canonical))
-    request = canonical(Reader())._requests.of(prompt(DOCUMENTS))[0]
+    request = input_requests(PlainRequests(), prompt(DOCUMENTS))[0]
     pieces = list(bare.stream(request))
     assert pieces
     assert pieces == list(wrapped.stream(prompt(DOCUMENTS)))
@@ -417,8 +419,8 @@ def test_an_agent_whose_tool_returns_documents_ignores_their_order(wrap: Any) ->
     assert len({ask(Searcher(), order) for order in ORDERS}) == len(DOCUMENTS)
 
 
-def test_it_is_a_fallback_that_gets_segments_as_text(engine: Any) -> None:
-    failing = ChatInvariant(model=engine, max_tokens=10_000)
+def test_it_is_a_fallback_that_gets_segments_as_text(lm: Any) -> None:
+    failing = ChatInvariant(model=lm, max_tokens=10_000)
     for model in (failing, failing.with_fallbacks([Reader()])):  # blocks: the fallback fails too
         with pytest.raises(ContextOverflow):
             model.invoke(prompt(DOCUMENTS))

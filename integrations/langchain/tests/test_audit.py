@@ -66,14 +66,12 @@ def test_wrapped_models_are_given_marked_documents(reader: Any, wrap: Any) -> No
 
 
 @pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
-def test_our_models_keep_every_answer(kind: Any, engine: InvariantModel) -> None:
-    assert flips(audit(kind(model=engine, max_tokens=4), QUESTIONS, remedies=[])) == 0.0
+def test_our_models_keep_every_answer(kind: Any, lm: InvariantModel) -> None:
+    assert flips(audit(kind(model=lm, max_tokens=4), QUESTIONS, remedies=[])) == 0.0
 
 
-def test_our_models_are_audited_with_their_own_parameters(engine: InvariantModel) -> None:
-    model = ChatInvariant(
-        model=engine, max_tokens=3, temperature=0.9, seed=1, stop=["x"], generation_kwargs={"top_k": 5}
-    )
+def test_our_models_are_audited_with_their_own_parameters(lm: InvariantModel) -> None:
+    model = ChatInvariant(model=lm, max_tokens=3, temperature=0.9, seed=1, stop=["x"], generation_kwargs={"top_k": 5})
     sampling = {"do_sample": True, "temperature": 0.9, "seed": 1, "top_k": 5}
     system = as_system(model)
     assert system.generation == {"max_new_tokens": 3, **sampling, "stop_strings": ["x"]}
@@ -82,7 +80,7 @@ def test_our_models_are_audited_with_their_own_parameters(engine: InvariantModel
     for name in ("as it is", "sort"):  # remedies ask with them too
         tokens = [
             audit(each, QUESTIONS, remedies=["sort"])[name].measures["tokens"].value
-            for each in (ChatInvariant(model=engine, max_tokens=3), ChatInvariant(model=engine, max_tokens=5))
+            for each in (ChatInvariant(model=lm, max_tokens=3), ChatInvariant(model=lm, max_tokens=5))
         ]
         assert tokens[1] - tokens[0] == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from invariant_rag import InvariantModel
 from invariant_rag.errors import ContextOverflow, UnsupportedCombination
 from invariant_rag.interventions import MsPoE
@@ -33,15 +35,15 @@ LONG = 1500
 
 
 @pytest.fixture(scope="module")
-def chat(engine: InvariantModel) -> ChatInvariant:
-    return ChatInvariant(model=engine, max_tokens=8)
+def chat(lm: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=lm, max_tokens=8)
 
 
 @contextmanager
-def forwards(engine: InvariantModel) -> Iterator[list[tuple[int, ...]]]:
+def forwards(lm: InvariantModel) -> Iterator[list[tuple[int, ...]]]:
     """Shapes of the input ids of every pass of the model."""
     shapes: list[tuple[int, ...]] = []
-    handle = engine.model.register_forward_pre_hook(
+    handle = lm.model.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     yield shapes
@@ -51,10 +53,10 @@ def forwards(engine: InvariantModel) -> Iterator[list[tuple[int, ...]]]:
 # --- reports --------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_says_what_was_read_and_written(chat: ChatInvariant, engine: InvariantModel) -> None:
+def test_an_answer_says_what_was_read_and_written(chat: ChatInvariant, lm: InvariantModel) -> None:
     answer = chat.invoke(QUESTION, documents=DOCUMENTS)
-    generation = engine.generate(
-        engine.chat_prompt(messages=[{"role": "user", "content": [*map(to_segment, DOCUMENTS), QUESTION]}]),
+    generation = lm.generate(
+        lm.chat_prompt(messages=[{"role": "user", "content": [*map(to_segment, DOCUMENTS), QUESTION]}]),
         max_new_tokens=8,
     )
     assert answer.content == generation.text
@@ -67,7 +69,7 @@ def test_an_answer_says_what_was_read_and_written(chat: ChatInvariant, engine: I
     order = [to_segment(DOCUMENTS[index]).content_hash for index in generation.order]
     assert answer.response_metadata["order"] == order
     assert answer.response_metadata["finish_reason"] == "length"
-    assert answer.response_metadata["model_name"] == engine.name
+    assert answer.response_metadata["model_name"] == lm.name
 
 
 def test_the_last_chunk_of_a_stream_says_the_same(chat: ChatInvariant) -> None:
@@ -91,34 +93,34 @@ def test_a_stop_sequence_is_not_streamed_either(chat: ChatInvariant) -> None:
     assert "".join(str(chunk.content) for chunk in chat.stream(QUESTION, stop=[stop])) == stopped.content
 
 
-def test_a_model_that_streams_tells_callbacks_every_token(engine: InvariantModel) -> None:
+def test_a_model_that_streams_tells_callbacks_every_token(lm: InvariantModel) -> None:
     tokens: list[str] = []
 
     class Handler(BaseCallbackHandler):
         def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
             tokens.append(token)
 
-    chat = ChatInvariant(model=engine, max_tokens=8, streaming=True)
+    chat = ChatInvariant(model=lm, max_tokens=8, streaming=True)
     answer = chat.invoke(QUESTION, config={"callbacks": [Handler()]})
     assert "".join(tokens) == answer.content
     assert len(tokens) > 1
 
 
-def test_segments_that_do_not_fit_are_named(engine: InvariantModel) -> None:
+def test_segments_that_do_not_fit_are_named(lm: InvariantModel) -> None:
     documents = [f"{number} " * 400 for number in range(6)]
     with pytest.raises(ContextOverflow):
-        ChatInvariant(model=engine, max_tokens=4).invoke(QUESTION, documents=documents)
-    answer = ChatInvariant(model=engine, max_tokens=4, overflow="drop_last").invoke(QUESTION, documents=documents)
+        ChatInvariant(model=lm, max_tokens=4).invoke(QUESTION, documents=documents)
+    answer = ChatInvariant(model=lm, max_tokens=4, overflow="drop_last").invoke(QUESTION, documents=documents)
     assert answer.response_metadata["dropped"]
     assert set(answer.response_metadata["dropped"]).isdisjoint(answer.response_metadata["order"])
 
 
-def test_the_profile_is_known_without_weights(engine: InvariantModel) -> None:
+def test_the_profile_is_known_without_weights(lm: InvariantModel) -> None:
     assert ChatInvariant().profile is not None
     for name in (None, "native", EMBEDDED["generator"]):
         assert ChatInvariant(model=name).profile["max_input_tokens"] == InvariantModel.from_pretrained().context_window
     assert "max_input_tokens" not in ChatInvariant(model="some/model").profile
-    profile = ChatInvariant(model=engine, max_tokens=5).profile
+    profile = ChatInvariant(model=lm, max_tokens=5).profile
     assert (profile["max_input_tokens"], profile["max_output_tokens"]) == (4096, 5)
     assert not profile["tool_calling"]
 
@@ -131,24 +133,24 @@ def test_tokens_of_messages_include_template_and_segments(chat: ChatInvariant) -
 # --- choices --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_left_open_is_what_the_model_brings(engine: InvariantModel) -> None:
+def test_what_is_left_open_is_what_the_model_brings(lm: InvariantModel) -> None:
     assert (ChatInvariant().method, ChatInvariant().ordering) == ("rotor", "lexical")
     assert ChatInvariant(method="sequential").ordering == "given"
-    pine = engine.with_method("pine", ordering="frequency")
-    assert repr(ChatInvariant(model=pine).engine) == repr(pine)
+    pine = lm.with_method("pine", ordering="frequency")
+    assert repr(ChatInvariant(model=pine).lm) == repr(pine)
     assert ChatInvariant(model=pine, method="rotor").ordering == "lexical"
-    assert ChatInvariant(model=pine, ordering="lexical").engine.ordering.name == "lexical"
+    assert ChatInvariant(model=pine, ordering="lexical").lm.ordering.name == "lexical"
 
 
-def test_a_loaded_model_keeps_its_intervention(engine: InvariantModel) -> None:
-    changed = engine.with_method("sequential", ordering="lexical", intervention=MsPoE(first_layer=0))
-    chat, plain = ChatInvariant(model=changed), ChatInvariant(model=engine, method="sequential", ordering="lexical")
-    assert chat.engine.intervention == MsPoE(first_layer=0)
+def test_a_loaded_model_keeps_its_intervention(lm: InvariantModel) -> None:
+    changed = lm.with_method("sequential", ordering="lexical", intervention=MsPoE(first_layer=0))
+    chat, plain = ChatInvariant(model=changed), ChatInvariant(model=lm, method="sequential", ordering="lexical")
+    assert chat.lm.intervention == MsPoE(first_layer=0)
     assert chat._identifying_params != plain._identifying_params
-    assert ChatInvariant(model=changed, method="rotor").engine.intervention is None
+    assert ChatInvariant(model=changed, method="rotor").lm.intervention is None
 
 
-def test_bad_choices_are_refused_when_the_model_is_built(engine: InvariantModel) -> None:
+def test_bad_choices_are_refused_when_the_model_is_built(lm: InvariantModel) -> None:
     with pytest.raises(ValidationError, match="unknown method 'rotr'; choose from"):
         ChatInvariant(method="rotr")
     with pytest.raises(ValidationError, match="unknown ordering 'x'; choose from"):
@@ -158,7 +160,7 @@ def test_bad_choices_are_refused_when_the_model_is_built(engine: InvariantModel)
     with pytest.raises(ValidationError, match="overflow"):
         ChatInvariant(overflow="x")
     with pytest.raises(UnsupportedCombination, match="dtype"):
-        ChatInvariant(model=engine, dtype="bfloat16")
+        ChatInvariant(model=lm, dtype="bfloat16")
     with pytest.raises(ValidationError, match="max_tokens"):
         ChatInvariant(max_tokens=0)
 
@@ -181,8 +183,8 @@ def test_tools_are_refused(chat: ChatInvariant) -> None:
             chat.bind_tools([add])
 
 
-def test_the_limit_may_be_called_as_transformers_calls_it(engine: InvariantModel) -> None:
-    chat = ChatInvariant(model=engine, generation_kwargs={"max_new_tokens": 2})
+def test_the_limit_may_be_called_as_transformers_calls_it(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, generation_kwargs={"max_new_tokens": 2})
 
     def written(**keywords: Any) -> int:
         return chat.invoke(QUESTION, **keywords).usage_metadata["output_tokens"]
@@ -196,9 +198,9 @@ def test_what_tools_said_is_read_as_the_users(chat: ChatInvariant) -> None:
     assert chat.invoke(history).content == chat.invoke("Search.\nfound").content
 
 
-def test_an_ordering_by_score_reads_the_scores_of_documents(engine: InvariantModel) -> None:
+def test_an_ordering_by_score_reads_the_scores_of_documents(lm: InvariantModel) -> None:
     documents = [{"page_content": f"number {n}", "metadata": {"score": float(n)}} for n in (2, 3, 1)]
-    answer = ChatInvariant(model=engine, ordering="score", max_tokens=2).invoke(QUESTION, documents=documents)
+    answer = ChatInvariant(model=lm, ordering="score", max_tokens=2).invoke(QUESTION, documents=documents)
     best_last = [to_segment(documents[index]).content_hash for index in (2, 0, 1)]
     assert answer.response_metadata["order"] == best_last
 
@@ -206,7 +208,7 @@ def test_an_ordering_by_score_reads_the_scores_of_documents(engine: InvariantMod
 # --- identity -------------------------------------------------------------------------------------------------------
 
 
-def test_every_parameter_that_changes_the_output_is_in_the_cache_key(engine: InvariantModel) -> None:
+def test_every_parameter_that_changes_the_output_is_in_the_cache_key(lm: InvariantModel) -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"method": "pine", "ordering": "lexical"},
@@ -225,10 +227,60 @@ def test_every_parameter_that_changes_the_output_is_in_the_cache_key(engine: Inv
         {"batch_size": 3},
         {"micro_batching": True},
     ]
-    keys = [ChatInvariant(model=engine, **change)._get_llm_string() for change in changes]
-    loading = [{}, {"model": "a"}, {"dtype": "bfloat16"}, {"revision": "x"}, {"model_kwargs": {"a": 1}}]
+    keys = [ChatInvariant(model=lm, **change)._get_llm_string() for change in changes]
+    loading: list[dict[str, Any]] = [{}, {"model": "native"}, {"dtype": "bfloat16"}]
     keys += [ChatInvariant(**change)._get_llm_string() for change in loading]
     assert len(set(keys)) == len(changes) + len(loading)
+
+
+def test_printing_a_model_loads_nothing(loads: list[str]) -> None:
+    for kind in (ChatInvariant, InvariantLLM):
+        assert "unloaded" in str(kind(model="unloaded"))
+    assert not loads
+
+
+def variants(lm: InvariantModel) -> list[InvariantModel]:
+    """Models of the same name and weights whose answers to a prompt differ."""
+    spoken = copy.deepcopy(lm.tokenizer)
+    spoken.chat_template = f"Friend! {spoken.chat_template}"
+    trimmed = [lm.with_method(max_segment_tokens=size, overflow="trim_segments") for size in (9, 30)]
+    changed = copy.deepcopy(lm.model)
+    with torch.no_grad():
+        changed.lm_head.weight[100:] *= -1.0
+    return [lm, *trimmed, InvariantModel(lm.model, spoken), InvariantModel(changed, lm.tokenizer)]
+
+
+def test_models_with_other_options_never_exchange_answers_through_the_cache(lm: InvariantModel, llm_cache: Any) -> None:
+    chats = [ChatInvariant(model=each, max_tokens=6) for each in variants(lm)]
+    fresh = [chat.bind(documents=DOCUMENTS).invoke(QUESTION).content for chat in chats]
+    assert len(set(fresh)) == len(llm_cache._cache) == len(chats)
+    assert [chat.bind(documents=DOCUMENTS).invoke(QUESTION).content for chat in chats] == fresh
+    assert len(llm_cache._cache) == len(chats)
+
+
+def test_models_with_other_options_never_exchange_answers_in_a_batch(lm: InvariantModel) -> None:
+    first = ChatInvariant(model=lm, max_tokens=6, micro_batching=True)
+    chats = [first.model_copy(update={"model": each}) for each in variants(lm)] * 4
+    alone = [chat.invoke(QUESTION, documents=DOCUMENTS).content for chat in chats]
+    assert all(chat._batcher is first._batcher for chat in chats)
+    with ThreadPoolExecutor(len(chats)) as pool:
+        with first._batcher._turn:
+            calls = [pool.submit(chat.invoke, QUESTION, documents=DOCUMENTS) for chat in chats]
+            while len(first._batcher._waiting) < len(chats):
+                time.sleep(0.01)
+        assert [call.result().content for call in calls] == alone
+
+
+def test_the_key_follows_a_chat_template_and_weights_that_are_changed_in_place(lm: InvariantModel) -> None:
+    own = copy.deepcopy(lm)
+    chat = ChatInvariant(model=own)
+    keys = [chat._get_llm_string()]
+    own.tokenizer.chat_template += "\n"
+    keys.append(chat._get_llm_string())
+    with torch.no_grad():
+        own.model.lm_head.weight[200, 5] += 1.0
+    keys.append(chat._get_llm_string())
+    assert len(set(keys)) == 3
 
 
 def test_two_models_of_one_name_are_told_apart_by_their_weights() -> None:
@@ -250,15 +302,15 @@ def test_the_cache_answers_the_same_set_in_another_order(chat: ChatInvariant, ll
         assert len(llm_cache._cache) == size
 
 
-def test_sorting_leaves_an_order_that_means_something(engine: InvariantModel) -> None:
-    plain = ChatInvariant(model=engine, method="sequential", ordering="given", max_tokens=2)
+def test_sorting_leaves_an_order_that_means_something(lm: InvariantModel) -> None:
+    plain = ChatInvariant(model=lm, method="sequential", ordering="given", max_tokens=2)
     blocks = [{"type": "text-plain", "mime_type": "text/plain", "text": text} for text in "cab"]
     answer = plain.invoke([HumanMessage([*blocks, QUESTION])])
     assert answer.response_metadata["order"] == [to_segment(text).content_hash for text in "cab"]
 
 
-def test_fields_can_be_configured_without_loading_anew(engine: InvariantModel) -> None:
-    chat = ChatInvariant(model=engine, max_tokens=3).configurable_fields(max_tokens=ConfigurableField(id="most"))
+def test_fields_can_be_configured_without_loading_anew(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=3).configurable_fields(max_tokens=ConfigurableField(id="most"))
     answer = chat.invoke(QUESTION, config={"configurable": {"most": 6}})
     assert answer.usage_metadata["output_tokens"] == 6
 
@@ -300,6 +352,39 @@ def test_a_copy_of_another_model_leaves_the_weights_of_the_first(loads: list[str
     assert loads == ["first", "second"]
 
 
+async def test_the_loop_goes_on_while_weights_are_loaded(loads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    load = InvariantModel.from_pretrained
+
+    def slowly(name: str, **options: Any) -> InvariantModel:
+        time.sleep(0.3)
+        return load(name, **options)
+
+    monkeypatch.setattr(InvariantModel, "from_pretrained", slowly)
+
+    async def read(model: Any) -> None:
+        async for _ in model.astream(QUESTION):
+            pass
+
+    works = [
+        ChatInvariant(model="loop chat", max_tokens=1).ainvoke(QUESTION),
+        InvariantLLM(model="loop llm", max_tokens=1).ainvoke(QUESTION),
+        read(ChatInvariant(model="loop stream", max_tokens=1)),
+    ]
+    for work in works:
+        task, count = asyncio.ensure_future(work), 0
+        while not task.done():
+            await asyncio.sleep(0.01)
+            count += 1
+        await task
+        assert count > 10
+    assert loads == ["loop chat", "loop llm", "loop stream"]
+
+
+def test_an_ordering_that_loads_a_model_is_built_once(loads: list[str]) -> None:
+    chat = ChatInvariant(model="ordered", ordering="monot5")
+    assert chat.lm.ordering is chat.model_copy().lm.ordering
+
+
 def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name() -> None:
     for model, size in ((None, 5000), (InvariantModel.from_pretrained(), 10**9)):
         chat = ChatInvariant(model=model, max_tokens=4)
@@ -315,8 +400,8 @@ PROMPTS = [f"{QUESTION} {number * 'and '}" for number in range(6)]
 
 
 @pytest.mark.parametrize("micro_batching", [False, True])
-def test_threads_get_their_own_answers(engine: InvariantModel, micro_batching: bool) -> None:
-    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=micro_batching)
+def test_threads_get_their_own_answers(lm: InvariantModel, micro_batching: bool) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=8, micro_batching=micro_batching)
     alone = [chat.invoke(prompt, documents=DOCUMENTS).content for prompt in PROMPTS]
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(lambda prompt: chat.invoke(prompt, documents=DOCUMENTS).content, PROMPTS))
@@ -325,7 +410,7 @@ def test_threads_get_their_own_answers(engine: InvariantModel, micro_batching: b
 
 
 def waiting(chat: ChatInvariant, prompts: list[str], pool: ThreadPoolExecutor) -> list[Any]:
-    """Start a call for each prompt while the engine is busy, and return once all of them wait."""
+    """Start a call for each prompt while the batcher is busy, and return once all of them wait."""
     with chat._batcher._turn:
         calls = [pool.submit(chat.invoke, prompt) for prompt in prompts]
         while len(chat._batcher._waiting) < len(prompts):
@@ -333,18 +418,18 @@ def waiting(chat: ChatInvariant, prompts: list[str], pool: ThreadPoolExecutor) -
     return calls
 
 
-def test_prompts_that_wait_are_decoded_together(engine: InvariantModel) -> None:
-    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=True)
+def test_prompts_that_wait_are_decoded_together(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=8, micro_batching=True)
     alone = [chat.invoke(prompt).content for prompt in PROMPTS]
-    with ThreadPoolExecutor(6) as pool, forwards(engine) as shapes:
+    with ThreadPoolExecutor(6) as pool, forwards(lm) as shapes:
         calls = waiting(chat, PROMPTS, pool)
         assert [call.result().content for call in calls] == alone
     assert (6, 1) in shapes
     assert not [shape for shape in shapes if 1 < shape[0] < 6]
 
 
-def test_a_prompt_that_fails_fails_alone(engine: InvariantModel) -> None:
-    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=True)
+def test_a_prompt_that_fails_fails_alone(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=8, micro_batching=True)
     with ThreadPoolExecutor(3) as pool:
         first, bad, last = waiting(chat, ["a", "b" * 5000, "c"], pool)
         with pytest.raises(ContextOverflow):
@@ -353,10 +438,10 @@ def test_a_prompt_that_fails_fails_alone(engine: InvariantModel) -> None:
         assert last.result().content == chat.invoke("c").content
 
 
-async def test_coroutines_that_wait_are_decoded_together(engine: InvariantModel) -> None:
-    chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=True)
+async def test_coroutines_that_wait_are_decoded_together(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=8, micro_batching=True)
     alone = [chat.invoke(prompt).content for prompt in PROMPTS[:3]]
-    with forwards(engine) as shapes:
+    with forwards(lm) as shapes:
         with chat._batcher._turn:
             calls = [asyncio.ensure_future(chat.ainvoke(prompt)) for prompt in PROMPTS[:3]]
             while len(chat._batcher._waiting) < 3:
@@ -382,20 +467,20 @@ async def test_the_loop_goes_on_while_a_model_generates(chat: ChatInvariant) -> 
     assert await ticks(stream()) > 10
 
 
-async def test_a_cancelled_call_stops_generating(chat: ChatInvariant, engine: InvariantModel) -> None:
-    with forwards(engine) as shapes:
+async def test_a_cancelled_call_stops_generating(chat: ChatInvariant, lm: InvariantModel) -> None:
+    with forwards(lm) as shapes:
         task = asyncio.ensure_future(chat.ainvoke(QUESTION, max_tokens=LONG))
         while len(shapes) < 5:
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await chat.ainvoke(QUESTION, max_tokens=1)  # waits until the engine is free
+        await chat.ainvoke(QUESTION, max_tokens=1)  # waits until the model is free
         assert len(shapes) < LONG / 2
 
 
-async def test_a_stream_that_nobody_reads_stops_generating(chat: ChatInvariant, engine: InvariantModel) -> None:
-    with forwards(engine) as shapes:
+async def test_a_stream_that_nobody_reads_stops_generating(chat: ChatInvariant, lm: InvariantModel) -> None:
+    with forwards(lm) as shapes:
         stream = chat.astream(QUESTION, max_tokens=LONG)
         await anext(stream)
         await stream.aclose()

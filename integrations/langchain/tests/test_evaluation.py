@@ -30,7 +30,7 @@ def chat(request: pytest.FixtureRequest, engine: InvariantModel) -> ChatInvarian
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_both_evaluators_give_the_probabilities_of_the_judge(chat: ChatInvariant, options: dict[str, Any]) -> None:
-    judge = Judge(chat.engine, **options)
+    judge = Judge(chat.lm, **options)
     verdict = judge.rank(QUESTION, PREDICTIONS, reference="noon")
     listwise = InvariantListwiseEvaluator(chat, **options)
     assert listwise.evaluate(PREDICTIONS, input=QUESTION, reference="noon") == verdict
@@ -65,7 +65,7 @@ def test_every_order_of_the_predictions_gives_the_same_ranking(chat: ChatInvaria
 
 
 def test_an_explanation_is_the_judges_in_both_orders(chat: ChatInvariant) -> None:
-    verdict = Judge(chat.engine).compare(QUESTION, *PAIR, explain=True, max_new_tokens=8)
+    verdict = Judge(chat.lm).compare(QUESTION, *PAIR, explain=True, max_new_tokens=8)
     assert verdict.explanation is not None
     evaluator = InvariantPairwiseEvaluator(chat, explain=True)
     one, two = (

@@ -1,7 +1,7 @@
 """Listing the same documents in another order changes nothing, through every public entry.
 
-`sort_segments` is off: the engine has to do it. The model's weights are random, so its answers depend on everything
-that it reads; the first test shows that they depend on the order too where nothing is done about it.
+`sort_segments` is off: the `InvariantModel` has to do it. The model's weights are random, so its answers depend on
+everything that it reads; the first test shows that they depend on the order too where nothing is done about it.
 """
 
 from __future__ import annotations
@@ -118,17 +118,17 @@ def distinct(entry: Callable[[Any, Documents], Any], model: Any) -> int:
 
 
 @pytest.fixture(scope="module", params=["rotor", "pine"])
-def chat(engine: InvariantModel, request: Any) -> ChatInvariant:
-    return ChatInvariant(model=engine, method=request.param, max_tokens=12, sort_segments=False)
+def chat(lm: InvariantModel, request: Any) -> ChatInvariant:
+    return ChatInvariant(model=lm, method=request.param, max_tokens=12, sort_segments=False)
 
 
 @pytest.fixture(scope="module")
-def llm(engine: InvariantModel) -> InvariantLLM:
-    return InvariantLLM(model=engine, max_tokens=12, sort_segments=False)
+def llm(lm: InvariantModel) -> InvariantLLM:
+    return InvariantLLM(model=lm, max_tokens=12, sort_segments=False)
 
 
-def test_the_plain_model_answers_differently(engine: InvariantModel) -> None:
-    plain = {"model": engine, "method": "sequential", "ordering": "given", "max_tokens": 12}
+def test_the_plain_model_answers_differently(lm: InvariantModel) -> None:
+    plain = {"model": lm, "method": "sequential", "ordering": "given", "max_tokens": 12}
     assert distinct(CHAT_ENTRIES["invoke"], ChatInvariant(**plain)) > 1
     assert distinct(CHAT_ENTRIES["structured"], ChatInvariant(**plain)) > 1
     assert distinct(LLM_ENTRIES["invoke"], InvariantLLM(**plain)) > 1

@@ -34,10 +34,10 @@ ENTRIES: dict[str, Entry] = {
     "astream": lambda model, *asked: _sum(asyncio.run(_read(model.astream(*asked)))),
 }
 BRINGERS: dict[str, Callable[[InvariantModel], dict[str, Any]]] = {
-    "the model's own": lambda engine: {"model": engine.with_cache(KeyValueCache())},
-    "given": lambda engine: {"model": engine, "key_value_cache": KeyValueCache()},
-    "given with a method": lambda engine: {"model": engine, "method": "pine", "key_value_cache": KeyValueCache()},
-    "given to a routed model": lambda engine: {"model": engine.with_routing(-2.0), "key_value_cache": KeyValueCache()},
+    "the model's own": lambda lm: {"model": lm.with_cache(KeyValueCache())},
+    "given": lambda lm: {"model": lm, "key_value_cache": KeyValueCache()},
+    "given with a method": lambda lm: {"model": lm, "method": "pine", "key_value_cache": KeyValueCache()},
+    "given to a routed model": lambda lm: {"model": lm.with_routing(-2.0), "key_value_cache": KeyValueCache()},
 }
 CASES = [*((name, "invoke") for name in BRINGERS), *(("given", name) for name in ENTRIES if name != "invoke")]
 
@@ -59,11 +59,11 @@ class _Ended(BaseCallbackHandler):
 
 
 @pytest.mark.parametrize(("bringer", "name"), CASES)
-def test_a_chat_model_reports_documents_that_it_read_before(engine: InvariantModel, bringer: str, name: str) -> None:
-    given = BRINGERS[bringer](engine)
+def test_a_chat_model_reports_documents_that_it_read_before(lm: InvariantModel, bringer: str, name: str) -> None:
+    given = BRINGERS[bringer](lm)
     chat = ChatInvariant(**given, max_tokens=6, sort_segments=False)
     answers: list[AIMessage] = [ENTRIES[name](chat.bind(documents=documents), QUESTION) for documents in SOME]
-    plain = ChatInvariant(**{**given, "model": engine, "key_value_cache": None}, max_tokens=6)
+    plain = ChatInvariant(**{**given, "model": lm, "key_value_cache": None}, max_tokens=6)
     cold = plain.invoke(QUESTION, documents=SOME[0])
     question = 1 + len(f"\n\n{QUESTION}")
     for answer in answers:
@@ -77,8 +77,8 @@ def test_a_chat_model_reports_documents_that_it_read_before(engine: InvariantMod
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_completion_model_reports_documents_that_it_read_before(engine: InvariantModel, name: str) -> None:
-    llm = InvariantLLM(model=engine, key_value_cache=KeyValueCache(), max_tokens=6, sort_segments=False)
+def test_a_completion_model_reports_documents_that_it_read_before(lm: InvariantModel, name: str) -> None:
+    llm = InvariantLLM(model=lm, key_value_cache=KeyValueCache(), max_tokens=6, sort_segments=False)
     reads, texts = [], set()
     for documents in SOME:
         ended = _Ended()
@@ -89,20 +89,20 @@ def test_a_completion_model_reports_documents_that_it_read_before(engine: Invari
     assert reads == [usage["input_tokens"]] + [len(QUESTION)] * (len(SOME) - 1)
 
 
-def test_models_share_one(engine: InvariantModel) -> None:
+def test_models_share_one(lm: InvariantModel) -> None:
     cache = KeyValueCache()
     asked = {"input": QUESTION, "documents": SOME[0]}
-    ChatInvariant(model=engine, key_value_cache=cache, max_tokens=2).invoke(**asked)
-    other = ChatInvariant(model=engine, key_value_cache=cache, max_tokens=2, temperature=1.0, seed=1)
+    ChatInvariant(model=lm, key_value_cache=cache, max_tokens=2).invoke(**asked)
+    other = ChatInvariant(model=lm, key_value_cache=cache, max_tokens=2, temperature=1.0, seed=1)
     assert other.invoke(**asked).usage_metadata["input_token_details"]["cache_read"] > 0
     assert cache.stats().hits == 1
 
 
-def test_it_is_no_part_of_the_cache_key(engine: InvariantModel, llm_cache: Any) -> None:
-    ChatInvariant(model=engine, max_tokens=2).invoke(QUESTION)
+def test_it_is_no_part_of_the_cache_key(lm: InvariantModel, llm_cache: Any) -> None:
+    ChatInvariant(model=lm, max_tokens=2).invoke(QUESTION)
     for options in (
-        {"model": engine, "key_value_cache": KeyValueCache()},
-        {"model": engine.with_cache(KeyValueCache())},
+        {"model": lm, "key_value_cache": KeyValueCache()},
+        {"model": lm.with_cache(KeyValueCache())},
     ):
         chat = ChatInvariant(**options, max_tokens=2)
         chat.invoke(QUESTION)

@@ -38,13 +38,13 @@ every_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 
 
 @pytest.fixture(scope="module")
-def llm(engine: InvariantModel) -> InvariantLLM:
-    return InvariantLLM(model=engine, max_tokens=12)
+def llm(lm: InvariantModel) -> InvariantLLM:
+    return InvariantLLM(model=lm, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
-def expected(engine: InvariantModel) -> str:
-    return engine.generate(parse_marked(PROMPT), max_new_tokens=12).text
+def expected(lm: InvariantModel) -> str:
+    return lm.generate(parse_marked(PROMPT), max_new_tokens=12).text
 
 
 def test_it_is_a_langchain_llm(llm: InvariantLLM) -> None:
@@ -52,7 +52,7 @@ def test_it_is_a_langchain_llm(llm: InvariantLLM) -> None:
 
 
 @every_entry
-def test_every_entry_returns_what_the_engine_generates(llm: InvariantLLM, expected: str, entry: Entry) -> None:
+def test_every_entry_returns_what_the_lm_generates(llm: InvariantLLM, expected: str, entry: Entry) -> None:
     assert entry(llm, PROMPT) == expected
 
 
@@ -66,14 +66,12 @@ def test_stop_ends_the_text_before_the_sequence(llm: InvariantLLM, expected: str
 
 
 @every_entry
-def test_parameters_of_a_call_win_over_those_of_the_object(
-    llm: InvariantLLM, engine: InvariantModel, entry: Entry
-) -> None:
+def test_parameters_of_a_call_win_over_those_of_the_object(llm: InvariantLLM, lm: InvariantModel, entry: Entry) -> None:
     prompt = parse_marked(PROMPT)
-    assert entry(llm.bind(max_tokens=3), PROMPT) == engine.generate(prompt, max_new_tokens=3).text
-    sampled = engine.generate(prompt, max_new_tokens=12, do_sample=True, temperature=2.0, seed=5).text
+    assert entry(llm.bind(max_tokens=3), PROMPT) == lm.generate(prompt, max_new_tokens=3).text
+    sampled = lm.generate(prompt, max_new_tokens=12, do_sample=True, temperature=2.0, seed=5).text
     assert entry(llm, PROMPT, temperature=2.0, seed=5) == sampled
-    beams = engine.generate(prompt, max_new_tokens=12, repetition_penalty=3.0).text
+    beams = lm.generate(prompt, max_new_tokens=12, repetition_penalty=3.0).text
     assert entry(llm, PROMPT, repetition_penalty=3.0) == beams
 
 
@@ -176,10 +174,10 @@ def test_every_keyword_that_changes_the_output_is_in_the_cache_key(
     assert len(llm_cache._cache) == 2
 
 
-def test_tracing_parameters_name_the_model_and_the_call(llm: InvariantLLM, engine: InvariantModel) -> None:
+def test_tracing_parameters_name_the_model_and_the_call(llm: InvariantLLM, lm: InvariantModel) -> None:
     assert llm._get_ls_params(stop=["a"], max_tokens=3) == {
         "ls_provider": "invariant-rag",
-        "ls_model_name": engine.name,
+        "ls_model_name": lm.name,
         "ls_model_type": "llm",
         "ls_temperature": 0.0,
         "ls_max_tokens": 3,
@@ -187,14 +185,14 @@ def test_tracing_parameters_name_the_model_and_the_call(llm: InvariantLLM, engin
     }
 
 
-def test_many_prompts_are_one_batch_and_the_same_texts(engine: InvariantModel) -> None:
+def test_many_prompts_are_one_batch_and_the_same_texts(lm: InvariantModel) -> None:
     prompts = [PROMPT, "a", f"{Segments(DOCUMENTS[:2])}Who?", "What is it?", "b"]
-    single = [engine.generate(parse_marked(prompt), max_new_tokens=8).text for prompt in prompts]
+    single = [lm.generate(parse_marked(prompt), max_new_tokens=8).text for prompt in prompts]
     for size in (1, 2, 8):
-        llm = InvariantLLM(model=engine, max_tokens=8, batch_size=size)
+        llm = InvariantLLM(model=lm, max_tokens=8, batch_size=size)
         assert llm.batch(prompts) == single
         assert asyncio.run(llm.abatch(prompts)) == single
-    usage = InvariantLLM(model=engine, max_tokens=8).generate(prompts).llm_output["token_usage"]
+    usage = InvariantLLM(model=lm, max_tokens=8).generate(prompts).llm_output["token_usage"]
     assert usage["completion_tokens"] == 40
     assert usage["total_tokens"] == usage["prompt_tokens"] + 40
 

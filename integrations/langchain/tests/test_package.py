@@ -14,6 +14,7 @@ import sys
 for name in ("xgrammar", "langchain", "langchain_classic", "llama_index", "langgraph"):
     sys.modules[name] = None  # an import of it fails
 import langchain_invariant_rag as ours
+from invariant_rag.errors import ExtraRequired
 assert "torch" not in sys.modules
 missing = {"InvariantRAGMiddleware": "agents", "InvariantPairwiseEvaluator": "evaluation"}
 for name in ours.__all__:
@@ -22,18 +23,18 @@ for name in ours.__all__:
 for name, extra in missing.items():
     try:
         getattr(ours, name)
-    except ours.errors.MissingPackage as error:
-        assert f"[{extra}]" in error.hint, error.hint
+    except ExtraRequired as error:
+        assert f'pip install "langchain-invariant-rag[{extra}]"' in str(error), error
     else:
         raise AssertionError(name)
 chat = ours.ChatInvariant(max_tokens=2)
 try:
     chat.with_structured_output({"title": "A", "type": "object", "properties": {}}).invoke("hello")
-except ours.errors.MissingPackage as error:
-    assert "[structured]" in error.hint
+except ExtraRequired as error:
+    assert "[structured]" in str(error)
 else:
     raise AssertionError("structured output without xgrammar")
-assert chat.engine.model is ours.InvariantLLM(method="pine").engine.model
+assert chat.lm.model is ours.InvariantLLM(method="pine").lm.model
 """
 
 

@@ -36,8 +36,8 @@ def embeddings() -> InvariantEmbeddings:
 
 
 @pytest.fixture(scope="module")
-def chat(engine: InvariantModel) -> ChatInvariant:
-    return ChatInvariant(model=engine, max_tokens=8, sort_segments=False)
+def chat(lm: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=lm, max_tokens=8, sort_segments=False)
 
 
 def test_embeddings_survive_pickling_and_leave_a_named_model_behind(embeddings: InvariantEmbeddings) -> None:

@@ -23,8 +23,8 @@ class Town(BaseModel):
 
 
 @pytest.mark.parametrize("branch", ALPHAS)
-def test_the_answer_is_that_of_the_branch(engine: InvariantModel, branch: str) -> None:
-    routed = engine.with_routing(ALPHAS[branch], plain_order="canonical")
+def test_the_answer_is_that_of_the_branch(lm: InvariantModel, branch: str) -> None:
+    routed = lm.with_routing(ALPHAS[branch], plain_order="canonical")
     kept = ChatInvariant(model=getattr(routed, f"{branch}_branch"), max_tokens=8)
     chat = ChatInvariant(model=routed, max_tokens=8)
     answer = chat.invoke(QUESTION, documents=DOCUMENTS)
@@ -39,8 +39,8 @@ def test_the_answer_is_that_of_the_branch(engine: InvariantModel, branch: str) -
 
 
 @pytest.mark.parametrize("branch", ALPHAS)
-def test_a_routed_model_writes_structured_output(engine: InvariantModel, branch: str) -> None:
-    routed = engine.with_routing(ALPHAS[branch], plain_order="canonical")
+def test_a_routed_model_writes_structured_output(lm: InvariantModel, branch: str) -> None:
+    routed = lm.with_routing(ALPHAS[branch], plain_order="canonical")
     kept = ChatInvariant(model=getattr(routed, f"{branch}_branch"), max_tokens=40)
     found, expected = (
         chat.with_structured_output(Town).invoke(QUESTION, documents=DOCUMENTS)
@@ -50,9 +50,9 @@ def test_a_routed_model_writes_structured_output(engine: InvariantModel, branch:
 
 
 @pytest.mark.parametrize("model", [ChatInvariant, InvariantLLM])
-def test_the_plain_branch_sees_the_order_given_only_if_it_is_to(engine: InvariantModel, model: Any) -> None:
+def test_the_plain_branch_sees_the_order_given_only_if_it_is_to(lm: InvariantModel, model: Any) -> None:
     def answers(**options: Any) -> int:
-        routed = model(model=engine.with_routing(2.0, **options), max_tokens=8)
+        routed = model(model=lm.with_routing(2.0, **options), max_tokens=8)
         return len({str(getattr(answer, "content", answer)) for order in ORDERS
                     if (answer := routed.invoke(f"{Segments(order)}\n{QUESTION}"))})  # fmt: skip
 
@@ -60,6 +60,6 @@ def test_the_plain_branch_sees_the_order_given_only_if_it_is_to(engine: Invarian
     assert answers(plain_order="given") > 1
 
 
-def test_routing_is_in_the_cache_key(engine: InvariantModel) -> None:
-    models = [engine, engine.with_routing(0.2), engine.with_routing(0.3), engine.with_routing(plain_order="canonical")]
+def test_routing_is_in_the_cache_key(lm: InvariantModel) -> None:
+    models = [lm, lm.with_routing(0.2), lm.with_routing(0.3), lm.with_routing(plain_order="canonical")]
     assert len({str(ChatInvariant(model=each)._identifying_params) for each in models}) == len(models)

@@ -52,8 +52,8 @@ class Pair(TypedDict):
 
 
 @pytest.fixture(scope="module")
-def chat(engine: InvariantModel) -> ChatInvariant:
-    return ChatInvariant(model=engine, max_tokens=400)
+def chat(lm: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=lm, max_tokens=400)
 
 
 class Big(BaseModel):

@@ -1,6 +1,6 @@
-"""Every producer, through everything that LangChain does with a prompt: the engine sees the segments that went in.
+"""Every producer, through everything that LangChain does with a prompt: the model gets the segments that went in.
 
-`response_metadata["order"]` is what the engine read, in its physical order, each segment by its content hash.
+`response_metadata["order"]` lists what the model was given, in physical order, each segment by its content hash.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def seen(message: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["as given", "sorted"])
-def chat(engine: InvariantModel, request: Any) -> ChatInvariant:
-    return ChatInvariant(model=engine, max_tokens=6, sort_segments=request.param)
+def chat(lm: InvariantModel, request: Any) -> ChatInvariant:
+    return ChatInvariant(model=lm, max_tokens=6, sort_segments=request.param)
 
 
 @pytest.fixture(scope="module")
-def expected(engine: InvariantModel) -> str:
-    """What the engine itself answers to the three documents in front of the question, in one message."""
+def expected(lm: InvariantModel) -> str:
+    """What the `InvariantModel` itself answers to the three documents in front of the question, in one message."""
     messages = [{"role": "user", "content": [SegmentSet(SEGMENTS), "\n" + QUESTION]}]
-    return engine.generate(engine.chat_prompt(messages=messages), max_new_tokens=6).text
+    return lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=6).text
 
 
 def blocks() -> list[Any]:
@@ -112,15 +112,15 @@ def restored(messages: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_the_engine_answers_the_same_however_segments_travel(name: str, chat: ChatInvariant, expected: str) -> None:
+def test_the_answer_is_the_same_however_segments_travel(name: str, chat: ChatInvariant, expected: str) -> None:
     answer = chat.invoke(CARRIERS[name]())
     assert seen(answer) == HASHES
     assert answer.content == expected
 
 
-def test_a_documents_keyword_is_read_too(chat: ChatInvariant, engine: InvariantModel) -> None:
-    reference = engine.chat_prompt(messages=[{"role": "user", "content": [SegmentSet(SEGMENTS), QUESTION]}])
-    expected = engine.generate(reference, max_new_tokens=6).text
+def test_a_documents_keyword_is_read_too(chat: ChatInvariant, lm: InvariantModel) -> None:
+    reference = lm.chat_prompt(messages=[{"role": "user", "content": [SegmentSet(SEGMENTS), QUESTION]}])
+    expected = lm.generate(reference, max_new_tokens=6).text
     for documents in (
         DOCUMENTS,
         SEGMENTS,
@@ -133,14 +133,14 @@ def test_a_documents_keyword_is_read_too(chat: ChatInvariant, engine: InvariantM
     assert chat.bind(documents=DOCUMENTS).invoke(QUESTION).content == expected
 
 
-def test_segments_in_several_turns_stay_apart(chat: ChatInvariant, engine: InvariantModel) -> None:
+def test_segments_in_several_turns_stay_apart(chat: ChatInvariant, lm: InvariantModel) -> None:
     messages = [
         SystemMessage([*blocks()[:2], "Read these."]),
         HumanMessage("Hello."),
         AIMessage("Hello!"),
         HumanMessage([blocks()[2], QUESTION]),
     ]
-    reference = engine.chat_prompt(
+    reference = lm.chat_prompt(
         messages=[
             {"role": "system", "content": [SegmentSet(SEGMENTS[:2]), "Read these."]},
             {"role": "user", "content": "Hello."},
@@ -148,7 +148,7 @@ def test_segments_in_several_turns_stay_apart(chat: ChatInvariant, engine: Invar
             {"role": "user", "content": [SEGMENTS[2], QUESTION]},
         ]
     )
-    assert chat.invoke(messages).content == engine.generate(reference, max_new_tokens=6).text
+    assert chat.invoke(messages).content == lm.generate(reference, max_new_tokens=6).text
 
 
 def test_a_streamed_answer_goes_back_into_the_conversation(chat: ChatInvariant) -> None:
@@ -215,8 +215,8 @@ def test_the_stock_chain_keeps_boundaries_with_the_segment_prompt(chat: ChatInva
     assert chain.invoke({"input": QUESTION})["answer"] == expected
 
 
-def test_our_chain_keeps_scores_where_documents_get_a_text_of_their_own(engine: InvariantModel) -> None:
-    chat = ChatInvariant(model=engine, ordering="score", max_tokens=6)
+def test_our_chain_keeps_scores_where_documents_get_a_text_of_their_own(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, ordering="score", max_tokens=6)
     prompt = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{input}")])
     scored = [Document(each.text, metadata={"title": "no", "score": i / 4}) for i, each in enumerate(SEGMENTS)]
     chain = create_invariant_documents_chain(
@@ -298,8 +298,8 @@ def test_the_documents_of_the_caller_are_left_alone(chat: ChatInvariant) -> None
 # --- into a completion model ----------------------------------------------------------------------------------------
 
 
-def test_a_completion_model_gets_every_segment(engine: InvariantModel) -> None:
-    llm = InvariantLLM(model=engine, max_tokens=6, sort_segments=False)
+def test_a_completion_model_gets_every_segment(lm: InvariantModel) -> None:
+    llm = InvariantLLM(model=lm, max_tokens=6, sort_segments=False)
     text = PromptTemplate.from_template("{context}\n{question}")
     chains = {
         "segments": (text | llm, {"context": Segments(DOCUMENTS), "question": QUESTION}),
@@ -309,10 +309,10 @@ def test_a_completion_model_gets_every_segment(engine: InvariantModel) -> None:
         ),
         "our chain": (create_invariant_documents_chain(llm, text), {"context": DOCUMENTS, "question": QUESTION}),
     }
-    expected = engine.generate(parse_marked(f"{Segments(DOCUMENTS)}\n{QUESTION}"), max_new_tokens=6)
+    expected = lm.generate(parse_marked(f"{Segments(DOCUMENTS)}\n{QUESTION}"), max_new_tokens=6)
     assert len(expected.order) == 3
     for name, (chain, inputs) in chains.items():
         assert chain.invoke(inputs) == expected.text, name
     blocks_of = parse_marked(f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}")
     answer = (PLACEHOLDER | llm).invoke({"context": DOCUMENTS, "question": QUESTION})
-    assert answer == engine.generate(blocks_of, max_new_tokens=6).text
+    assert answer == lm.generate(blocks_of, max_new_tokens=6).text

@@ -57,8 +57,8 @@ def vector_store(all_splits: list[Document]) -> InMemoryVectorStore:
 
 
 @pytest.fixture(scope="module")
-def model(engine: InvariantModel, all_splits: list[Document]) -> ChatInvariant:
-    return ChatInvariant(model=engine, known_documents=all_splits, max_tokens=12, sort_segments=False)
+def model(lm: InvariantModel, all_splits: list[Document]) -> ChatInvariant:
+    return ChatInvariant(model=lm, known_documents=all_splits, max_tokens=12, sort_segments=False)
 
 
 def answers(ask: Any) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
@@ -26,6 +27,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
 
 from llama_index.llms.invariant_rag import OrderWarning, SegmentBlock, canonical, vote
+from llama_index.llms.invariant_rag.plain import message_requests
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -121,8 +123,8 @@ def test_the_llm_alone_would_answer_otherwise_in_another_order() -> None:
 def test_messages_without_segments_are_sent_as_they_are() -> None:
     image = ImageBlock(url="https://example.org/map.png")
     messages = [ChatMessage("Be brief.", role="system"), ChatMessage(blocks=[TextBlock(text="a"), image])]
-    assert canonical(Reader())._requests.of_messages(messages) == [messages]
-    [[*_, last]] = canonical(Reader())._requests.of_messages([ChatMessage(blocks=[SegmentBlock.of("b"), image])])
+    assert message_requests(PlainRequests(), messages) == [messages]
+    [[*_, last]] = message_requests(PlainRequests(), [ChatMessage(blocks=[SegmentBlock.of("b"), image])])
     assert [type(block) for block in last.blocks] == [TextBlock, ImageBlock]
     assert last.blocks[0].text == "Document: b\n"
 

@@ -36,7 +36,7 @@ def test_it_is_a_pairwise_comparison_evaluator() -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_result_holds_the_probabilities_of_the_judge(judging_llm: InvariantLLM, options: dict[str, Any]) -> None:
-    verdict = Judge(judging_llm.load(), **options).compare(QUERY, ONE, OTHER, reference="noon")
+    verdict = Judge(judging_llm.lm, **options).compare(QUERY, ONE, OTHER, reference="noon")
     evaluator = InvariantPairwiseEvaluator(judging_llm, **options)
     result = evaluator.evaluate(query=QUERY, response=ONE, second_response=OTHER, reference="noon")
     first, second = verdict.probabilities
@@ -61,7 +61,7 @@ def test_swapping_the_answers_swaps_the_result_exactly(judging_llm: InvariantLLM
 
 
 def test_an_explanation_is_the_judges_in_both_orders(judging_llm: InvariantLLM) -> None:
-    verdict = Judge(judging_llm.load()).compare(QUERY, ONE, OTHER, explain=True, max_new_tokens=8)
+    verdict = Judge(judging_llm.lm).compare(QUERY, ONE, OTHER, explain=True, max_new_tokens=8)
     assert verdict.explanation is not None
     evaluator = InvariantPairwiseEvaluator(judging_llm, explain=True)
     one, two = (

@@ -71,9 +71,9 @@ def test_the_synthesizer_reads_nodes_once(model: InvariantModel, llm: InvariantL
 def test_copies_in_the_process_share_it_and_others_do_without(folder: Path) -> None:
     cache = KeyValueCache()
     llm = InvariantLLM(folder, key_value_cache=cache, max_tokens=4)
-    assert llm.load().cache is copy.deepcopy(llm).load().cache is llm.model_copy().load().cache is cache
+    assert llm.lm.cache is copy.deepcopy(llm).lm.cache is llm.model_copy().lm.cache is cache
     for other in (InvariantLLM.from_dict(llm.to_dict()), pickle.loads(pickle.dumps(llm))):
-        assert other.load().cache is None
+        assert other.lm.cache is None
         assert other.to_dict() == llm.to_dict() == InvariantLLM(folder, max_tokens=4).to_dict()
     with pytest.raises(UnsupportedCombination, match="key_value_cache"):
         llm.model_copy(update={"key_value_cache": KeyValueCache()})

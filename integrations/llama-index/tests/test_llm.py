@@ -196,7 +196,7 @@ def test_the_default_is_the_embedded_model() -> None:
 
 def test_a_folder_is_loaded_as_it_says(folder: Path) -> None:
     llm = InvariantLLM(folder, method="pine", ordering="frequency", overflow="drop_last", max_segment_tokens=9)
-    model = llm.load()
+    model = llm.lm
     assert (model.method.name, model.ordering.name) == ("pine", "frequency")
     assert model.overflow == "drop_last"
     assert model.max_segment_tokens == 9
@@ -261,13 +261,13 @@ def test_a_prompt_that_is_too_long_is_refused_by_name(llm: InvariantLLM) -> None
 
 def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
     llm = InvariantLLM(folder, method="pine", ordering="frequency", max_tokens=5, stop=["zz"], temperature=0.5, seed=1)
-    llm.load()
+    assert llm.lm is llm.lm
     loaded = pickle.loads(pickle.dumps(llm))
     for other in (InvariantLLM.from_dict(llm.to_dict()), loaded, copy.deepcopy(llm), llm.model_copy()):
         assert other.to_dict() == llm.to_dict()
         assert other.complete(TEXT).text == llm.complete(TEXT).text
     assert len(pickle.dumps(llm)) < 5000  # no weights
-    assert copy.deepcopy(llm).load() is llm.load()
+    assert copy.deepcopy(llm).lm is llm.lm
 
 
 def test_a_loaded_model_cannot_be_said_to_be_another(llm: InvariantLLM) -> None:

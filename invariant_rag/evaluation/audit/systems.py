@@ -182,11 +182,8 @@ def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, A
 
 def _unwrap(system: Any) -> InvariantModel | None:
     """Return the `InvariantModel` in a language model of a framework, if there is one."""
-    if isinstance(system, _loaded("llama_index.llms.invariant_rag", "InvariantLLM")):
-        loaded: InvariantModel = system.load()
-        return loaded
-    engine = getattr(system, "engine", None)
-    return engine if _is_invariant_model(engine) else None
+    lm = getattr(system, "lm", None)
+    return lm if _is_invariant_model(lm) else None
 
 
 def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:

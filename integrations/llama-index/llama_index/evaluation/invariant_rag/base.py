@@ -78,7 +78,7 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
     @property
     def judge(self) -> Judge:
         """The judge over the LLM's `InvariantModel`. Loads the weights on first use."""
-        return Judge(self._llm.load(), criteria=self._criteria, by=self._by)
+        return Judge(self._llm.lm, criteria=self._criteria, by=self._by)
 
     def _get_prompts(self) -> PromptDictType:
         """Return no prompts: the judge writes its own."""

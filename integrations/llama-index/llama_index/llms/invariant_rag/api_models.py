@@ -1,9 +1,8 @@
-"""LLMs behind somebody else's API: their attention cannot be changed, but the order in which they read can."""
+"""`canonical` and `vote`: LLMs behind an API, whose attention is fixed but whose prompt can be sorted."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -27,9 +26,9 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
 
-from invariant_rag.api_models import comparable, content_ordering, most_voted
-from invariant_rag.errors import InvalidChoice, UnsupportedModel
-from llama_index.llms.invariant_rag.plain import Requests
+from invariant_rag.api_models import PlainRequests, answer_key, elect
+from invariant_rag.errors import UnsupportedModel
+from llama_index.llms.invariant_rag.plain import message_requests, text_requests
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
 
@@ -40,10 +39,10 @@ _TAKEN_OVER = (
 
 
 class CanonicalLLM(LLM):
-    """What `canonical` makes of an LLM. Its calls are the other LLM's: that one tells callbacks and events."""
+    """An LLM that gets segments in canonical order; made by `canonical`. The wrapped LLM emits callbacks and events."""
 
-    llm: SerializeAsAny[LLM] = Field(description="What answers.")
-    ordering: str = Field(default="lexical", description="Which segment stands where, by content.")
+    llm: SerializeAsAny[LLM] = Field(description="The wrapped LLM.")
+    ordering: str = Field(default="lexical", description="The content ordering of the segments.")
 
     _query: str | None = PrivateAttr(default=None)
 
@@ -53,44 +52,44 @@ class CanonicalLLM(LLM):
         return "CanonicalLLM"
 
     def about(self, query: str) -> Self:
-        """Return a copy whose relevance orderings compare segments with a query, where a call names no other."""
+        """Return a copy with a default query: what relevance orderings compare segments with."""
         copied = self.model_copy()
         copied._query = query
         return copied
 
     @property
     def metadata(self) -> LLMMetadata:
-        """That of the other LLM."""
+        """Metadata of the wrapped LLM."""
         return self.llm.metadata
 
     @property
-    def _requests(self) -> Requests:
-        return Requests(self.ordering)
+    def _requests(self) -> PlainRequests:
+        return PlainRequests(self.ordering)
 
     def _text(self, prompt: str, keywords: dict[str, Any]) -> str:
-        return self._requests.of_text(prompt, keywords.pop("query", self._query))[0]
+        return text_requests(self._requests, prompt, keywords.pop("query", self._query))[0]
 
     def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> list[ChatMessage]:
-        return self._requests.of_messages(messages, keywords.pop("query", self._query))[0]
+        return message_requests(self._requests, messages, keywords.pop("query", self._query))[0]
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Continue a text. Segments marked in it are listed by content."""
+        """Complete a text, with its marked segments in canonical order."""
         return self.llm.complete(self._text(prompt, kwargs), formatted, **kwargs)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer a conversation. Segments in any turn are listed by content."""
+        """Answer a conversation, with the segments of every turn in canonical order."""
         return self.llm.chat(self._messages(messages, kwargs), **kwargs)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Continue a text, piece by piece."""
+        """Stream the completion of a text."""
         return self.llm.stream_complete(self._text(prompt, kwargs), formatted, **kwargs)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Answer a conversation, piece by piece."""
+        """Stream the answer to a conversation."""
         return self.llm.stream_chat(self._messages(messages, kwargs), **kwargs)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Continue a text."""
+        """Complete a text."""
         return await self.llm.acomplete(self._text(prompt, kwargs), formatted, **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -98,20 +97,20 @@ class CanonicalLLM(LLM):
         return await self.llm.achat(self._messages(messages, kwargs), **kwargs)
 
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        """Continue a text, piece by piece."""
+        """Stream the completion of a text."""
         return await self.llm.astream_complete(self._text(prompt, kwargs), formatted, **kwargs)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        """Answer a conversation, piece by piece."""
+        """Stream the answer to a conversation."""
         return await self.llm.astream_chat(self._messages(messages, kwargs), **kwargs)
 
 
 class VotingLLM(CanonicalLLM):
-    """What `vote` makes of an LLM."""
+    """An LLM that asks about several orders of the segments; made by `vote`."""
 
     votes: int = Field(default=5, ge=1, description="How many orders to ask about.")
-    seed: int = Field(default=0, description="What the orders are drawn with.")
-    answer_of: Callable[[Any], Hashable] | None = Field(default=None, exclude=True, description="What is counted.")
+    seed: int = Field(default=0, description="Seed of the orders.")
+    answer_of: Callable[[Any], Hashable] | None = Field(default=None, exclude=True, description="Value that counts.")
 
     @classmethod
     def class_name(cls) -> str:
@@ -119,31 +118,31 @@ class VotingLLM(CanonicalLLM):
         return "VotingLLM"
 
     @property
-    def _requests(self) -> Requests:
-        return Requests(self.ordering, self.votes, self.seed)
+    def _requests(self) -> PlainRequests:
+        return PlainRequests(self.ordering, self.votes, self.seed)
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Continue a text as most orders of the segments would have it."""
-        ballots = self._requests.of_text(prompt, kwargs.pop("query", self._query))
+        """Complete a text with the most frequent answer over several orders of the segments."""
+        ballots = text_requests(self._requests, prompt, kwargs.pop("query", self._query))
         return self._elected(_at_once([partial(self.llm.complete, each, formatted, **kwargs) for each in ballots]))
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer a conversation as most orders of the segments would have it."""
-        ballots = self._requests.of_messages(messages, kwargs.pop("query", self._query))
+        """Answer a conversation with the most frequent answer over several orders of the segments."""
+        ballots = message_requests(self._requests, messages, kwargs.pop("query", self._query))
         return self._elected(_at_once([partial(self.llm.chat, each, **kwargs) for each in ballots]))
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Continue a text as most orders of the segments would have it."""
-        ballots = self._requests.of_text(prompt, kwargs.pop("query", self._query))
+        """Complete a text with the most frequent answer over several orders of the segments."""
+        ballots = text_requests(self._requests, prompt, kwargs.pop("query", self._query))
         return self._elected(await asyncio.gather(*(self.llm.acomplete(each, formatted, **kwargs) for each in ballots)))
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer a conversation as most orders of the segments would have it."""
-        ballots = self._requests.of_messages(messages, kwargs.pop("query", self._query))
+        """Answer a conversation with the most frequent answer over several orders of the segments."""
+        ballots = message_requests(self._requests, messages, kwargs.pop("query", self._query))
         return self._elected(await asyncio.gather(*(self.llm.achat(each, **kwargs) for each in ballots)))
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Yield what `complete` returns: nothing can be said before all votes are in."""
+        """Yield what `complete` returns, once all votes are in."""
         response = self.complete(prompt, formatted, **kwargs)
         yield response.model_copy(update={"delta": response.text})
 
@@ -171,25 +170,23 @@ class VotingLLM(CanonicalLLM):
         return pieces()
 
     def _elected(self, responses: Sequence[R]) -> R:
-        answers = [(self.answer_of or self._answer)(response) for response in responses]
-        place = most_voted(answers)
-        winner = responses[place]
-        vote = {"calls": len(responses), "agreed": answers.count(answers[place])}
-        more = {**winner.additional_kwargs, **_total_tokens(responses), "vote": vote}
+        vote = elect([(self.answer_of or self._answer)(response) for response in responses])
+        winner = responses[vote.winner]
+        more = {**winner.additional_kwargs, **_total_tokens(responses), "vote": vote.as_dict()}
         return winner.model_copy(update={"additional_kwargs": more})
 
     def _answer(self, response: ChatResponse | CompletionResponse) -> Hashable:
-        """Return what is counted of a response: its text, and the calls of tools."""
+        """Return what responses share if they agree: the text, and tool calls."""
         if isinstance(response, CompletionResponse):
-            return comparable(response.text)
-        text, calls = comparable(response.message.content or ""), []
+            return answer_key(response.text)
+        calls: list[ToolSelection] = []
         if isinstance(self.llm, FunctionCallingLLM) and self.llm.metadata.is_function_calling_model:
             calls = self.llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
-        return text, json.dumps([[call.tool_name, call.tool_kwargs] for call in calls], sort_keys=True, default=repr)
+        return answer_key(response.message.content or "", [(call.tool_name, call.tool_kwargs) for call in calls])
 
 
 class _Tools(FunctionCallingLLM):
-    """What an LLM has that calls tools: the other LLM says how."""
+    """The tool-calling part of an LLM, delegated to the wrapped LLM."""
 
     def _prepare_chat_with_tools(
         self,
@@ -201,56 +198,56 @@ class _Tools(FunctionCallingLLM):
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        return self._other._prepare_chat_with_tools_compat(
+        return self._wrapped._prepare_chat_with_tools_compat(
             tools, user_msg, chat_history, verbose, allow_parallel_tool_calls, tool_required, **kwargs
         )
 
     def _validate_chat_with_tools_response(
         self, response: ChatResponse, tools: Sequence[BaseTool], allow_parallel_tool_calls: bool = False, **kwargs: Any
     ) -> ChatResponse:
-        return self._other._validate_chat_with_tools_response(response, tools, allow_parallel_tool_calls, **kwargs)
+        return self._wrapped._validate_chat_with_tools_response(response, tools, allow_parallel_tool_calls, **kwargs)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """Return the calls of tools in a response, as the other LLM finds them."""
-        return self._other.get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
+        """Return the tool calls in a response, as the wrapped LLM parses them."""
+        return self._wrapped.get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
 
     @property
-    def _other(self) -> FunctionCallingLLM:
+    def _wrapped(self) -> FunctionCallingLLM:
         return cast(FunctionCallingLLM, cast(CanonicalLLM, self).llm)
 
 
 class CanonicalToolLLM(CanonicalLLM, _Tools):
-    """What `canonical` makes of an LLM that calls tools."""
+    """A `CanonicalLLM` around an LLM that calls tools."""
 
 
 class VotingToolLLM(VotingLLM, _Tools):
-    """What `vote` makes of an LLM that calls tools."""
+    """A `VotingLLM` around an LLM that calls tools."""
 
 
 def canonical(llm: LLM, *, ordering: str = "lexical") -> CanonicalLLM:
-    """Return an LLM that lists the segments it is given by content, and then asks another one.
+    """Wrap an LLM, so that it gets segments in an order that depends on their contents only.
 
-    Segments come as `InvariantSynthesizer` or `SegmentMarkerPostprocessor` write them, or as citable blocks. They reach
-    the other LLM as plain text that any provider takes, one `Document: ...` each.
+    Segments come as `InvariantSynthesizer` or `SegmentMarkerPostprocessor` write them, or as citable blocks. The
+    wrapped LLM gets them as plain text, one `Document: ...` each.
 
-    Guaranteed: the request does not depend on the order of the segments, and so neither does the answer, as long as
-    the LLM is deterministic (temperature 0 is not quite that, with most providers). Not guaranteed: that it answers as
-    well wherever a segment stands. The LLM still reads a sequence: what the ordering puts in the middle may be lost
-    there. `vote` evens that out; `InvariantLLM` does not have the problem.
+    Guaranteed: the request does not depend on the order of the segments, and neither does the answer of a deterministic
+    LLM (temperature 0 is not quite that, with most providers). Not guaranteed: equal accuracy wherever a segment
+    stands. The LLM still sees a sequence, and may overlook what the ordering puts in the middle. `vote` evens that out;
+    `InvariantLLM` does not have the problem.
 
     Args:
-        llm: Any LLM. It streams, calls tools and writes objects afterwards, if it did before.
-        ordering: Which segment stands where: a name from `invariant-rag orderings`. Rank 0 is listed last, nearest to
-            the question. `lexical` compares bytes.
+        llm: Any LLM. The result streams, calls tools and writes objects if the wrapped one does.
+        ordering: The content ordering of the segments: a name from `invariant-rag orderings`. Rank 0 stands last,
+            nearest to the question. `lexical` compares bytes.
 
     Raises:
         UnknownName: There is no such ordering.
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: It is no LLM.
     """
-    content_ordering(ordering)
+    PlainRequests(ordering)  # checks it
     _check_llm(llm)
     kind = CanonicalToolLLM if isinstance(llm, FunctionCallingLLM) else CanonicalLLM
     return kind(llm=llm, ordering=ordering, **_taken_over(llm))
@@ -264,24 +261,24 @@ def vote(
     ordering: str = "lexical",
     answer_of: Callable[[Any], Hashable] | None = None,
 ) -> VotingLLM:
-    """Return an LLM that asks another one about several orders of the segments, and gives the most frequent answer.
+    """Wrap an LLM, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
-    This is permutation self-consistency (arXiv 2310.07712). The orders are drawn from the canonical one, which is the
-    first of them. Of answers that are equally frequent, the one whose order was drawn first is given.
+    This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
+    from it. Of equally frequent answers, the one whose order was drawn first wins.
 
     Guaranteed: what `canonical` guarantees. Answers that depend on where a segment stands tend to be outvoted, but
-    they may win. The cost is `votes` calls at the same time, or as many as there are different orders. Free text hardly
-    ever agrees word for word: then the vote is the first answer, so ask for short answers, or say what counts.
-    A stream waits for the vote and is one piece. The response's `additional_kwargs` tell the tokens of all calls
-    together, and in `vote` how many `calls` there were and how many `agreed`; `raw` is that of the winner.
+    they may win. The cost is `votes` concurrent calls, or as many as there are different orders. Free text hardly ever
+    agrees word for word, and then the vote is the first answer: ask for short answers, or give `answer_of`.
+    A stream is one piece, once all votes are in. The response's `additional_kwargs` report the tokens of all calls, and
+    in `vote` the `calls` made and how many `agreed`; `raw` is that of the winner.
 
     Args:
         llm: Any LLM.
         votes: How many orders to ask about.
-        seed: What the orders are drawn with.
+        seed: Seed of the orders.
         ordering: As for `canonical`.
-        answer_of: What is counted of a response; equal values agree. None: its text but for case and white space, and
-            the calls of tools.
+        answer_of: Maps a response to the value that is counted; equal values agree. None: the text without regard to
+            case and white space, and the tool calls.
 
     Raises:
         InvalidChoice: Fewer than one vote.
@@ -289,10 +286,8 @@ def vote(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: It is no LLM.
     """
-    content_ordering(ordering)
+    PlainRequests(ordering, votes, seed)  # checks them
     _check_llm(llm)
-    if votes < 1:
-        raise InvalidChoice(f"votes: expected at least 1, got {votes}")
     kind = VotingToolLLM if isinstance(llm, FunctionCallingLLM) else VotingLLM
     return kind(llm=llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **_taken_over(llm))
 
@@ -306,18 +301,18 @@ def _check_llm(llm: object) -> None:
 
 
 def _taken_over(llm: LLM) -> dict[str, Any]:
-    """What LlamaIndex asks an LLM for before it calls it."""
+    """Return the fields that LlamaIndex reads before it calls an LLM."""
     return {name: getattr(llm, name) for name in _TAKEN_OVER}
 
 
 def _at_once(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Return what the calls return, each run in a thread that knows the spans of this one."""
+    """Run calls in threads with the context variables (spans) of this one, and return their results."""
     with ThreadPoolExecutor(len(calls), thread_name_prefix="invariant-rag-vote") as pool:
         return list(pool.map(lambda pair: pair[0].run(pair[1]), [(copy_context(), call) for call in calls]))
 
 
 def _total_tokens(responses: Sequence[ChatResponse | CompletionResponse]) -> dict[str, int]:
-    """Return the tokens of all responses together, where they tell them."""
+    """Return the tokens of all responses together; nothing where they report none."""
     counts = [get_tokens_from_response(response) for response in responses]
     read, written = (sum(each) for each in zip(*counts, strict=True))
     if not read + written:

@@ -32,13 +32,13 @@ from llama_index_instrumentation import get_dispatcher
 from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.prompts import render_chat
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import document_rendering
 from llama_index.llms.invariant_rag.answering import Request, answer, answer_in_thread, generation_options, stream
 from llama_index.llms.invariant_rag.choices import check_model, check_names, check_parameters
-from llama_index.llms.invariant_rag.lazy import LazyModel
 from llama_index.llms.invariant_rag.markers import parse_marked_text
 from llama_index.llms.invariant_rag.messages import convert_messages
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
@@ -47,15 +47,16 @@ from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_o
 dispatcher = get_dispatcher(__name__)
 
 _NO_LIMIT = 2**31 - 1
-_LOADING = ("method", "ordering", "backend", "dtype", "device_map", "max_segment_tokens", "overflow", "model_kwargs")
+_CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
+_LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _DECODING = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
 
 
 class InvariantLLM(CustomLLM):
-    """A causal LM that reads segments as a set: their order does not change the answer, bit for bit.
+    """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
-    Segments reach it as citable blocks of a chat message (`InvariantSynthesizer` writes them) or marked inside a
-    string (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model.
+    Segments come as citable blocks of a chat message (`InvariantSynthesizer` writes them) or marked inside a string
+    (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model.
 
     Weights are loaded at the first call. Every method takes the sampling parameters below as keywords for one call,
     `query` (what relevance orderings compare segments with), and every keyword of transformers' `generate`.
@@ -63,14 +64,14 @@ class InvariantLLM(CustomLLM):
     Args:
         model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
         key_value_cache: Keeps keys and values of segments for calls with the same ones, in any order; LLMs may share
-            one. None: what the loaded model has. It changes no answer, and is no part of `to_dict` and pickles.
+            one. None: that of the model in memory. It changes no answer, and is no part of `to_dict` and pickles.
         **kwargs: The fields of this class.
 
     Raises:
         UnknownName: No such method, ordering or backend.
         UnknownParameter: There is no such field.
-        UnsupportedCombination: There are loading options for a model that is loaded already.
-        UnsupportedModel: The model is none of what is said above.
+        UnsupportedCombination: There are loading options for a model in memory.
+        UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
 
     model: str | None = Field(frozen=True, default=None, description="Hub id or folder; None for the embedded model.")
@@ -78,16 +79,16 @@ class InvariantLLM(CustomLLM):
         frozen=True, default="rotor", description="How segments see each other: see `invariant-rag methods`."
     )
     ordering: str | None = Field(
-        frozen=True, default="lexical", description="Which segment goes where; None: the method's own."
+        frozen=True, default="lexical", description="The order of the segments; None: the method's own."
     )
     backend: str = Field(
-        frozen=True, default="auto", description="What computes the attention: auto, sdpa or reference."
+        frozen=True, default="auto", description="The implementation of attention: auto, sdpa or reference."
     )
     dtype: str = Field(
         frozen=True, default="auto", description="Floating-point type of the weights, as in transformers."
     )
     device_map: str | dict[str, Any] | None = Field(frozen=True, default="auto", description="As in transformers.")
-    max_segment_tokens: int | None = Field(frozen=True, default=None, description="Tokens that one segment may have.")
+    max_segment_tokens: int | None = Field(frozen=True, default=None, description="The most tokens of one segment.")
     overflow: Overflow = Field(
         frozen=True, default="error", description="Prompt too long: error, drop_last or trim_segments."
     )
@@ -96,8 +97,8 @@ class InvariantLLM(CustomLLM):
     )
     max_tokens: int = Field(default=256, description="The most tokens to generate.", gt=0)
     temperature: float = Field(default=0.0, description="0 decodes greedily; above, tokens are sampled.", ge=0.0)
-    top_p: float | None = Field(default=None, description="Sample from the likeliest tokens of this mass.")
-    top_k: int | None = Field(default=None, description="Sample from this many of the likeliest tokens.")
+    top_p: float | None = Field(default=None, description="Sample from the most likely tokens of this total mass.")
+    top_k: int | None = Field(default=None, description="Sample from this many of the most likely tokens.")
     stop: list[str] = Field(default_factory=list, description="Strings that end the answer; they are not part of it.")
     seed: int | None = Field(default=None, description="Seed for sampling.")
     generation_kwargs: dict[str, Any] = Field(default_factory=dict, description="More keywords of `generate`.")
@@ -117,7 +118,7 @@ class InvariantLLM(CustomLLM):
             given = [name for name in _LOADING if name in kwargs]
             if given:
                 raise UnsupportedCombination(
-                    f"a loaded model takes no {', '.join(given)}", hint="Use model.with_method(...) first."
+                    f"a model in memory takes no {', '.join(given)}", hint="Use model.with_method(...) first."
                 )
             kwargs |= {
                 "method": loaded.method.name,
@@ -131,8 +132,10 @@ class InvariantLLM(CustomLLM):
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
         if loaded is None:
             check_names(self.method, self.ordering, self.backend)
-        options = {field: getattr(self, field) for field in _LOADING[:-1]}
-        self._lazy = LazyModel(name, {**options, **self.model_kwargs}, loaded, key_value_cache)
+            options = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
+            self._lazy = LazyModel(name, options, cache=key_value_cache)
+        else:
+            self._lazy = LazyModel(loaded, cache=key_value_cache)
 
     @classmethod
     def class_name(cls) -> str:
@@ -141,22 +144,27 @@ class InvariantLLM(CustomLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex asks about a model; read from its configuration, without weights."""
+        """Context window and name of the model; needs its configuration, and no weights."""
         return LLMMetadata(
-            context_window=self._lazy.context_window or _NO_LIMIT,
+            context_window=self._lazy.context_window() or _NO_LIMIT,
             num_output=self.max_tokens,
             is_chat_model=True,
             model_name=self.model or "embedded",
         )
 
     def to_payload(self) -> dict[str, Any]:
-        """Return what events say about this model. Nothing is read for it: no event waits for a disk or a hub."""
+        """Return what events report of this model. It needs no configuration: no event waits for a disk or a hub."""
         said = ("model", "method", "ordering", "max_tokens", "temperature")
         return {"class_name": self.class_name(), **{name: getattr(self, name) for name in said}}
 
-    def load(self) -> InvariantModel:
-        """Return the model itself; loads it, if that was not done yet."""
-        return self._lazy()
+    @property
+    def lm(self) -> InvariantModel:
+        """The model that generates, with the choices of this object. Loads the weights on first use."""
+        return self._load()
+
+    def _load(self) -> InvariantModel:
+        choices = {} if self._lazy.in_memory else {name: getattr(self, name) for name in _CHOICES}
+        return self._lazy.lm(**choices)
 
     def formatted(self, template: BasePromptTemplate, **variables: Any) -> list[ChatMessage]:
         """Return the messages of a prompt template, after this LLM's `system_prompt`."""
@@ -166,46 +174,46 @@ class InvariantLLM(CustomLLM):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Continue a text as it is, without chat template. Segments marked in it are read as sets."""
-        return _completion(*answer(self._lazy, self._text_request(prompt, formatted, kwargs)))
+        """Complete a text, without chat template. Marked segments form sets."""
+        return _completion(*answer(self._load, self._text_request(prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with segments in any turn."""
-        return _as_chat(_completion(*answer(self._lazy, self._chat_request(messages, kwargs))))
+        return _as_chat(_completion(*answer(self._load, self._chat_request(messages, kwargs))))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Continue a text, piece by piece."""
-        return _grown(stream(self._lazy, self._text_request(prompt, formatted, kwargs)))
+        """Stream the completion of a text."""
+        return _grown(stream(self._load, self._text_request(prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Answer a conversation, piece by piece."""
-        grown = _grown(stream(self._lazy, self._chat_request(messages, kwargs)))
+        """Stream the answer to a conversation."""
+        grown = _grown(stream(self._load, self._chat_request(messages, kwargs)))
         return (_as_chat(each) for each in grown)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Continue a text in a thread; cancelling the task ends the generation."""
+        """Complete a text in a thread; cancelling the task ends the generation."""
         request = self._text_request(prompt, formatted, kwargs)
-        return _completion(*await answer_in_thread(self._lazy, request))
+        return _completion(*await answer_in_thread(self._load, request))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation in a thread; cancelling the task ends the generation."""
         request = self._chat_request(messages, kwargs)
-        return _as_chat(_completion(*await answer_in_thread(self._lazy, request)))
+        return _as_chat(_completion(*await answer_in_thread(self._load, request)))
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        """Continue a text, piece by piece; closing the stream ends the generation."""
-        return _agrown(stream(self._lazy, self._text_request(prompt, formatted, kwargs)))
+        """Stream the completion of a text; closing the stream ends the generation."""
+        return _agrown(stream(self._load, self._text_request(prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        """Answer a conversation, piece by piece; closing the stream ends the generation."""
-        grown = _agrown(stream(self._lazy, self._chat_request(messages, kwargs)))
+        """Stream the answer to a conversation; closing the stream ends the generation."""
+        grown = _agrown(stream(self._load, self._chat_request(messages, kwargs)))
         return (_as_chat(each) async for each in grown)
 
     # --- objects as answers ---
@@ -282,7 +290,7 @@ class InvariantLLM(CustomLLM):
 
         return read()
 
-    # --- what a call asks for ---
+    # --- requests ---
 
     def _text_request(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Request:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
@@ -305,21 +313,21 @@ class InvariantLLM(CustomLLM):
         """Return a copy that shares the weights.
 
         Raises:
-            UnsupportedCombination: The update asks for another model, or for the same one in another way.
+            UnsupportedCombination: The update holds a loading option.
         """
         changed = [name for name in ("model", "key_value_cache", *_LOADING) if name in (update or {})]
         if changed:
             raise UnsupportedCombination(
                 f"a copy shares the loaded model and takes no {', '.join(changed)}",
-                hint="Use InvariantLLM(llm.load().with_method(...)): same weights, another method.",
+                hint="Use InvariantLLM(llm.lm.with_method(...)): same weights, another method.",
             )
         return super().model_copy(update=update, deep=deep)
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the fields, from which `from_dict` makes an equal LLM.
+        """Return the fields, from which `from_dict` builds an equal LLM.
 
         Raises:
-            UnsupportedCombination: It was built around a model in memory, which fields cannot describe.
+            UnsupportedCombination: The model was given in memory, so that no field describes it.
         """
         self._check_described()
         return super().to_dict(**kwargs)
@@ -329,7 +337,7 @@ class InvariantLLM(CustomLLM):
         return super().__getstate__()
 
     def _check_described(self) -> None:
-        if self._lazy.given:
+        if self._lazy.in_memory:
             raise UnsupportedCombination(
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",
@@ -361,7 +369,7 @@ def _completion(text: str, generation: Generation, delta: str | None = None) -> 
 
 
 def _grown(pieces: Iterable[str | Generation]) -> CompletionResponseGen:
-    """Give every piece the text so far. The last response has no text of its own: it says what was read and written."""
+    """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
     text = ""
     for piece in pieces:
         if isinstance(piece, str):

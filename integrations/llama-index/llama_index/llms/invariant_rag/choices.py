@@ -1,4 +1,4 @@
-"""What an InvariantLLM may be given: refused when it is made, before anything is loaded."""
+"""Checks of the arguments of `InvariantLLM`, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from invariant_rag.orderings import resolve_ordering
 
 
 class UnknownParameter(InvariantRAGError, TypeError):
-    """A keyword that is no parameter of an InvariantLLM."""
+    """A keyword is no parameter of `InvariantLLM`."""
 
     hint = (
         "`max_new_tokens` is `max_tokens` here. Other keywords of transformers' `generate` go into "
@@ -22,7 +22,7 @@ class UnknownParameter(InvariantRAGError, TypeError):
 
 
 def check_model(model: object) -> None:
-    """Raise UnsupportedModel for what is neither a name nor a wrapped model."""
+    """Raise UnsupportedModel if the model is neither a name nor an `InvariantModel`."""
     if not isinstance(model, str | Path | InvariantModel | None):
         raise UnsupportedModel(
             f"expected a hub id, a folder or an InvariantModel, got {type(model).__name__}",
@@ -31,7 +31,7 @@ def check_model(model: object) -> None:
 
 
 def check_parameters(given: Iterable[str], parameters: Iterable[str]) -> None:
-    """Raise UnknownParameter where something is given that is no parameter."""
+    """Raise UnknownParameter if a keyword is no parameter."""
     known = sorted(parameters)
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -39,6 +39,6 @@ def check_parameters(given: Iterable[str], parameters: Iterable[str]) -> None:
 
 
 def check_names(method: str, ordering: str | None, backend: str) -> None:
-    """Raise UnknownName where there is no such method, ordering or backend."""
+    """Raise UnknownName if there is no such method, ordering or backend."""
     resolve_ordering(ordering, resolve_method(method).default_ordering)
     resolve_backend(backend)

@@ -1,0 +1,141 @@
+"""Models that are loaded when they are first used, once per process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
+
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.models.loading import context_window, load_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from invariant_rag.generation.kv_cache import KeyValueCache
+
+
+class LazyModel:
+    """An `InvariantModel` that is loaded when it is first used.
+
+    Weights are loaded once per process: objects with the same name and options share them as long as one of them, or a
+    model that came from one, exists. The weights that were used last are kept, so that objects made for a single call
+    do not load them again. Safe for threads.
+
+    A copy (`copy`, `deepcopy`) is the same object. A pickle holds the name and the options, without weights or a cache;
+    with a model in memory, it holds that model.
+
+    Args:
+        source: A hub id, a folder, or a model in memory. None or `native`: an embedded model.
+        options: Keywords of `InvariantModel.from_pretrained` that concern weights: `dtype`, `device_map`...
+        cache: The cache of keys and values. None: that of the model in memory, if it has one.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | InvariantModel | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        cache: KeyValueCache | None = None,
+    ) -> None:
+        self._given = source if isinstance(source, InvariantModel) else None
+        self._name = None if isinstance(source, InvariantModel) else source
+        self._options = dict(options or {})
+        self._cache = cache
+        self._base = self._given
+        self._config: PreTrainedConfig | None = None
+        self._chosen: tuple[dict[str, Any], InvariantModel] | None = None
+        self._lock = Lock()
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the model was given in memory."""
+        return self._given is not None
+
+    def lm(self, **choices: Any) -> InvariantModel:
+        """Return the model; load its weights if that was not done yet.
+
+        The same choices return the same object, so that an ordering that loads a model of its own loads it once.
+
+        Args:
+            **choices: Keywords of `InvariantModel.with_method`.
+
+        Raises:
+            ModelNotFound: There is no such model.
+            UnsupportedModel: It cannot be arranged; the message says why.
+        """
+        with self._lock:
+            if self._base is None:
+                self._base = _shared_model(self._name, self._options)
+            if self._chosen is None or self._chosen[0] != choices:
+                lm = self._base.with_method(**choices) if choices else self._base
+                self._chosen = choices, lm if self._cache is None else lm.with_cache(self._cache)
+            return self._chosen[1]
+
+    def context_window(self, *, local_files_only: bool = False) -> int | None:
+        """Return the tokens of the context window, from the configuration alone; None where it states no limit.
+
+        Args:
+            local_files_only: Whether to look for the configuration on this machine only, and not on a hub.
+
+        Raises:
+            ModelNotFound: There is no such configuration.
+        """
+        if self._given is not None:
+            return self._given.context_window
+        if self._config is None:
+            self._config = load_config(self._name, local_files_only=local_files_only, **self._options)
+        return context_window(self._config)
+
+    def __copy__(self) -> LazyModel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyModel:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyModel, (self._name if self._given is None else self._given, self._options)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Weights that were loaded, and what they were loaded from. They are not kept alive by this."""
+
+    origin: tuple[str | None, int]
+    options: Mapping[str, Any]
+    model: ReferenceType[PreTrainedModel]
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+_loaded: list[_Loaded] = []
+_last_used: deque[PreTrainedModel] = deque(maxlen=1)
+_loading = Lock()
+
+
+def _shared_model(name: str | Path | None, options: Mapping[str, Any]) -> InvariantModel:
+    """Return the model of that name, with default choices; load it unless its weights are in memory."""
+    origin = _origin(name)
+    with _loading:
+        _loaded[:] = [each for each in _loaded if each.model() is not None]
+        for each in _loaded:
+            model = each.model()
+            if model is not None and (each.origin, each.options) == (origin, options):
+                _last_used.append(model)
+                return InvariantModel(model, each.tokenizer)
+        _last_used.clear()  # frees its memory for the next one
+        lm = InvariantModel.from_pretrained(name, **options)
+        _loaded.append(_Loaded(origin, options, ref(lm.model), lm.tokenizer))
+        _last_used.append(lm.model)
+        return lm
+
+
+def _origin(name: str | Path | None) -> tuple[str | None, int]:
+    """Return a name with, for a folder, the time in ns when one of its files last changed: it may be written again."""
+    if name is None or not Path(name).is_dir():
+        return None if name is None else str(name), 0
+    folder = Path(name).resolve()
+    return str(folder), max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)

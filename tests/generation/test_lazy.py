@@ -1,0 +1,123 @@
+"""Models that are loaded when they are first used: once per process, and not for what a configuration states."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag.errors import ModelNotFound
+from invariant_rag.generation.lazy import LazyModel
+from invariant_rag.models.embedded import EMBEDDED
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Folders that transformers loaded weights from."""
+    folders: list[str] = []
+    load = AutoModelForCausalLM.from_pretrained
+
+    def noting(place: Any, **options: Any) -> Any:
+        folders.append(str(place))
+        return load(place, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noting)
+    return folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_folder: Path) -> Path:
+    """A folder that no other test loads from."""
+    for file in tiny_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def test_nothing_is_loaded_before_the_first_use_and_then_once(folder: Path, loads: list[str]) -> None:
+    lazy = LazyModel(folder)
+    copies = [lazy, copy.copy(lazy), copy.deepcopy(lazy), LazyModel(str(folder)), pickle.loads(pickle.dumps(lazy))]
+    assert not loads
+    assert len({id(each.lm().model) for each in copies}) == 1
+    assert loads == [str(folder)]
+
+
+def test_threads_load_once(folder: Path, loads: list[str]) -> None:
+    lazies = [LazyModel(folder) for _ in range(3)] * 2
+    with ThreadPoolExecutor(6) as pool:
+        models = list(pool.map(lambda lazy: lazy.lm().model, lazies))
+    assert all(model is models[0] for model in models)
+    assert loads == [str(folder)]
+
+
+def test_a_model_is_shared_as_long_as_somebody_has_it(folder: Path, tiny_folder: Path, loads: list[str]) -> None:
+    held = LazyModel(folder).lm(method="pine")
+    LazyModel(tiny_folder).lm()
+    assert LazyModel(folder).lm().model is held.model
+    del held
+    LazyModel(folder).lm()  # the one that was used last
+    assert loads == [str(folder), str(tiny_folder)]
+    LazyModel(tiny_folder).lm()
+    LazyModel(folder).lm()
+    assert loads == [str(folder), str(tiny_folder)] * 2
+
+
+def test_other_options_load_other_weights(folder: Path) -> None:
+    plain, half = LazyModel(folder).lm(), LazyModel(folder, {"dtype": "bfloat16"}).lm()
+    assert plain.model is not half.model
+    assert str(half.model.dtype) == "torch.bfloat16"
+
+
+def test_a_folder_that_was_written_again_is_loaded_again(folder: Path) -> None:
+    before = LazyModel(folder).lm()
+    os.utime(folder / "config.json", (0, 2**33))
+    assert LazyModel(folder).lm().model is not before.model
+
+
+def test_the_same_choices_are_the_same_object(folder: Path) -> None:
+    lazy = LazyModel(folder)
+    ordered = lazy.lm(ordering="monot5", overflow="drop_last")
+    assert (ordered.ordering.name, ordered.overflow) == ("monot5", "drop_last")
+    assert lazy.lm(ordering="monot5", overflow="drop_last") is ordered
+    assert lazy.lm(method="pine").method.name == "pine"
+
+
+def test_the_context_window_needs_the_configuration_only(folder: Path, tmp_path: Path, loads: list[str]) -> None:
+    (folder / "model.safetensors").unlink()
+    assert LazyModel(folder).context_window() == LazyModel(folder).context_window(local_files_only=True) == 4096
+    embedded = InvariantModel.from_pretrained().context_window
+    loads.clear()
+    assert LazyModel().context_window() == LazyModel("native").context_window() == embedded
+    assert not loads
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        LazyModel(tmp_path / "nowhere").context_window()
+
+
+def test_no_name_is_the_embedded_model(loads: list[str]) -> None:
+    assert LazyModel().lm().name == str(EMBEDDED["generator"])
+    assert LazyModel("native").lm().name == str(EMBEDDED["native"])
+
+
+def test_a_pickle_of_a_name_has_neither_weights_nor_a_cache(folder: Path) -> None:
+    lazy = LazyModel(folder, {"dtype": "float32"}, cache=KeyValueCache())
+    assert lazy.lm().cache is copy.deepcopy(lazy).lm(method="pine").cache is not None
+    pickled = pickle.dumps(lazy)
+    assert len(pickled) < 1000
+    assert pickle.loads(pickled).lm().cache is None
+
+
+def test_a_model_in_memory_is_used_as_it_is(chat_llama: PreTrainedModel) -> None:
+    lm = InvariantModel(chat_llama, method="pine", cache=KeyValueCache())
+    lazy = LazyModel(lm)
+    assert lazy.in_memory
+    assert lazy.lm() is lm
+    assert lazy.context_window() == lm.context_window
+    assert lazy.lm(ordering="frequency").cache is lm.cache
+    assert LazyModel(lm, cache=KeyValueCache()).lm().cache is not lm.cache
+    assert repr(pickle.loads(pickle.dumps(lazy)).lm()) == repr(lm)
