@@ -146,10 +146,34 @@ class ActorsLost(InvariantRAGError, RuntimeError):
     hint = "The log of Ray says why; often the model needs more memory. What was answered is kept: use --resume."
 
 
+class InvalidSchema(InvariantRAGError, ValueError):
+    """A schema that decoding cannot follow token by token."""
+
+    hint = "Give a pydantic class, or a JSON schema of an object."
+
+
+class IncompleteObject(InvariantRAGError, ValueError):
+    """An answer that should be JSON ended before it was complete."""
+
+    hint = "Leave away what ends a generation early, such as max_time and stopping criteria."
+
+
+class InvalidObject(InvariantRAGError, ValueError):
+    """A complete JSON answer that its schema or class rejects: a rule that no grammar of xgrammar expresses."""
+
+    hint = "Say it with a pattern, an enum or bounds; xgrammar ignores uniqueItems, multipleOf and custom validators."
+
+
 class ExtraRequired(InvariantRAGError, ImportError):
-    """A package that is not installed with the library."""
+    """A package that is not installed with the library, or with an integration.
+
+    Args:
+        package: Its name.
+        extra: The extra that installs it.
+        distribution: Whose extra that is.
+    """
 
     hint = "Optional parts are installed as extras, as the message says."
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f'{package} is not installed; run `pip install "invariant-rag[{extra}]"`')
+    def __init__(self, package: str, extra: str, distribution: str = "invariant-rag") -> None:
+        super().__init__(f'{package} is not installed; run `pip install "{distribution}[{extra}]"`')

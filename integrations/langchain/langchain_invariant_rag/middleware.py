@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from invariant_rag.errors import ExtraRequired
 from langchain_core.documents import Document
 from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 
-from langchain_invariant_rag.errors import MissingPackage
 from langchain_invariant_rag.prompts import SegmentsPlaceholder
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 except ImportError as error:
-    raise MissingPackage("langchain", "agents") from error
+    raise ExtraRequired("langchain", "agents", "langchain-invariant-rag") from error
 
 
 class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from invariant_rag.errors import ExtraRequired
+
 from langchain_invariant_rag.chat_models import ChatInvariant
-from langchain_invariant_rag.errors import MissingPackage
 from langchain_invariant_rag.evaluation import DEFAULT_CRITERIA, InvariantListwiseEvaluator
 
 try:
     from langchain_classic.evaluation.schema import PairwiseStringEvaluator
 except ImportError as error:
-    raise MissingPackage("langchain-classic", "evaluation") from error
+    raise ExtraRequired("langchain-classic", "evaluation", "langchain-invariant-rag") from error
 
 
 class InvariantPairwiseEvaluator(PairwiseStringEvaluator):

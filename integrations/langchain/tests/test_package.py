@@ -13,6 +13,7 @@ CODE = """
 import sys
 for name in ("xgrammar", "langchain", "langchain_classic", "llama_index", "langgraph"):
     sys.modules[name] = None  # an import of it fails
+from invariant_rag.errors import ExtraRequired
 import langchain_invariant_rag as ours
 assert "torch" not in sys.modules
 missing = {"InvariantRAGMiddleware": "agents", "InvariantPairwiseEvaluator": "evaluation"}
@@ -22,15 +23,15 @@ for name in ours.__all__:
 for name, extra in missing.items():
     try:
         getattr(ours, name)
-    except ours.errors.MissingPackage as error:
-        assert f"[{extra}]" in error.hint, error.hint
+    except ExtraRequired as error:
+        assert f'pip install "langchain-invariant-rag[{extra}]"' in str(error), error
     else:
         raise AssertionError(name)
 chat = ours.ChatInvariant(max_tokens=2)
 try:
     chat.with_structured_output({"title": "A", "type": "object", "properties": {}}).invoke("hello")
-except ours.errors.MissingPackage as error:
-    assert "[structured]" in error.hint
+except ExtraRequired as error:
+    assert 'pip install "invariant-rag[structured]"' in str(error)
 else:
     raise AssertionError("structured output without xgrammar")
 assert chat.engine.model is ours.InvariantLLM(method="pine").engine.model
