@@ -169,6 +169,24 @@ class ActorsLost(InvariantRAGError, RuntimeError):
     hint = "The log of Ray says why; often the model needs more memory. What was answered is kept: use --resume."
 
 
+class InvalidSchema(InvariantRAGError, ValueError):
+    """A schema that decoding cannot follow token by token."""
+
+    hint = "Give a pydantic class, or a JSON schema of an object."
+
+
+class IncompleteObject(InvariantRAGError, ValueError):
+    """An answer that should be JSON ended before it was complete."""
+
+    hint = "Leave away what ends a generation early, such as max_time and stopping criteria."
+
+
+class InvalidObject(InvariantRAGError, ValueError):
+    """A complete JSON answer that its schema or class rejects: a rule that no grammar of xgrammar expresses."""
+
+    hint = "Say it with a pattern, an enum or bounds; xgrammar ignores uniqueItems, multipleOf and custom validators."
+
+
 class ExtraRequired(InvariantRAGError, ImportError):
     """A package that an optional feature needs is not installed.
 

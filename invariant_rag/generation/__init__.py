@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from invariant_rag.generation.overflow import Overflow
     from invariant_rag.generation.prepare import PreparedPrompt
     from invariant_rag.generation.streaming import TextStream
+    from invariant_rag.generation.structured import Constraint, constrain, generate_structured
 
 _HOMES = {
     "CacheStats": "kv_cache",
+    "Constraint": "structured",
     "Generation": "outputs",
     "InvariantModel": "model",
     "KeyValueCache": "kv_cache",
@@ -27,10 +29,13 @@ _HOMES = {
     "PreparedPrompt": "prepare",
     "TextStream": "streaming",
     "Usage": "outputs",
+    "constrain": "structured",
+    "generate_structured": "structured",
 }
 
 __all__ = [
     "CacheStats",
+    "Constraint",
     "Generation",
     "InvariantModel",
     "KeyValueCache",
@@ -40,6 +45,8 @@ __all__ = [
     "PreparedPrompt",
     "TextStream",
     "Usage",
+    "constrain",
+    "generate_structured",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

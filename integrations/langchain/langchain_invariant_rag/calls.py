@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
+from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 
 from langchain_invariant_rag.errors import ToolsNotCalled
-from langchain_invariant_rag.grammar import constrained
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Call:
     Attributes:
         max_tokens: The most tokens to generate.
         sampling: Temperature, top_p, top_k and seed.
-        stop: The text ends before the first of these.
+        stop: The text ends before the first of these; none where there is a schema, whose end is the end.
         schema: JSON schema that the text must follow.
         more: Further keywords of transformers' `generate`.
         abandoned: Once set, the generation ends: nobody waits for it any more.
@@ -62,22 +62,31 @@ class Call:
         if self.stop:
             options["stop_strings"] = list(self.stop)
         if self.schema is not None:
-            grammar = constrained(engine, self.schema, options["max_new_tokens"], sampled=self.sampled)
-            options["logits_processor"] = [*options.get("logits_processor", ()), grammar.processor]
-            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), grammar.stopping]
+            options = constrain(engine, self.schema, **options).options
         if self.abandoned is not None:
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), Abandoned(self.abandoned)]
         return options
 
     def text(self, generation: Generation) -> str:
-        """Return the text of a generation, up to the first stop sequence."""
+        """Return the text of a generation, up to the first stop sequence.
+
+        Raises:
+            IncompleteObject: It should follow a schema, and was cut off.
+        """
+        if self.schema is not None:
+            check_complete(generation.text)
         return before_stop(generation.text, self.stop)
 
     def stream(self, engine: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
-        """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it."""
+        """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it.
+
+        Raises:
+            IncompleteObject: As for `text`.
+        """
         pieces = engine.stream(prompt, **self.options(engine))
         yield from stream_before_stop(pieces, self.stop)
         if pieces.generation is not None:
+            self.text(pieces.generation)
             yield pieces.generation
 
 
@@ -99,11 +108,12 @@ def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords:
     for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
         more.pop(name, None)
     given = stop if stop is not None else parameters["stop"]
+    schema = more.pop("json_schema", None)
     return Call(
         max_tokens=more.pop("max_tokens", parameters["max_tokens"]),
         sampling={name: more.pop(name, parameters[name]) for name in SAMPLING},
-        stop=tuple(given or ()),
-        schema=more.pop("json_schema", None),
+        stop=tuple(given or ()) if schema is None else (),
+        schema=schema,
         abandoned=more.pop("abandoned", None),
         more=more,
     )

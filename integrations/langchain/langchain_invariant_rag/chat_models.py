@@ -16,13 +16,10 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_json_schema
-from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
@@ -30,6 +27,7 @@ from langchain_invariant_rag.errors import ToolsNotCalled
 from langchain_invariant_rag.marking import mark_documents_in_messages
 from langchain_invariant_rag.messages import convert_messages, last_user_text
 from langchain_invariant_rag.parameters import InvariantParameters
+from langchain_invariant_rag.parsing import object_parser
 from langchain_invariant_rag.sorting import sorted_messages
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
@@ -200,8 +198,9 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """Return this model, answering with what a schema describes.
 
-        Every token is chosen among those that continue a text of that schema, so the text always is one. It is closed
-        before `max_tokens` is reached. Needs the extra `structured` (xgrammar).
+        Only tokens are chosen that continue a text of that schema, and after which it can be finished within
+        `max_tokens`: see `invariant_rag.generation.structured.constrain`. The text is validated. Stop sequences do not
+        apply to it. Needs the extra `structured`.
 
         Args:
             schema: A Pydantic class, a TypedDict, or a JSON schema of an object, with a `title`.
@@ -210,14 +209,12 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             strict: Always so.
             **kwargs: As for `bind`.
         """
+        parser = object_parser(schema)
         model = self.bind(
-            json_schema=json.dumps(convert_to_json_schema(schema)),
+            json_schema=json.dumps(parser.get_json_schema()),
             ls_structured_output_format={"kwargs": {"method": method, "strict": strict}, "schema": schema},
             **kwargs,
         )
-        parser: Runnable[Any, Any] = JsonOutputParser()
-        if isinstance(schema, type) and is_basemodel_subclass(schema):
-            parser = PydanticOutputParser(pydantic_object=schema)
         if not include_raw:
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)

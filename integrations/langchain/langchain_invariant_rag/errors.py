@@ -1,17 +1,11 @@
-"""Errors of this package. The others are those of `invariant_rag.errors`; all derive from `InvariantRAGError`."""
+"""The error of this package. The others come from `invariant_rag.errors`; all derive from `InvariantRAGError`."""
 
 from __future__ import annotations
 
-from invariant_rag.errors import InvariantRAGError, UnsupportedCombination
+from invariant_rag.errors import UnsupportedCombination
 
 DISTRIBUTION = "langchain-invariant-rag"
 """The distribution whose extras `ExtraRequired` names."""
-
-
-class InvalidSchema(InvariantRAGError, ValueError):
-    """A schema that cannot be followed token by token."""
-
-    hint = "Give a Pydantic class, a TypedDict, or a JSON schema of an object."
 
 
 class ToolsNotCalled(UnsupportedCombination, NotImplementedError):

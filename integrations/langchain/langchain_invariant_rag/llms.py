@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+from invariant_rag.generation.outputs import Generation as LMGeneration
 from invariant_rag.prompts import parse_marked
 from invariant_rag.segments import Prompt
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -68,7 +69,8 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     ) -> LLMResult:
         """Generate for a batch of prompts; see `generate`."""
         model, texts, options = self._bind_keywords(prompts, kwargs)
-        return await super(InvariantLLM, model).agenerate(texts, stop, *args, **options)
+        result: LLMResult = await super(InvariantLLM, model).agenerate(texts, stop, *args, **options)
+        return result
 
     def _bind_keywords(
         self, prompts: list[str], keywords: Mapping[str, Any]

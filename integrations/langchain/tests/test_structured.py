@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnsupportedCombination
 from langchain.agents import create_agent
 from langchain_core.tools import tool
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, HttpUrl, field_validator
+from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
 
 from langchain_invariant_rag import ChatInvariant, InvariantRAGMiddleware
-from langchain_invariant_rag.errors import InvalidSchema, ToolsNotCalled
+from langchain_invariant_rag.errors import ToolsNotCalled
 
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
 
@@ -66,7 +68,7 @@ class Many(BaseModel):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize(("schema", "max_tokens"), [(Outer, 400), (Outer, 150), (Many, 200), (Many, 90), (Many, 13)])
+@pytest.mark.parametrize(("schema", "max_tokens"), [(Outer, 400), (Outer, 120), (Many, 200), (Many, 90), (Many, 13)])
 def test_a_text_follows_its_schema_and_ends_in_time(
     chat: ChatInvariant, schema: type[BaseModel], max_tokens: int, temperature: float
 ) -> None:
@@ -111,7 +113,7 @@ def test_beams_are_refused(chat: ChatInvariant) -> None:
 
 
 def test_a_budget_that_just_suffices_is_enough(chat: ChatInvariant) -> None:
-    with pytest.raises(UnsupportedCombination, match="max_tokens of at least") as error:
+    with pytest.raises(UnsupportedCombination, match="max_new_tokens of at least") as error:
         chat.with_structured_output(Pair, max_tokens=5).invoke(QUESTION)
     least = int(str(error.value).split("at least ")[1].split()[0])
     result = chat.with_structured_output(Pair, max_tokens=least).invoke(QUESTION)
@@ -144,3 +146,49 @@ def test_a_schema_that_is_none_is_refused(chat: ChatInvariant) -> None:
     schema = {"title": "Bad", "type": "object", "properties": {"a": {"type": "no such type"}}, "required": ["a"]}
     with pytest.raises(InvalidSchema, match="no such type"):
         chat.with_structured_output(schema).invoke(QUESTION)
+
+
+class Links(BaseModel):
+    when: timedelta
+    where: HttpUrl
+
+
+class Small(BaseModel):
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def _never(cls, value: int) -> int:
+        raise ValueError("no number will do")
+
+
+def test_formats_are_written_so_that_they_parse(chat: ChatInvariant) -> None:
+    for seed in range(3):
+        found = chat.with_structured_output(Links, max_tokens=70, temperature=1.0, seed=seed).invoke(QUESTION)
+        assert isinstance(found, Links)
+
+
+def test_stop_sequences_do_not_cut_an_object(chat: ChatInvariant) -> None:
+    model = chat.with_structured_output(Pair, max_tokens=60)
+    expected = model.invoke(QUESTION)
+    assert model.invoke(QUESTION, stop=[",", '"']) == expected
+    assert chat.model_copy(update={"stop": ["two"]}).with_structured_output(Pair, max_tokens=60).invoke(QUESTION) == (
+        expected
+    )
+
+
+@pytest.mark.parametrize("schema", [Pair, Inner])
+def test_what_is_cut_off_is_an_error_and_no_dict_with_missing_keys(chat: ChatInvariant, schema: type) -> None:
+    model = chat.with_structured_output(schema, max_tokens=60, stopping_criteria=[MaxTimeCriteria(0.0)])
+    with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
+        model.invoke(QUESTION)
+    with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
+        list(model.stream(QUESTION))
+
+
+def test_what_a_validator_rejects_is_an_error_or_the_parsing_error_of_raw_output(chat: ChatInvariant) -> None:
+    with pytest.raises(InvalidObject, match="no number will do"):
+        chat.with_structured_output(Small, max_tokens=20).invoke(QUESTION)
+    result = chat.with_structured_output(Small, include_raw=True, max_tokens=20).invoke(QUESTION)
+    assert result["parsed"] is None
+    assert isinstance(result["parsing_error"], InvalidObject)

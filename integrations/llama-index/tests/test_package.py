@@ -33,16 +33,16 @@ def test_importing_brings_no_other_framework_and_no_optional_package() -> None:
         + "".join(f"import llama_index.{each}.invariant_rag\n" for each in NAMESPACES)
         + "from llama_index.llms.invariant_rag import InvariantLLM\n"
         "from llama_index.core.prompts import PromptTemplate\n"
-        "from invariant_rag.errors import UnsupportedCombination\n"
+        "from invariant_rag.errors import ExtraRequired\n"
         "from pydantic import create_model\n"
         "print(len(InvariantLLM(max_tokens=1).complete('Hello').raw))\n"
         "try:\n"
         "    InvariantLLM(max_tokens=1).structured_predict(create_model('A', a=int), PromptTemplate('x'))\n"
-        "except UnsupportedCombination as error:\n"
-        "    print(error, error.hint)\n"
+        "except ExtraRequired as error:\n"
+        "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "5",
-        "output_cls needs xgrammar, which is not installed pip install 'llama-index-llms-invariant-rag[structured]'",
+        'xgrammar is not installed; run `pip install "invariant-rag[structured]"`',
     ]

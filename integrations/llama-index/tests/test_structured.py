@@ -6,14 +6,16 @@ from typing import Literal
 import pytest
 from cases import ORDERS, QUERY, ListRetriever, nodes_of
 from invariant_rag import InvariantModel
+from invariant_rag.errors import IncompleteObject, UnsupportedCombination
 from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from pydantic import BaseModel, Field
+from transformers import MaxTimeCriteria
 
-from llama_index.llms.invariant_rag import IncompleteObject, InvariantLLM
+from llama_index.llms.invariant_rag import InvariantLLM
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -55,8 +57,28 @@ def test_a_structured_llm_works(llm: InvariantLLM) -> None:
 
 
 def test_an_object_that_does_not_fit_is_refused(llm: InvariantLLM) -> None:
-    with pytest.raises(IncompleteObject, match=r"Essay.*5 tokens"):
+    with pytest.raises(UnsupportedCombination, match=r"max_new_tokens of at least 12 .*got 5"):
         llm.structured_predict(Essay, PromptTemplate("Write."), {"max_tokens": 5})
+
+
+def test_a_text_without_end_is_closed_in_time(llm: InvariantLLM) -> None:
+    for max_tokens in (12, 13, 40):
+        found = llm.structured_predict(Essay, PromptTemplate("Write."), {"max_tokens": max_tokens})
+        assert isinstance(found, Essay)
+
+
+def test_an_object_that_is_cut_off_is_an_error(llm: InvariantLLM) -> None:
+    options = {"stopping_criteria": [MaxTimeCriteria(0.0)]}
+    with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
+        llm.structured_predict(Essay, PromptTemplate("Write."), options)
+    with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
+        list(llm.stream_structured_predict(Essay, PromptTemplate("Write."), options))
+
+
+def test_stop_strings_do_not_cut_an_object(llm: InvariantLLM) -> None:
+    expected = llm.structured_predict(Departure, PromptTemplate("When?"))
+    assert llm.structured_predict(Departure, PromptTemplate("When?"), {"stop": ["hour", ","]}) == expected
+    assert list(llm.stream_structured_predict(Departure, PromptTemplate("When?"), {"stop": [","]}))[-1] == expected
 
 
 async def test_the_synthesizer_answers_with_an_object(llm: InvariantLLM) -> None:
@@ -111,8 +133,8 @@ async def test_an_object_streams_as_it_grows(llm: InvariantLLM, way: str) -> Non
         assert set(before) <= set(after)
 
 
-def test_a_stream_of_an_object_that_does_not_fit_ends_with_an_error(llm: InvariantLLM) -> None:
-    with pytest.raises(IncompleteObject, match=r"Essay.*5 tokens"):
+def test_a_stream_of_an_object_that_does_not_fit_is_refused(llm: InvariantLLM) -> None:
+    with pytest.raises(UnsupportedCombination, match=r"max_new_tokens of at least 12 .*got 5"):
         list(llm.stream_structured_predict(Essay, PromptTemplate("Write."), {"max_tokens": 5}))
 
 

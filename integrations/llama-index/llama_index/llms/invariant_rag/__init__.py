@@ -5,6 +5,5 @@ from llama_index.llms.invariant_rag.base import InvariantLLM
 from llama_index.llms.invariant_rag.choices import UnknownParameter
 from llama_index.llms.invariant_rag.markers import OrderWarning
 from llama_index.llms.invariant_rag.messages import SegmentBlock
-from llama_index.llms.invariant_rag.structured import IncompleteObject
 
-__all__ = ["IncompleteObject", "InvariantLLM", "OrderWarning", "SegmentBlock", "UnknownParameter", "canonical", "vote"]
+__all__ = ["InvariantLLM", "OrderWarning", "SegmentBlock", "UnknownParameter", "canonical", "vote"]

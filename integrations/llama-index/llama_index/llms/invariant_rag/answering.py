@@ -13,7 +13,7 @@ from llama_index.core.bridge.pydantic import BaseModel
 
 from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
-from llama_index.llms.invariant_rag.structured import IncompleteObject, schema_options
+from invariant_rag.generation.structured import check_complete, constrain
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Request:
     Attributes:
         prompt: Builds the prompt, once there is a model with a chat template.
         options: Keywords of `InvariantModel.generate`.
-        stops: Strings that end the answer.
+        stops: Strings that end the answer; there are none where it is an object.
         output_cls: The answer is JSON of its schema; None: any text.
     """
 
@@ -34,16 +34,14 @@ class Request:
 
     def keywords(self, model: InvariantModel) -> dict[str, Any]:
         """Return keywords of `generate` for this model."""
-        constraint = {} if self.output_cls is None else schema_options(model, self.output_cls)
-        return {**self.options, **constraint, "stop_strings": list(self.stops) or None}
+        if self.output_cls is not None:
+            return constrain(model, self.output_cls, **self.options).options
+        return {**self.options, "stop_strings": list(self.stops) or None}
 
     def check(self, generation: Generation) -> None:
-        """Raise IncompleteObject where an object was asked for, and the answer ended at `max_tokens`."""
-        if self.output_cls is not None and generation.finish_reason == "length":
-            raise IncompleteObject(
-                f"expected a complete {self.output_cls.__name__} as JSON, got {generation.text!r} in "
-                f"{generation.usage.completion_tokens} tokens"
-            )
+        """Raise IncompleteObject where an object was asked for, and the answer was cut off."""
+        if self.output_cls is not None:
+            check_complete(generation.text)
 
 
 def generation_options(
@@ -67,7 +65,8 @@ def answer(load: Callable[[], InvariantModel], request: Request) -> tuple[str, G
     """Return the text of an answer, without the stop string that ended it, and all else about it.
 
     Raises:
-        IncompleteObject: An object was asked for, and the answer ended at `max_tokens`.
+        IncompleteObject: An object was asked for, and something else than its end ended the answer.
+        UnsupportedCombination: An object was asked for, and none is known to fit into `max_tokens`.
     """
     model = load()
     generation = model.generate(request.prompt(model), **request.keywords(model))
@@ -90,7 +89,8 @@ def stream(load: Callable[[], InvariantModel], request: Request) -> Generator[st
     """Yield the text of `answer` as it comes, and then all else about it. Nothing is loaded before it is read.
 
     Raises:
-        IncompleteObject: An object was asked for, and the answer ended at `max_tokens`.
+        IncompleteObject: An object was asked for, and something else than its end ended the answer.
+        UnsupportedCombination: An object was asked for, and none is known to fit into `max_tokens`.
     """
     model = load()
     with closing(model.stream(request.prompt(model), **request.keywords(model))) as pieces:

@@ -34,6 +34,7 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.generation.overflow import Overflow
+from invariant_rag.generation.structured import parse_object
 from invariant_rag.prompts import render_chat
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import document_rendering
@@ -226,10 +227,12 @@ class InvariantLLM(CustomLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """Answer with an object: decoding can write nothing but JSON of its schema.
+        """Answer with an object: decoding can write nothing but JSON of its schema, and finishes it in `max_tokens`.
 
         Raises:
-            IncompleteObject: The answer ended at `max_tokens`.
+            IncompleteObject: Something else than its end ended the answer.
+            InvalidObject: A validator of the class rejects the answer.
+            UnsupportedCombination: No object is known to fit into `max_tokens`.
         """
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
@@ -249,7 +252,9 @@ class InvariantLLM(CustomLLM):
         """Answer with an object; the event loop goes on.
 
         Raises:
-            IncompleteObject: The answer ended at `max_tokens`.
+            IncompleteObject: Something else than its end ended the answer.
+            InvalidObject: A validator of the class rejects the answer.
+            UnsupportedCombination: No object is known to fit into `max_tokens`.
         """
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
@@ -304,7 +309,7 @@ class InvariantLLM(CustomLLM):
     def _request(self, build: Callable[[InvariantModel, str | None], Prompt], kwargs: dict[str, Any]) -> Request:
         given = {**{name: getattr(self, name) for name in _DECODING}, **self.generation_kwargs, **kwargs}
         query, stop, output_cls = given.pop("query", None), given.pop("stop") or [], given.pop("output_cls", None)
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        stops = [] if output_cls is not None else [stop] if isinstance(stop, str) else list(stop)
         return Request(lambda model: build(model, query), generation_options(**given), stops, output_cls)
 
     # --- copies ---
@@ -398,6 +403,6 @@ def _as_chat(response: CompletionResponse) -> ChatResponse:
 
 
 def _object(response: ChatResponse, output_cls: type[Model]) -> Model:
-    read = output_cls.model_validate_json(response.message.content or "")
+    read: Model = parse_object(response.message.content or "", output_cls)
     dispatcher.event(LLMStructuredPredictEndEvent(output=read))
     return read
