@@ -33,7 +33,7 @@ def identity(lm: InvariantModel) -> str:
 
     Law: of two models with the same identity, either may answer for the other. Caches of answers and batches of several
     callers are keyed by it, together with the prompt and the keywords of the call. It is computed at every call, so it
-    follows weights, chat templates and generation configs that were changed in place. It is the same in every process,
+    follows weights, configs and chat templates that were changed in place. It is the same in every process,
     unless a choice holds an object without a comparable content, such as an ordering with a model in memory.
 
     A cache of keys and values is no part of it: it changes no answer.
@@ -42,6 +42,7 @@ def identity(lm: InvariantModel) -> str:
     parts = {
         "kind": _reference(type(lm)),
         "weights": weights_digest(lm),
+        "config": lm.model.config.to_json_string(use_diff=False),
         "training": lm.model.training,
         "device": lm.device.type,
         "generation_config": lm.model.generation_config.to_json_string(use_diff=False),
@@ -57,7 +58,12 @@ def identity(lm: InvariantModel) -> str:
 
 
 def weights_digest(lm: InvariantModel) -> str:
-    """Return a digest of the configuration and the weights, taken again after they were changed in place."""
+    """Return a digest of the configuration and the weights, computed again after they were changed in place.
+
+    Weights that accelerate offloads have no values to read: such a model gets a token of its own.
+    """
+    if any(parameter.is_meta for parameter in lm.model.parameters()):
+        return f"offloaded@{_token(lm.model)}"
     return lm.prefiller.shared.fingerprint(lm.model)
 
 

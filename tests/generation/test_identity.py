@@ -80,13 +80,17 @@ def change_the_generation_config(lm: InvariantModel) -> None:
     lm.model.generation_config.repetition_penalty = 1.5
 
 
+def change_the_config(lm: InvariantModel) -> None:
+    lm.model.config.use_cache = not lm.model.config.use_cache
+
+
 def change_the_dtype(lm: InvariantModel) -> None:
     lm.model.to(torch.bfloat16)
 
 
 CHANGES = [
     change_a_weight, change_a_weight_behind_autograd, change_the_template, add_a_token, name_another_end,
-    change_the_generation_config, change_the_dtype,
+    change_the_generation_config, change_the_config, change_the_dtype,
 ]  # fmt: skip
 
 
@@ -100,16 +104,17 @@ def test_a_change_in_place_changes_the_identity(lm: InvariantModel, change: Any)
     assert len({*before, *after}) == 4
 
 
-def test_models_that_answer_alike_share_one(model: InvariantModel, tiny_folder: Path) -> None:
+def test_models_that_answer_alike_share_one(lm: InvariantModel) -> None:
+    before = identity(lm)
     for alike in (
-        model.with_method("rotor"),
-        model.with_cache(KeyValueCache()),
-        pickle.loads(pickle.dumps(model)),
-        model.with_method("pine").with_method("rotor", ordering=Lexical()),
+        lm.with_method("rotor"),
+        lm.with_cache(KeyValueCache()),
+        pickle.loads(pickle.dumps(lm)),
+        lm.with_method("pine").with_method("rotor", ordering=Lexical()),
     ):
-        assert identity(alike) == identity(model)
-    model.generate(model.chat_prompt("Where?", ["Here."]), max_new_tokens=1)
-    assert identity(model) == identity(model), "a call leaves no trace in it"
+        assert identity(alike) == before
+    lm.generate(lm.chat_prompt("Where?", ["Here."]), max_new_tokens=1)
+    assert identity(lm) == before, "a call leaves no trace in it"
 
 
 @pytest.mark.slow
@@ -128,6 +133,15 @@ def test_it_is_the_same_in_another_process(tiny_folder: Path) -> None:
 
 def test_a_model_without_a_tokenizer_has_one_too(chat_llama: PreTrainedModel, model: InvariantModel) -> None:
     assert identity(InvariantModel(chat_llama)) == identity(InvariantModel(chat_llama)) != identity(model)
+
+
+def test_a_model_with_offloaded_weights_has_an_identity_of_its_own(lm: InvariantModel) -> None:
+    other = copy.deepcopy(lm)
+    assert identity(lm) == identity(other)
+    for each in (lm, other):
+        each.model.lm_head.to("meta")
+    assert identity(lm) == identity(lm.with_method("rotor")) != identity(lm.with_method("pine"))
+    assert identity(lm) != identity(other) == identity(other)
 
 
 def test_classes_of_the_same_name_are_told_apart() -> None:

@@ -65,7 +65,7 @@ def test_a_model_is_shared_as_long_as_somebody_has_it(folder: Path, tiny_folder:
     assert loads == [str(folder), str(tiny_folder)]
     LazyModel(tiny_folder).lm()
     LazyModel(folder).lm()
-    assert loads == [str(folder), str(tiny_folder)] * 2
+    assert loads == [str(folder), str(tiny_folder), str(tiny_folder), str(folder)]
 
 
 def test_other_options_load_other_weights(folder: Path) -> None:

@@ -14,4 +14,4 @@ class ToolsNotCalled(UnsupportedCombination, NotImplementedError):
     hint = "Give the model what the tool would find: see InvariantRAGMiddleware and SegmentsPlaceholder."
 
     def __init__(self) -> None:
-        super().__init__("expected a call without tools: this model does not call tools")
+        super().__init__("expected a call without tools: this model does not call them")
