@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
+
+import pytest
 
 import invariant_rag
 
@@ -22,10 +25,19 @@ def test_there_is_one_version():
     assert version("invariant-rag") == invariant_rag.__version__
 
 
-def test_every_public_name_exists():
-    assert invariant_rag.__all__
-    for name in invariant_rag.__all__:
-        assert hasattr(invariant_rag, name)
+@pytest.mark.parametrize("package", ["", ".evaluation", ".generation", ".models", ".rag"])
+def test_every_public_name_of_a_package_exists(package):
+    module = import_module(f"invariant_rag{package}")
+    assert module.__all__
+    for name in module.__all__:
+        assert hasattr(module, name)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = module.nonsense
+
+
+def test_audit_is_the_function_also_after_its_package_was_imported():
+    import_module("invariant_rag.evaluation.audit.auditing")
+    assert invariant_rag.audit is import_module("invariant_rag.evaluation.audit").audit
 
 
 def test_the_type_marker_is_shipped():

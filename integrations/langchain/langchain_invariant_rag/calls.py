@@ -1,4 +1,4 @@
-"""One call of a model: what was asked for, as the engine's keywords, and what came out, as LangChain reports it."""
+"""One call of a model: what was asked for, as keywords of `InvariantModel.generate`, and what came out, as LangChain reports it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Call:
         """Whether its prompts are decoded one by one: a seed or a grammar is for one text."""
         return self.sampled or self.schema is not None or bool(self.more.get("do_sample"))
 
-    def options(self, engine: InvariantModel) -> dict[str, Any]:
+    def options(self, lm: InvariantModel) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate`, for one prompt or one batch."""
         options = {"max_new_tokens": self.max_tokens, **self.more}
         if self.sampled:
@@ -62,7 +62,7 @@ class Call:
         if self.stop:
             options["stop_strings"] = list(self.stop)
         if self.schema is not None:
-            options = constrain(engine, self.schema, **options).options
+            options = constrain(lm, self.schema, **options).options
         if self.abandoned is not None:
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), Abandoned(self.abandoned)]
         return options
@@ -77,13 +77,13 @@ class Call:
             check_complete(generation.text)
         return before_stop(generation.text, self.stop)
 
-    def stream(self, engine: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
+    def stream(self, lm: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
         """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it.
 
         Raises:
             IncompleteObject: As for `text`.
         """
-        pieces = engine.stream(prompt, **self.options(engine))
+        pieces = lm.stream(prompt, **self.options(lm))
         yield from stream_before_stop(pieces, self.stop)
         if pieces.generation is not None:
             self.text(pieces.generation)
@@ -120,7 +120,7 @@ def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords:
 
 
 def usage_of(generation: Generation) -> UsageMetadata:
-    """Return the tokens read and written, and how many of those read came from the engine's cache."""
+    """Return the tokens read and written, and how many of those read came from the cache."""
     usage = generation.usage
     return UsageMetadata(
         input_tokens=usage.prompt_tokens,
