@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.generation.decode import Decoded
 from invariant_rag.generation.options import as_ids
@@ -57,6 +57,11 @@ class Generation:
     order: tuple[int, ...]
     dropped: tuple[int, ...] = ()
     trimmed: tuple[int, ...] = ()
+
+    @classmethod
+    def extend(cls, generation: Generation, **extra: Any) -> Self:
+        """Return a generation as an instance of this subclass, with the fields that the subclass adds."""
+        return cls(**{field.name: getattr(generation, field.name) for field in fields(Generation)}, **extra)
 
 
 def to_generations(
