@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any, TypeVar
 
 from invariant_rag.generation.model import Generation, InvariantModel
-from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
+from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -65,17 +65,17 @@ class Call:
             options["logits_processor"] = [*options.get("logits_processor", ()), grammar.processor]
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), grammar.stopping]
         if self.abandoned is not None:
-            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), Abandoned(self.abandoned)]
+            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), StopOnEvent(self.abandoned)]
         return options
 
     def text(self, generation: Generation) -> str:
         """Return the text of a generation, up to the first stop sequence."""
-        return before_stop(generation.text, self.stop)
+        return trim_at_stop_string(generation.text, self.stop)
 
     def stream(self, engine: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
         """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it."""
         pieces = engine.stream(prompt, **self.options(engine))
-        yield from stream_before_stop(pieces, self.stop)
+        yield from stream_until_stop_string(pieces, self.stop)
         if pieces.generation is not None:
             yield pieces.generation
 

@@ -326,7 +326,7 @@ def test_threads_get_their_own_answers(engine: InvariantModel, micro_batching: b
 
 def waiting(chat: ChatInvariant, prompts: list[str], pool: ThreadPoolExecutor) -> list[Any]:
     """Start a call for each prompt while the engine is busy, and return once all of them wait."""
-    with chat._batcher._turn:
+    with chat._batcher._generate_lock:
         calls = [pool.submit(chat.invoke, prompt) for prompt in prompts]
         while len(chat._batcher._waiting) < len(prompts):
             time.sleep(0.01)
@@ -357,7 +357,7 @@ async def test_coroutines_that_wait_are_decoded_together(engine: InvariantModel)
     chat = ChatInvariant(model=engine, max_tokens=8, micro_batching=True)
     alone = [chat.invoke(prompt).content for prompt in PROMPTS[:3]]
     with forwards(engine) as shapes:
-        with chat._batcher._turn:
+        with chat._batcher._generate_lock:
             calls = [asyncio.ensure_future(chat.ainvoke(prompt)) for prompt in PROMPTS[:3]]
             while len(chat._batcher._waiting) < 3:
                 await asyncio.sleep(0.01)
