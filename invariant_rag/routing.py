@@ -1,11 +1,11 @@
-"""Selective Routing: ask the plain model and the invariant one, and keep one answer (arXiv 2502.08662, section 3.3).
+"""Selective Routing: run the plain and the invariant model, and return one answer (arXiv 2502.08662, section 3.3).
 
-Some prompts are sets, and in some the order means something ("none of the above"). The router takes the invariant
-answer only where that model is the more confident one by a margin. It costs both answers.
+In some prompts the order of the segments carries meaning ("none of the above" as the last option). The router returns
+the invariant answer only if that model is more confident than the plain one by a margin. It costs two generations.
 
-A router that looks at the plain model inherits its order dependence: with `plain_order="given"`, as published, the
-answer may change with the order of the segments. With `plain_order="canonical"` it does not, and the plain model no
-longer sees the order in which the segments were given.
+The router inherits the order dependence of the plain model: with `plain_order="given"`, as published, the answer may
+change with the order of the segments. With `plain_order="canonical"` it does not, but then the plain model cannot use
+the input order either.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args, overload
 
 import torch
@@ -21,7 +21,7 @@ import torch
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import Abandoned
+from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 Branch: TypeAlias = Literal["plain", "invariant"]
 PlainOrder: TypeAlias = Literal["given", "canonical"]
 
-_REMEMBERING = ("logits_processor", "stopping_criteria")
+_STATEFUL_OPTIONS = ("logits_processor", "stopping_criteria")
 
 ALPHA = 0.2
 """The published margin, chosen on the validation set of MMLU."""
 ALPHAS = (-0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""The margins that were tried for it (arXiv 2502.08662, appendix E)."""
+"""The candidate margins of the paper (arXiv 2502.08662, appendix E)."""
 
 
 def route(plain_confidence: float, invariant_confidence: float, alpha: float = ALPHA) -> Branch:
@@ -47,13 +47,13 @@ def route(plain_confidence: float, invariant_confidence: float, alpha: float = A
     Args:
         plain_confidence: Confidence of the plain model, from 0 to 1.
         invariant_confidence: Confidence of the invariant model.
-        alpha: How much more confident the invariant model has to be.
+        alpha: Margin by which the invariant model must be more confident.
     """
     return "invariant" if plain_confidence + alpha < invariant_confidence else "plain"
 
 
 def text_confidence(logprobs: Sequence[float]) -> float:
-    """Return the geometric mean of token probabilities: how confident a model is in a text. No token: 0.
+    """Return the confidence in a text: the geometric mean of its token probabilities, or 0 for no tokens.
 
     Args:
         logprobs: Log-probability of each token.
@@ -62,7 +62,7 @@ def text_confidence(logprobs: Sequence[float]) -> float:
 
 
 def candidate_confidence(logprobs: Sequence[float]) -> float:
-    """Return the largest probability of a candidate. It is the model's own, not a share among the candidates.
+    """Return the largest probability of a candidate, not normalised over the candidates.
 
     Args:
         logprobs: Log-probability of each candidate; at least one.
@@ -72,13 +72,13 @@ def candidate_confidence(logprobs: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """Both branches on one labelled question.
+    """The results of both branches for one labelled question.
 
     Attributes:
         plain_confidence: Confidence of the plain model.
         invariant_confidence: Confidence of the invariant model.
-        plain_score: How good the plain answer is: right or wrong, or any measure of which more is better.
-        invariant_score: How good the invariant answer is.
+        plain_score: Quality of the plain answer: correct or not, or any metric where higher is better.
+        invariant_score: Quality of the invariant answer.
     """
 
     plain_confidence: float
@@ -89,12 +89,12 @@ class RoutingRecord:
 
 @dataclass(frozen=True)
 class TunedAlpha:
-    """What `tune_alpha` found.
+    """The result of `tune_alpha`.
 
     Attributes:
         alpha: The best margin.
         score: Mean score of the routed answers at this margin.
-        scores: The same for every margin that was tried.
+        scores: Mean score for every candidate margin.
     """
 
     alpha: float
@@ -105,25 +105,24 @@ class TunedAlpha:
 def tune_alpha(records: Iterable[RoutingRecord], alphas: Sequence[float] = ALPHAS) -> TunedAlpha:
     """Find the margin with the best mean score on a labelled set.
 
-    Of margins that are equally good, the one nearest to 0 is taken; of two as near, the positive one, which trusts the
-    plain model more.
+    Ties are broken towards 0, and then towards the positive margin, which prefers the plain model.
 
     Args:
-        records: Both branches on each question.
-        alphas: Margins to try; the published ones where nothing is given.
+        records: The results of both branches for each question.
+        alphas: Candidate margins; the published ones by default.
 
     Raises:
-        InvalidChoice: There is no record, or no margin.
+        InvalidChoice: `records` or `alphas` is empty.
     """
-    known = list(records)
-    if not known or not alphas:
-        raise InvalidChoice(f"expected records and margins to choose from, got {len(known)} and {len(alphas)}")
+    records = list(records)
+    if not records or not alphas:
+        raise InvalidChoice(f"expected at least one record and one margin, got {len(records)} and {len(alphas)}")
 
     def mean(alpha: float) -> float:
-        branches = [route(each.plain_confidence, each.invariant_confidence, alpha) for each in known]
+        branches = [route(each.plain_confidence, each.invariant_confidence, alpha) for each in records]
         scores = [
             each.plain_score if branch == "plain" else each.invariant_score
-            for each, branch in zip(known, branches, strict=True)
+            for each, branch in zip(records, branches, strict=True)
         ]
         return math.fsum(scores) / len(scores)
 
@@ -134,12 +133,12 @@ def tune_alpha(records: Iterable[RoutingRecord], alphas: Sequence[float] = ALPHA
 
 @dataclass(frozen=True)
 class RoutedGeneration(Generation):
-    """The answer that was kept.
+    """The answer of the selected branch.
 
     Attributes:
-        branch: Whose answer it is.
+        branch: The selected branch.
         plain_confidence: Geometric mean of the token probabilities of the plain answer.
-        invariant_confidence: The same of the invariant answer.
+        invariant_confidence: The same for the invariant answer.
     """
 
     branch: Branch = "plain"
@@ -148,12 +147,12 @@ class RoutedGeneration(Generation):
 
 
 class RoutedScores(list[float]):
-    """Log-probabilities of candidates, from the branch that was taken.
+    """Log-probabilities of candidates, from the selected branch.
 
     Attributes:
-        branch: Which one.
-        plain_confidence: Largest probability that the plain model gives a candidate.
-        invariant_confidence: The same of the invariant model.
+        branch: The selected branch.
+        plain_confidence: Largest probability of a candidate under the plain model.
+        invariant_confidence: The same for the invariant model.
     """
 
     def __init__(
@@ -166,18 +165,18 @@ class RoutedScores(list[float]):
 
 
 class RoutedModel(InvariantModel):
-    """An `InvariantModel` that generates and scores twice, and keeps one result. Made by `with_routing`.
+    """An `InvariantModel` that generates and scores with two branches, and returns one result; see `with_routing`.
 
-    `generate`, `stream` and `score` are routed. `logits`, `prepare` and `arranged` are those of the invariant branch.
+    `generate`, `stream` and `score` are routed. `logits`, `prepare` and `arranged` use the invariant branch.
     """
 
     @classmethod
     def over(cls, lm: InvariantModel, *, alpha: float = ALPHA, plain_order: PlainOrder = "given") -> Self:
-        """Return a model that routes between `lm` and the plain model; same weights.
+        """Return a model that routes between `lm` and the plain model, with shared weights.
 
         Raises:
-            InvalidChoice: `alpha` is no finite number.
-            UnknownName: No such order.
+            InvalidChoice: `alpha` is not finite.
+            UnknownName: Unknown `plain_order`.
         """
         if not math.isfinite(alpha):
             raise InvalidChoice(f"alpha: expected a finite number, got {alpha}")
@@ -188,17 +187,17 @@ class RoutedModel(InvariantModel):
         return routed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.invariant_branch, self.alpha, self.plain_order)
+        return _restore, (self.invariant_branch, self.alpha, self.plain_order)
 
     @property
     def alpha(self) -> float:
-        """How much more confident the invariant branch has to be."""
+        """Margin by which the invariant branch must be more confident."""
         alpha: float = vars(self)["_routing"][0]
         return alpha
 
     @property
     def plain_order(self) -> PlainOrder:
-        """The order of the segments in the plain branch: `given`, or `canonical` (the ordering of the model)."""
+        """Order of the segments in the plain branch: `given`, or `canonical` (the model's ordering)."""
         plain_order: PlainOrder = vars(self)["_routing"][1]
         return plain_order
 
@@ -211,18 +210,18 @@ class RoutedModel(InvariantModel):
 
     @property
     def plain_branch(self) -> InvariantModel:
-        """The plain model, on the same weights."""
+        """The plain model, with the same weights."""
         ordering = "given" if self.plain_order == "given" else self.ordering
         return self.invariant_branch.with_method("sequential", ordering=ordering)
 
     @property
     def invariant(self) -> bool:
-        """Whether the order in which segments are given changes no bit of the output."""
+        """Whether permuting the input segments changes no bit of the output."""
         return self.ordering.invariant and self.plain_order == "canonical"
 
     @property
     def name(self) -> str:
-        """Name of the model, with its routing: what caches know an answer by has to tell the two apart."""
+        """Name of the model with its routing, so that caches keyed by name separate routed and unrouted answers."""
         return f"{super().name} (routed, alpha={self.alpha}, plain_order={self.plain_order})"
 
     @overload
@@ -243,74 +242,78 @@ class RoutedModel(InvariantModel):
         seed: int | None = None,
         **kwargs: Any,
     ) -> Generation | list[Generation]:
-        """Generate with both branches, and keep one answer for each prompt.
+        """Generate with both branches, and return one answer per prompt.
 
         Args:
             prompt: One prompt, or several.
-            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
+            max_new_tokens: Maximum number of tokens to generate. None: the default of `InvariantModel.generate`.
             seed: Seed for sampling, the same for both branches.
-            **kwargs: As for `InvariantModel.generate`. A streamer gets the answer once it is known which one it is.
-                With `num_return_sequences`, the first answers of both branches are compared, then the second ones...
+            **kwargs: As for `InvariantModel.generate`. A streamer receives the tokens after both branches have
+                finished. With `num_return_sequences`, the i-th sequences of both branches are compared.
 
         Returns:
             One `RoutedGeneration` for one prompt, and a list for several.
 
         Raises:
-            UnsupportedCombination: A streamer was given for several answers, or a logits processor or a stopping
-                criterion that can be used for one text only.
+            UnsupportedCombination: A streamer with several answers, or a logits processor or stopping criterion that
+                cannot be copied.
         """
         streamer = kwargs.pop("streamer", None)
-        again = {**kwargs, **_copied({name: kwargs[name] for name in _REMEMBERING if name in kwargs})}
-        plain = self.plain_branch.generate(prompt, max_new_tokens=max_new_tokens, seed=seed, **again)
-        ours = self.invariant_branch.generate(prompt, max_new_tokens=max_new_tokens, seed=seed, **kwargs)
-        one = isinstance(plain, Generation) and isinstance(ours, Generation)
-        pairs = [(plain, ours)] if one else zip(cast(list[Any], plain), cast(list[Any], ours), strict=True)
-        routed = [self._routed(*pair) for pair in pairs]
+        stateful = {name: kwargs[name] for name in _STATEFUL_OPTIONS if name in kwargs}
+        plain_kwargs = {**kwargs, **_copy_stateful(stateful)}
+        plain = self.plain_branch.generate(prompt, max_new_tokens=max_new_tokens, seed=seed, **plain_kwargs)
+        invariant = self.invariant_branch.generate(prompt, max_new_tokens=max_new_tokens, seed=seed, **kwargs)
+        single = isinstance(plain, Generation) and isinstance(invariant, Generation)
+        pairs = [(plain, invariant)] if single else zip(cast(list[Any], plain), cast(list[Any], invariant), strict=True)
+        routed = [self._select(*pair) for pair in pairs]
         if streamer is not None:
             _replay(routed, streamer)
-        return routed[0] if one else list(routed)
+        return routed[0] if single else list(routed)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
-        """Score candidates with both branches, and return those of one as `RoutedScores`."""
+        """Score candidates with both branches, and return the scores of one as `RoutedScores`."""
         plain = self.plain_branch.score(prompt, candidates)
-        ours = self.invariant_branch.score(prompt, candidates)
+        invariant = self.invariant_branch.score(prompt, candidates)
         if not plain:
             return []
-        confidences = candidate_confidence(plain), candidate_confidence(ours)
+        confidences = candidate_confidence(plain), candidate_confidence(invariant)
         branch = route(*confidences, self.alpha)
-        return RoutedScores(plain if branch == "plain" else ours, branch, *confidences)
+        return RoutedScores(plain if branch == "plain" else invariant, branch, *confidences)
 
-    def _routed(self, plain: Generation, ours: Generation) -> RoutedGeneration:
-        confidences = text_confidence(plain.logprobs), text_confidence(ours.logprobs)
+    def _select(self, plain: Generation, invariant: Generation) -> RoutedGeneration:
+        """Return the generation of the more confident branch, by the margin `alpha`."""
+        confidences = text_confidence(plain.logprobs), text_confidence(invariant.logprobs)
         branch = route(*confidences, self.alpha)
-        kept = plain if branch == "plain" else ours
-        values = {field.name: getattr(kept, field.name) for field in fields(Generation)}
-        return RoutedGeneration(
-            **values, branch=branch, plain_confidence=confidences[0], invariant_confidence=confidences[1]
+        return RoutedGeneration.extend(
+            plain if branch == "plain" else invariant,
+            branch=branch,
+            plain_confidence=confidences[0],
+            invariant_confidence=confidences[1],
         )
 
 
-def _unpickled(lm: InvariantModel, alpha: float, plain_order: PlainOrder) -> RoutedModel:
+def _restore(lm: InvariantModel, alpha: float, plain_order: PlainOrder) -> RoutedModel:
     return RoutedModel.over(lm, alpha=alpha, plain_order=plain_order)
 
 
-def _copied(options: dict[str, Any]) -> dict[str, Any]:
-    """Copy what may remember the text that it has seen, such as a grammar: there are two texts.
+def _copy_stateful(options: dict[str, Any]) -> dict[str, Any]:
+    """Copy options that may hold the state of one generation, such as a grammar, since there are two generations.
 
-    What one of the options shares with another, their copies share too. An event that ends a generation stays the same.
+    Objects shared between options are shared between their copies too. `StopOnEvent` criteria are not copied: one event
+    stops both generations.
     """
-    criteria = [each for each in options.get("stopping_criteria") or () if isinstance(each, Abandoned)]
+    criteria = [each for each in options.get("stopping_criteria") or () if isinstance(each, StopOnEvent)]
     try:
         return copy.deepcopy(options, {id(each): each for each in criteria})
     except TypeError as error:
         raise UnsupportedCombination(
-            f"expected {' and '.join(options)} that can be copied, as a routed model writes two texts: {error}",
-            hint="Use the model without routing, model.invariant_branch.",
+            f"expected {' and '.join(options)} that can be copied, since a routed model generates twice: {error}",
+            hint="Use the model without routing: model.invariant_branch.",
         ) from error
 
 
 def _replay(routed: Sequence[RoutedGeneration], streamer: BaseStreamer) -> None:
-    """Hand a finished answer to a streamer as transformers would have: the prompt, then each token."""
+    """Pass a finished answer to a streamer as transformers does: the prompt, then each token."""
     if len(routed) != 1:
         raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
     streamer.put(torch.empty((1, 0), dtype=torch.long))

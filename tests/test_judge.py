@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Judge
-from invariant_rag.ensembles.cost import counted
+from invariant_rag.ensembles.cost import count_cost
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidPrompt,
@@ -122,7 +122,7 @@ def test_criteria_listed_in_another_order_give_the_same_verdict(lm: InvariantMod
 @pytest.mark.parametrize("by", BY)
 def test_the_prompt_is_prefilled_once_however_many_answers_there_are(lm: InvariantModel, by: Any) -> None:
     for count in (2, 5):
-        with counted(lm.model) as counter:
+        with count_cost(lm.model) as counter:
             Judge(lm, by=by).rank("Why?", [f"because {number}" for number in range(count)])
         assert (counter.cost.prefills, counter.cost.calls) == (1, 2)
 

@@ -86,7 +86,7 @@ def test_equally_good_margins_are_decided_by_their_size() -> None:
     assert tune_alpha([record], [-0.3, 0.3, 0.4]).alpha == 0.3
     assert tune_alpha([record], [-0.1, 0.3]).alpha == -0.1
     for nothing in ([], [record]):
-        with pytest.raises(InvalidChoice, match="expected records and margins"):
+        with pytest.raises(InvalidChoice, match="expected at least one record and one margin"):
             tune_alpha(nothing, [])
 
 

@@ -1,4 +1,4 @@
-"""Softmax attention from neighbouring queries to keys that lie where the queries see them: what the backends share."""
+"""Causal softmax attention over keys that are already rotated to their positions; shared by the backends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import can_split, merge_attn_states, partial_attention
 
-_BLOCK = 512  # queries at a time where there is a mask, so that memory is linear in tokens
+_QUERY_BLOCK = 512  # queries per call with a mask, so that memory is linear in the number of keys
 
 
 def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -17,7 +17,7 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
     Args:
         call: The layer's constants.
         queries: `[H, Q, D]`.
-        keys: `[H_kv, S, D]`, rotated to where the queries see them.
+        keys: `[H_kv, S, D]`, rotated to their positions relative to the queries.
         values: `[H_kv, S, D_v]`.
 
     Returns:
@@ -37,8 +37,8 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
             enable_gqa=call.num_key_value_groups > 1,
         )[0]
     blocks = []
-    for start in range(0, count, _BLOCK):
-        stop = min(start + _BLOCK, count)
+    for start in range(0, count, _QUERY_BLOCK):
+        stop = min(start + _QUERY_BLOCK, count)
         last = length - count + stop
         first = 0 if call.sliding_window is None else max(0, length - count + start + 1 - call.sliding_window)
         blocks.append(_attend_masked(call, queries[:, start:stop], keys[:, first:last], values[:, first:last]))
@@ -48,8 +48,9 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
 def _attend_masked(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
+    """Attend causally from the last Q of S tokens with an explicit mask."""
     mask = causal_mask(queries.shape[1], keys.shape[1], call.sliding_window, queries.device)
-    # The heads that share keys are stacked along the queries: one larger product instead of several small ones.
+    # Heads that share keys are stacked along the query dimension: one large product instead of several small ones.
     packed = queries.reshape(keys.shape[0], -1, queries.shape[-1])
     if call.softcap is not None or call.sinks is not None:
         scores = (packed @ keys.transpose(1, 2)).reshape(*queries.shape[:2], -1)
@@ -68,7 +69,7 @@ def _attend_masked(
 def _attend_unmasked(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attend without a mask: to everything before the queries, and causally to their own keys."""
+    """Attend without a mask: fully to the keys before the queries, and causally to the queries' own keys."""
     before = keys.shape[1] - queries.shape[1]
     own = partial_attention(call, queries, keys[:, before:], values[:, before:], is_causal=True)
     if not before:
@@ -77,7 +78,7 @@ def _attend_unmasked(
 
 
 def causal_mask(queries: int, keys: int, sliding_window: int | None, device: torch.device) -> torch.Tensor:
-    """Return a boolean mask `[Q, S]`: which of S keys each of the last Q tokens sees."""
+    """Return a boolean mask `[Q, S]`, True where one of the last Q of S tokens sees a key."""
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
     return (distance >= 0) if sliding_window is None else (distance >= 0) & (distance < sliding_window)
 
@@ -85,17 +86,20 @@ def causal_mask(queries: int, keys: int, sliding_window: int | None, device: tor
 def masked_softmax_values(
     call: AttentionCall, scores: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Turn scaled scores `[H, Q, S]` into outputs `[H, Q, D_v]`. The boolean mask broadcasts against the scores."""
+    """Apply soft cap, mask and softmax to scaled scores `[H, Q, S]`; return outputs `[H, Q, D_v]`.
+
+    The boolean mask broadcasts against the scores.
+    """
     return softmax_values(call, apply_softcap(call, scores).masked_fill(~mask, float("-inf")), values)
 
 
 def apply_softcap(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
-    """Squash scaled scores as the layer does."""
+    """Apply the layer's soft cap to scaled scores, if it has one."""
     return scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
 
 
 def softmax_values(call: AttentionCall, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Turn masked scores `[H, Q, S]`, minus infinity where nothing is seen, into outputs `[H, Q, D_v]`."""
+    """Return outputs `[H, Q, D_v]` for scores `[H, Q, S]` that are minus infinity where masked."""
     if call.sinks is not None:
         sinks = call.sinks.to(scores).view(-1, 1, 1).expand(-1, scores.shape[1], 1)
         scores = torch.cat((scores, sinks), dim=-1)

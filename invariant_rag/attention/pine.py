@@ -1,7 +1,7 @@
 """PINE's attention: every head ranks the segments by importance, for each segment and each text token (section 3.3).
 
-Keys stay where they lie. A segment at another position is a constant rotation away, and it is the query that is
-rotated, once per segment, so keys are never copied.
+Instead of rotating the keys of a segment to its ranked position, the queries are rotated by the opposite shift, once
+per segment, so keys are never copied.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from invariant_rag.attention.tiles import Tiles, attend_block, attend_to_others,
 if TYPE_CHECKING:
     from invariant_rag.methods.pine import RankedArrangement
 
-_BLOCK = 128  # tokens at a time: each holds scores against every key of a set in float32
-_CACHED = 128  # the same, over the heads that share keys, where the scores are to stay in a processor's cache
+_QUERY_BLOCK = 128  # queries per call, to limit the memory of float32 scores against all keys of a set
+_CPU_QUERY_BLOCK = 128  # the same on a CPU, over the heads that share keys, so that the scores fit into its cache
 
 
 @dataclass(frozen=True)
 class _View:
-    """The keys that neighbouring tokens see before themselves. Their own keys they see causally, where they lie.
+    """The keys that a block of consecutive queries attends to, in addition to causal attention within the block.
 
     Attributes:
-        block: The tokens.
-        texts: Keys that all heads see at the same shift, and that shift.
-        sets: Index of a set, and the shifts at which its segments are seen: `[H, Q or 1, N]`.
-        own: Index of the segment of the last set that the tokens are; None for tokens of a text.
+        block: The queries.
+        texts: Spans of keys with a shift that is the same for all heads.
+        sets: Index of each set, and the shifts of its segments `[H, Q or 1, N]`.
+        own: If the block is a segment of the last set, its index; None for a block of a text.
     """
 
     block: Span
@@ -43,7 +43,7 @@ class _View:
 
 
 def attend_ranked(arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
-    """Return `[H, Q, D_v]`: each segment, and each token of a text, sees the segments ranked by importance to it.
+    """Return `[H, Q, D_v]`, where each segment and each text token sees the segments ranked by importance to it.
 
     Importance is computed without rotary positions, in float32, over the tokens of the other segments.
     """
@@ -55,9 +55,9 @@ def attend_ranked(arrangement: RankedArrangement, call: AttentionCall) -> torch.
         out[:, block.start - call.query_start : block.stop - call.query_start] = _attend(layout, call, view)
 
     for number, text in enumerate(layout.text_spans):
-        stop = call.keys.shape[1] if number == len(layout.sets) else text.stop  # generated tokens join the last text
-        for start in range(max(text.start, call.query_start), stop, _BLOCK):
-            fill(_text_view(arrangement, call, Span(start, min(start + _BLOCK, stop)), number))
+        stop = call.keys.shape[1] if number == len(layout.sets) else text.stop  # with generated tokens
+        for start in range(max(text.start, call.query_start), stop, _QUERY_BLOCK):
+            fill(_text_view(arrangement, call, Span(start, min(start + _QUERY_BLOCK, stop)), number))
         if number == len(layout.sets) or call.query_start > text.stop:
             continue
         for own, segment in enumerate(layout.set_spans[number]):
@@ -67,52 +67,52 @@ def attend_ranked(arrangement: RankedArrangement, call: AttentionCall) -> torch.
 
 
 def _text_view(arrangement: RankedArrangement, call: AttentionCall, block: Span, number: int) -> _View:
-    """Return the view of tokens of the text behind `number` sets: sets ranked for each token, texts where they lie."""
-    view, reached = _View(block), 0
+    """Return the view of tokens of the text after `number` sets: sets ranked per token, texts at their positions."""
+    view, end = _View(block), 0
     for index, spans in enumerate(arrangement.layout.set_spans[:number]):
         if not spans:
             continue
-        view.texts.append((Span(reached, spans[0].start), 0))
+        view.texts.append((Span(end, spans[0].start), 0))
         weights = torch.softmax(_unrotated_scores(arrangement.layout, call, block, index), dim=-1)
         starts = _starts(arrangement, spans, _per_segment(weights, spans))
         view.sets.append((index, starts - _natural_starts(spans, starts)))
-        reached = spans[-1].stop
-    view.texts.append((Span(reached, block.start), 0))
+        end = spans[-1].stop
+    view.texts.append((Span(end, block.start), 0))
     return view
 
 
 def _segment_view(arrangement: RankedArrangement, call: AttentionCall, number: int, own: int) -> _View:
-    """Return the view of a segment: the other segments of its set ranked for the whole segment, itself last."""
+    """Return the view of a segment: the other segments of its set, ranked for the whole segment, then itself."""
     spans = arrangement.layout.set_spans[number]
     segment, first = spans[own], spans[0].start
     starts = _starts(arrangement, spans, _importance_to(arrangement.layout, call, number, own), last=own)
-    moved = spans[-1].stop - len(segment) - segment.start
-    shifts = starts - _natural_starts(spans, starts) - moved
-    return _View(segment, [(Span(0, first), -moved)], [(number, shifts)], own)
+    own_shift = spans[-1].stop - len(segment) - segment.start
+    shifts = starts - _natural_starts(spans, starts) - own_shift
+    return _View(segment, [(Span(0, first), -own_shift)], [(number, shifts)], own)
 
 
 def _importance_to(layout: Layout, call: AttentionCall, number: int, own: int) -> torch.Tensor:
-    """Return the importance of every segment of a set to one of them: `[H, 1, N]`; its own has no meaning."""
+    """Return the importance of each segment of a set to one of them `[H, 1, N]`; the entry of itself is undefined."""
     spans = layout.set_spans[number]
     segment, first = spans[own], spans[0].start
     total = call.queries.new_zeros(call.queries.shape[0], 1, spans[-1].stop - first, dtype=torch.float32)
     if len(segment) == total.shape[-1]:
-        return _per_segment(total, spans)  # with no other token there is nothing to share out
+        return _per_segment(total, spans)  # the other segments are empty
     groups, on_cpu = call.num_key_value_groups, total.device.type == "cpu"
-    together = groups if on_cpu else total.shape[0]  # heads; few scores at a time stay in a processor's cache
-    block = max(8, _CACHED // groups) if on_cpu else _BLOCK
+    heads_per_call = groups if on_cpu else total.shape[0]
+    block = max(8, _CPU_QUERY_BLOCK // groups) if on_cpu else _QUERY_BLOCK
     for start in range(segment.start, segment.stop, block):
-        asking = Span(start, min(start + block, segment.stop))
-        for head in range(0, total.shape[0], together):
-            heads = slice(head, head + together)
-            scores = _unrotated_scores(layout, call, asking, number, heads)
+        queries = Span(start, min(start + block, segment.stop))
+        for head in range(0, total.shape[0], heads_per_call):
+            heads = slice(head, head + heads_per_call)
+            scores = _unrotated_scores(layout, call, queries, number, heads)
             scores[..., segment.start - first : segment.stop - first] = float("-inf")
             total[heads] += torch.softmax(scores, dim=-1).sum(dim=1, keepdim=True)
     return _per_segment(total, spans)
 
 
 def _unrotated_keys(layout: Layout, call: AttentionCall) -> torch.Tensor:
-    """Return the keys of everything before the last text, without rotary positions, in float32."""
+    """Return the keys of everything before the last text, without rotary positions, in float32; cached per layer."""
     if "unrotated_keys" not in call.scratch:
         end = layout.text_spans[-1].start
         positions = torch.arange(end, device=call.keys.device)
@@ -126,46 +126,46 @@ def _unrotated_scores(
 ) -> torch.Tensor:
     """Return scaled scores `[H, Q, T]` of queries against every token of a set, without rotary positions, in float32.
 
-    `heads` are all heads, or whole groups of heads that share their keys.
+    `heads` are all heads, or complete groups of heads that share keys.
     """
     spans, first, last = layout.set_spans[number], *heads.indices(call.queries.shape[0])[:2]
-    kept = slice(first // call.num_key_value_groups, last // call.num_key_value_groups)
-    keys = _unrotated_keys(layout, call)[kept, spans[0].start : spans[-1].stop]
+    kv_heads = slice(first // call.num_key_value_groups, last // call.num_key_value_groups)
+    keys = _unrotated_keys(layout, call)[kv_heads, spans[0].start : spans[-1].stop]
     positions = torch.arange(queries.start, queries.stop, device=keys.device)
-    asked = call.queries[heads, queries.start - call.query_start : queries.stop - call.query_start]
-    unrotated = call.rotation.rotate_each(asked, -positions, _reach(call)) * call.scaling
+    rotated = call.queries[heads, queries.start - call.query_start : queries.stop - call.query_start]
+    unrotated = call.rotation.rotate_each(rotated, -positions, _reach(call)) * call.scaling
     packed = unrotated.reshape(keys.shape[0], -1, keys.shape[-1])
     return (packed @ keys.transpose(1, 2)).reshape(*unrotated.shape[:2], -1)
 
 
 def _per_segment(weights: torch.Tensor, spans: tuple[Span, ...]) -> torch.Tensor:
-    """Return the mean of the weights `[H, Q, T]` over the tokens of each segment `[H, Q, N]`; 0 for an empty one."""
+    """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`; 0 for an empty one."""
     parts = weights.split([len(span) for span in spans], dim=-1)
     return torch.stack([part.sum(dim=-1) / max(part.shape[-1], 1) for part in parts], dim=-1)
 
 
 def _natural_starts(spans: tuple[Span, ...], like: torch.Tensor) -> torch.Tensor:
-    """Return the natural start of every segment `[N]`."""
+    """Return the memory index of the first token of each segment `[N]`."""
     return torch.tensor([span.start for span in spans], device=like.device)
 
 
 def _starts(
     arrangement: RankedArrangement, spans: tuple[Span, ...], importance: torch.Tensor, last: int | None = None
 ) -> torch.Tensor:
-    """Return the positions `[H, Q, N]` at which segments start when ranked by importance `[H, Q, N]`."""
+    """Return the start position of each segment after ranking by importance; both `[H, Q, N]`."""
     rank = -importance if arrangement.reverse else importance.clone()
     if last is not None:
         rank[..., last] = float("inf")
-    far_to_near = torch.sort(rank, dim=-1, stable=True).indices  # ties stay in physical order
+    far_to_near = torch.sort(rank, dim=-1, stable=True).indices  # ties in physical order
     lengths = torch.tensor([len(span) for span in spans], device=rank.device)[far_to_near]
     starts = lengths.cumsum(dim=-1) - lengths + spans[0].start
     return torch.empty_like(starts).scatter_(-1, far_to_near, starts)
 
 
 def _attend(layout: Layout, call: AttentionCall, view: _View) -> torch.Tensor:
-    """Return `[H, Q, D_v]` for the tokens of a view."""
+    """Return the attention output of a view's block `[H, Q, D_v]`."""
     if not can_split(call, call.keys.shape[1]):
-        return _attend_at_once(layout, call, view)
+        return _attend_with_mask(layout, call, view)
     reach, sets = _reach(call), []
     for number, shifts in view.sets:
         if not any(layout.sets[number]):
@@ -192,7 +192,7 @@ def _from_segment(
 
 
 def _tiles(layout: Layout, call: AttentionCall, number: int) -> Tiles:
-    """Return the tiles of a set, made once per prompt and layer."""
+    """Return the tiles of a set, cached per prompt and layer."""
     name = f"tiles {number}"
     if name not in call.scratch:
         call.scratch[name] = make_tiles(call, layout.set_spans[number])
@@ -200,38 +200,38 @@ def _tiles(layout: Layout, call: AttentionCall, number: int) -> Tiles:
     return tiles
 
 
-def _attend_at_once(layout: Layout, call: AttentionCall, view: _View) -> torch.Tensor:
-    """Attend with a score for every key, for layers that do more to scores than a softmax."""
+def _attend_with_mask(layout: Layout, call: AttentionCall, view: _View) -> torch.Tensor:
+    """Return the attention output of a view's block with one masked softmax, for layers whose keys cannot be split."""
     queries = view.block
-    own = call.queries[:, queries.start - call.query_start : queries.stop - call.query_start]
-    pieces: list[tuple[Span, torch.Tensor | int]] = [*view.texts]
+    block = call.queries[:, queries.start - call.query_start : queries.stop - call.query_start]
+    parts: list[tuple[Span, torch.Tensor | int]] = [*view.texts]
     for number, shifts in view.sets:
         spans = enumerate(layout.set_spans[number])
-        pieces += [(span, shifts[..., j]) for j, span in spans if number != view.sets[-1][0] or j != view.own]
-    query_index = torch.arange(queries.start, queries.stop, device=own.device)
-    scores, seen, values = [], [], []
-    for keys, shift in [*pieces, (queries, 0)]:
+        parts += [(span, shifts[..., j]) for j, span in spans if number != view.sets[-1][0] or j != view.own]
+    query_index = torch.arange(queries.start, queries.stop, device=block.device)
+    scores, masks, values = [], [], []
+    for keys, shift in [*parts, (queries, 0)]:
         if not len(keys):
             continue
         if isinstance(shift, int):
-            rotated = call.rotation.rotate(own, -shift)
+            rotated = call.rotation.rotate(block, -shift)
         else:
-            rotated = call.rotation.rotate_each(own, -shift.expand(own.shape[:2]), _reach(call)).to(own.dtype)
-        group = call.keys[:, keys.start : keys.stop]
-        packed = rotated.reshape(group.shape[0], -1, group.shape[-1])
-        scores.append((packed @ group.transpose(1, 2)).reshape(*own.shape[:2], -1) * call.scaling)
-        away = query_index[:, None] - torch.arange(keys.start, keys.stop, device=own.device)
-        away = (away - shift)[None] if isinstance(shift, int) else away[None] - shift[..., None]
-        mask = away >= 0 if keys is queries else torch.ones_like(away, dtype=torch.bool)
-        mask = mask if call.sliding_window is None else mask & (away < call.sliding_window)
-        seen.append(mask.expand(own.shape[0], len(queries), -1))
+            rotated = call.rotation.rotate_each(block, -shift.expand(block.shape[:2]), _reach(call)).to(block.dtype)
+        key_states = call.keys[:, keys.start : keys.stop]
+        packed = rotated.reshape(key_states.shape[0], -1, key_states.shape[-1])
+        scores.append((packed @ key_states.transpose(1, 2)).reshape(*block.shape[:2], -1) * call.scaling)
+        distance = query_index[:, None] - torch.arange(keys.start, keys.stop, device=block.device)
+        distance = (distance - shift)[None] if isinstance(shift, int) else distance[None] - shift[..., None]
+        mask = distance >= 0 if keys is queries else torch.ones_like(distance, dtype=torch.bool)
+        mask = mask if call.sliding_window is None else mask & (distance < call.sliding_window)
+        masks.append(mask.expand(block.shape[0], len(queries), -1))
         values.append(call.values[:, keys.start : keys.stop])
-    return masked_softmax_values(call, torch.cat(scores, dim=-1), torch.cat(values, dim=1), torch.cat(seen, dim=-1))
+    return masked_softmax_values(call, torch.cat(scores, dim=-1), torch.cat(values, dim=1), torch.cat(masks, dim=-1))
 
 
 def _reach(call: AttentionCall) -> int:
-    """Return a bound on every shift: queries and segment may both move, each by at most the number of tokens.
+    """Return a bound on all shifts: twice the number of tokens, since queries and keys may both be shifted.
 
-    Rounded up, so that the table of angles is rebuilt rarely while decoding.
+    Rounded up to a multiple of 512, so that the rotation tables are rarely rebuilt while decoding.
     """
     return 2 * 256 * -(-call.keys.shape[1] // 256)

@@ -1,8 +1,8 @@
-"""The rotary embedding of a layer, identified by observation instead of by family name.
+"""Rotary embeddings (RoPE), identified from the queries and keys of each layer instead of by model family.
 
-Models differ in layout (half-split or interleaved), in how many dimensions rotate, in their frequencies (scaled, or
-different from layer to layer) and in whether a layer rotates at all. Every combination is a candidate; the one that
-reproduces what the layer does to its queries and keys is the layer's.
+Models differ in layout (half-split or interleaved), in the number of rotary dimensions, in their frequencies (scaled,
+or different per layer) and in whether a layer uses RoPE at all. Every combination is a candidate; the one that
+reproduces the layer's queries and keys is selected.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import nn
 
 from invariant_rag.attention.per_model import once_per_model
 
-_DYNAMIC = ("dynamic", "longrope")
+_DYNAMIC_ROPE_TYPES = ("dynamic", "longrope")
 
 
 @dataclass(eq=False)
 class Rotation:
-    """Rotates queries or keys by whole positions, without any scaling.
+    """The rotary embedding of one layer, without attention scaling.
 
     Attributes:
         module: The model's rotary module; None for a layer that does not rotate.
-        buffer: Name of the buffer with its inverse frequencies `[R / 2]`. Read at every call, since dynamic scalings
-            replace it when a sequence outgrows the training length.
+        buffer: Name of the buffer with its inverse frequencies `[R / 2]`. It is looked up at every call, since dynamic
+            scalings replace it for sequences beyond the training length.
         interleaved: Whether dimension pairs are (0, 1), (2, 3)... instead of (0, R/2), (1, R/2 + 1)...
     """
 
@@ -36,31 +36,31 @@ class Rotation:
     _tables: dict[object, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
 
     def frequencies(self) -> torch.Tensor:
-        """Inverse frequencies `[R / 2]`, as the model uses them now."""
+        """Return the current inverse frequencies `[R / 2]`."""
         frequencies: torch.Tensor = getattr(self.module, self.buffer)
         return frequencies
 
     def rotate(self, x: torch.Tensor, shift: int) -> torch.Tensor:
-        """Return `x` `[..., D]`, rotated by one shift, in its own dtype."""
+        """Rotate `x` `[..., D]` by one shift, in positions; returns the dtype of `x`."""
         if self.module is None or shift == 0:
             return x
         angles = self.frequencies().double() * shift
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
 
     def rotate_by(self, x: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
-        """Return `x` `[..., D]`, rotated by `shifts` `[...]`, which may be fractions of positions, in its own dtype."""
+        """Rotate `x` `[..., D]` by `shifts` `[...]`, which may be fractional positions; returns the dtype of `x`."""
         if self.module is None:
             return x
         angles = shifts.double()[..., None] * self.frequencies().to(shifts.device).double()
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
 
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
-        """Return `x` `[..., D]` rotated by `shifts` `[...]`, in float32.
+        """Rotate `x` `[..., D]` by `shifts` `[...]`, with cached tables of cosines and sines; returns float32.
 
         Args:
-            x: What to rotate. Broadcast against the shifts.
-            shifts: Whole positions, each between `-reach` and `reach`.
-            reach: Bound on the shifts.
+            x: Queries or keys, broadcast against the shifts.
+            shifts: Integer shifts between `-reach` and `reach`.
+            reach: Bound on the shifts; each value has its own table.
         """
         if self.module is None:
             return x.float().expand(*torch.broadcast_shapes(x.shape[:-1], shifts.shape), x.shape[-1])
@@ -69,22 +69,22 @@ class Rotation:
         return self._apply(x.float(), cos[index], sin[index])
 
     def _table(self, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines `[2 reach + 1, R / 2]` of every shift, kept until the frequencies or the reach change."""
+        """Return cosines and sines `[2 reach + 1, R / 2]` of all shifts; cached for the last reach and frequencies."""
         frequencies = self.frequencies()
-        known = self._tables.get((reach, device))
-        if known is None or not torch.equal(known[0], frequencies):
+        cached = self._tables.get((reach, device))
+        if cached is None or not torch.equal(cached[0], frequencies):
             angles = torch.arange(-reach, reach + 1, dtype=torch.float64)[:, None] * frequencies.double().cpu()
             self._tables.clear()
-            known = (frequencies.clone(), angles.cos().float().to(device), angles.sin().float().to(device))
-            self._tables[reach, device] = known
-        return known[1], known[2]
+            cached = (frequencies.clone(), angles.cos().float().to(device), angles.sin().float().to(device))
+            self._tables[reach, device] = cached
+        return cached[1], cached[2]
 
     def _apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate the dimension pairs of `x` by angles `[..., R / 2]`; at least in float32."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        cos, sin = cos.to(wide), sin.to(wide)
+        """Rotate the dimension pairs of `x` by angles with cosines and sines `[..., R / 2]`, at least in float32."""
+        x_float = x if x.dtype == torch.float64 else x.float()
+        cos, sin = cos.to(x_float), sin.to(x_float)
         size = 2 * cos.shape[-1]
-        rotating, rest = wide[..., :size], wide[..., size:]
+        rotating, rest = x_float[..., :size], x_float[..., size:]
         if self.interleaved:
             a, b = rotating[..., 0::2], rotating[..., 1::2]
             first, second = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
@@ -98,7 +98,7 @@ class Rotation:
 
 
 def candidates(model: nn.Module) -> list[Rotation]:
-    """Every rotation that the model's rotary modules could mean, and none at all."""
+    """Return all rotary embeddings that the model's modules may use, including none."""
     found = [Rotation(None)]
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -108,18 +108,18 @@ def candidates(model: nn.Module) -> list[Rotation]:
 
 
 def identify(
-    found: list[Rotation], positions: torch.Tensor, tensors: list[torch.Tensor], tolerance: float
+    rotations: list[Rotation], positions: torch.Tensor, tensors: list[torch.Tensor], tolerance: float
 ) -> Rotation | None:
-    """Pick the candidate that explains what a layer does to one token at several positions.
+    """Select the candidate that reproduces a layer's queries and keys of one token at several positions.
 
     Args:
-        found: The candidates.
-        positions: `[N]` positions, the first of them 0.
-        tensors: `[H, N, D]` each: a layer's queries, and its keys, for the same token at these positions.
-        tolerance: Largest error of an acceptable candidate, relative to the size of the tensor.
+        rotations: The candidates.
+        positions: Positions `[N]`, the first of them 0.
+        tensors: Queries and keys of the layer for the same token at these positions, `[H, N, D]` each.
+        tolerance: Maximum error, relative to the largest value of the tensor.
 
     Returns:
-        The candidate with the smallest error, or None where every one of them is worse than the tolerance.
+        The candidate with the smallest error, or None if all errors exceed the tolerance.
     """
 
     def error(candidate: Rotation) -> float:
@@ -129,30 +129,29 @@ def identify(
             if candidate.module is not None and 2 * candidate.frequencies().shape[0] > exact.shape[-1]:
                 return float("inf")
             rotated = [candidate.rotate(exact[:, 0], int(position)) for position in positions]
-            gap = (torch.stack(rotated, dim=1) - exact).abs().amax()
-            worst = max(worst, float(gap / exact.abs().amax().clamp_min(1e-30)))
+            difference = (torch.stack(rotated, dim=1) - exact).abs().amax()
+            worst = max(worst, float(difference / exact.abs().amax().clamp_min(1e-30)))
         return worst
 
-    best = min(found, key=error)
+    best = min(rotations, key=error)
     return best if error(best) <= tolerance else None
 
 
 def has_dynamic_rope(model: nn.Module) -> bool:
-    """Return whether the model's rotary frequencies depend on the length of the prompt (dynamic, LongRoPE)."""
+    """Return whether the model's rotary frequencies depend on the sequence length (dynamic NTK, LongRoPE)."""
     return bool(_dynamic_rope_modules(model))
 
 
 @once_per_model
 def _dynamic_rope_modules(model: nn.Module) -> list[nn.Module]:
     modules = [(module, str(getattr(module, "rope_type", ""))) for module in model.modules()]
-    return [module for module, rope_type in modules if any(kind in rope_type for kind in _DYNAMIC)]
+    return [module for module, rope_type in modules if any(kind in rope_type for kind in _DYNAMIC_ROPE_TYPES)]
 
 
 def reset_dynamic_rope(model: nn.Module) -> AbstractContextManager[None]:
-    """Run with the rotary frequencies of a freshly loaded model, and restore the current ones afterwards.
+    """Reset length-dependent rotary frequencies to those of a newly loaded model; restore the current ones on exit.
 
-    Dynamic scalings remember the longest sequence so far, so the same prompt could give another answer after a long
-    one. Inside this context the memory starts empty; outside, the model's own memory is as it was.
+    Dynamic scalings store the longest sequence so far, so a prompt could give another answer after a longer one.
     """
     modules = _dynamic_rope_modules(model)
     return _reset_dynamic_rope(modules) if modules else nullcontext()

@@ -1,7 +1,7 @@
-"""PINE in parts: keys in tiles of equal size, so that one call attends to all segments, each at its own shift.
+"""Tiled attention for PINE: keys in tiles of equal size, so that one call attends to all segments at their own shifts.
 
-A segment at another position is a constant rotation away, and it is the query that is rotated, once per tile. The tiles
-of a prompt are made once and serve all of its queries, those of generated tokens included.
+Instead of shifting the keys of a segment, the queries are rotated by the opposite shift, once per tile. The tiles of a
+prompt are built once per layer and used for all its queries, including those of generated tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.fused import attention_with_lse
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, partial_attention
 
-_QUERIES = 128  # at a time: each is held once for every tile
-_SHORT_TILE = 64  # tokens of a tile up to which one call for all tiles is faster than one call for each segment
+_QUERY_BLOCK = 128  # queries per call: rotated queries are stored once per tile
+_SHORT_TILE = 64  # maximum tile size at which one call for all tiles is faster than one call per segment
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Tiles:
     Attributes:
         keys: `[M, H_kv, B, D]`, padded with zeros.
         values: `[M, H_kv, B, D]`.
-        bias: `[M, 1, 1, B]`: minus infinity where a tile is padded.
-        owners: Which segment each tile belongs to.
+        bias: `[M, 1, 1, B]`: minus infinity for padding, else 0.
+        owners: Index of each tile's segment.
     """
 
     keys: torch.Tensor
@@ -38,7 +38,7 @@ class Tiles:
     owners: tuple[int, ...]
 
     def without(self, segment: int) -> Tiles:
-        """Return the same tiles with those of one segment masked."""
+        """Return the tiles with one segment masked."""
         first, stop = bisect_left(self.owners, segment), bisect_right(self.owners, segment)
         bias = self.bias.clone()
         bias[first:stop] = float("-inf")
@@ -46,7 +46,7 @@ class Tiles:
 
 
 def make_tiles(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
-    """Split the keys of a set into tiles, in memory order."""
+    """Split the keys and values of a set into tiles, in memory order."""
     lengths = sorted(len(span) for span in spans if len(span))
     median, longest = lengths[len(lengths) // 2], lengths[-1]
     size = longest if longest <= _SHORT_TILE else min(256, max(16, median))
@@ -74,29 +74,29 @@ def attend_to_tiles(
     Args:
         call: The layer's constants.
         queries: The queries.
-        tiles: The segments.
-        shifts: `[H, Q or 1, N]`: shift at which each head and query sees each segment.
+        tiles: The keys and values of the set.
+        shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
         reach: Bound on the shifts.
     """
-    count, (heads, asked, size) = len(tiles.owners), queries.shape
-    by = shifts[..., list(tiles.owners)].permute(2, 0, 1)
+    count, (heads, num_queries, head_dim) = len(tiles.owners), queries.shape
+    tile_shifts = shifts[..., list(tiles.owners)].permute(2, 0, 1)
     if tiles.keys.shape[2] <= _SHORT_TILE:
-        return _attend_by_matmul(call, queries, tiles, by, reach)
-    rotated = call.rotation.rotate_each(queries, -by, reach).to(queries.dtype)
-    packed = rotated.reshape(count, call.keys.shape[0], -1, size)
+        return _attend_by_matmul(call, queries, tiles, tile_shifts, reach)
+    rotated = call.rotation.rotate_each(queries, -tile_shifts, reach).to(queries.dtype)
+    packed = rotated.reshape(count, call.keys.shape[0], -1, head_dim)
     bias = tiles.bias.expand(-1, 1, packed.shape[2], -1)
     out, lse = attention_with_lse(packed, tiles.keys, tiles.values, scaling=call.scaling, mask=bias)
-    states = zip(out.reshape(count, heads, asked, -1), lse.reshape(count, heads, asked), strict=True)
+    states = zip(out.reshape(count, heads, num_queries, -1), lse.reshape(count, heads, num_queries), strict=True)
     return merge_attn_states([AttentionState(*each) for each in states])
 
 
 def _attend_by_matmul(
     call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
 ) -> AttentionState:
-    """Attend by matrix products, which are faster than fused kernels for small tiles.
+    """Attend with matrix products, which are faster than fused kernels for small tiles.
 
-    The heads that share keys are computed one group after the other, so that everything stays in a processor's cache.
-    `shifts`: `[M, H, Q or 1]`.
+    Groups of heads that share keys are processed one after the other, so that the scores fit into the CPU cache.
+    `shifts` are per tile: `[M, H, Q or 1]`.
     """
     outs, lses = [], []
     groups, bias = call.num_key_value_groups, tiles.bias[:, 0].to(queries.dtype)
@@ -126,16 +126,16 @@ def attend_to_others(
     reach: int,
     own: int,
 ) -> AttentionState:
-    """Attend from tokens of one segment `[H, Q, D]`, which ranks the others as a whole, to those others.
+    """Attend from the tokens of one segment `[H, Q, D]` to the other segments of its set.
 
     Args:
         call: The layer's tensors.
         queries: The queries.
         spans: The segments of the set.
-        tiles: The same in tiles.
-        shifts: `[H, 1, N]`: shift at which each head sees each segment.
+        tiles: The keys and values of the set in tiles.
+        shifts: Shift of each segment for each head `[H, 1, N]`; all queries share one ranking.
         reach: Bound on the shifts.
-        own: The segment that the queries belong to.
+        own: Index of the queries' segment.
     """
     if tiles.keys.shape[2] <= _SHORT_TILE:
         return attend_to_tiles(call, queries, tiles.without(own), shifts, reach)
@@ -155,28 +155,31 @@ def attend_block(
     texts: Sequence[tuple[Span, int]],
     sets: Sequence[Callable[[torch.Tensor, slice], AttentionState]],
 ) -> torch.Tensor:
-    """Attend from neighbouring tokens `[H, Q, D_v]` to texts, to sets, and causally to themselves.
+    """Attend from a block of consecutive tokens to texts, to sets, and causally to the block itself.
 
     Args:
         call: The layer's tensors.
         block: The tokens.
-        texts: Spans of keys before the tokens, each with its shift.
-        sets: For each set, a function that attends to it from some of the queries, given with their place in the block.
+        texts: Spans of keys before the block, with their shifts.
+        sets: For each set, a function of some of the queries and their slice of the block that attends to the set.
+
+    Returns:
+        `[H, Q, D_v]`.
     """
     queries = call.queries[:, block.start - call.query_start : block.stop - call.query_start]
     own = partial_attention(
         call, queries, call.keys[:, block.start : block.stop], call.values[:, block.start : block.stop], is_causal=True
     )
     out = []
-    for start in range(0, len(block), _QUERIES):
-        stop = min(start + _QUERIES, len(block))
-        some = queries[:, start:stop]
+    for start in range(0, len(block), _QUERY_BLOCK):
+        stop = min(start + _QUERY_BLOCK, len(block))
+        part = queries[:, start:stop]
         states = [own.queries(slice(start, stop))]
         for span, shift in texts:
             if len(span):
-                rotated = call.rotation.rotate(some, -shift)
+                rotated = call.rotation.rotate(part, -shift)
                 keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
                 states.append(partial_attention(call, rotated, keys, values))
-        states += [attend(some, slice(start, stop)) for attend in sets]
+        states += [attend(part, slice(start, stop)) for attend in sets]
         out.append(merge_attn_states(states).out)
     return torch.cat(out, dim=1)

@@ -29,7 +29,7 @@ def search_dimension(
         make_folder(out)
         with progress_bar("Loading model"):
             from invariant_rag.errors import TokenizerRequired
-            from invariant_rag.interventions.examples import key_value_examples
+            from invariant_rag.interventions.key_value_retrieval import key_value_examples
             from invariant_rag.interventions.search import search_dimension as search
             from invariant_rag.models.loading import context_window, load_model
 

@@ -1,15 +1,16 @@
-"""Several readings of one prompt, made into one answer. What reads once is a method: see `invariant_rag.methods`.
+"""Ensembles: several forward passes over one prompt, combined into one answer.
 
-| ensemble | invariant | prompts read |
+| ensemble | invariant | prefills per prompt |
 |---|---|---|
-| `PermutationAverage` | yes, if the model's ordering reads contents only | one per permutation |
+| `PermutationAverage` | if the model's ordering is by content | one per permutation |
 | `RingAverage` | the same | one |
-| `SelfConsistency` | the same; with sampling, given a seed | one per permutation |
-| `AttentionSorting` | the same | one per round, and one |
-| `ContextualCalibration` | as the model that it calibrates | one per content-free text, and one |
+| `SelfConsistency` | the same; with sampling, for a fixed seed | one per permutation |
+| `AttentionSorting` | the same | one per round, plus one |
+| `ContextualCalibration` | if its scorer is | one per content-free text, plus one |
 
-Permutations are made from the model's own ordering. So with `lexical` even random permutations are a function of the
-set and the seed, and with `given` every ensemble depends on the order of the segments.
+Permutations start from the model's own ordering. So with `lexical`, even random permutations depend only on the set and
+the seed; with `given`, every ensemble depends on the input order. Approaches that need one prefill are methods: see
+`invariant_rag.methods`.
 """
 
 from __future__ import annotations

@@ -1,62 +1,59 @@
-"""Attention sorting: place the documents with the most attention nearest to the question (arXiv 2310.01427)."""
+"""Attention sorting: place the segments with the most attention nearest to the question (arXiv 2310.01427)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import torch
 
 from invariant_rag.attention.hook import ArrangedAttention, LayerInputs, PromptState, override_attention
 from invariant_rag.attention.kernels import causal_mask
-from invariant_rag.ensembles.base import Ensemble, at_least_one, longest_of, refuse, with_cost
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
-from invariant_rag.ensembles.listing import Listing, canonical_listing
+from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, refuse_options
+from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
+from invariant_rag.ensembles.permuted_prompt import PermutedPrompt, in_canonical_order
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import resolve_max_new_tokens
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.segments import Prompt
 
 
 def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[float]:
-    """Return the attention that the last token of a prompt pays each segment, per token of the segment.
+    """Return the mean attention weight of each segment's tokens for the last token of a prompt.
 
-    It is the mean over layers, heads and the segment's tokens, so that a long segment has no advantage. One forward
-    pass.
+    The mean is over layers, heads and tokens, so that long segments have no advantage. One forward pass.
 
     Args:
         lm: The model.
-        prepared: The prompt, as the model prepared it.
+        prepared: The prompt, from `lm.prepare`.
 
     Returns:
-        One number for each segment that `prepared.order` lists, in that order; 0 for one without a token.
+        One weight per segment, in the order of `prepared.order`; 0 for an empty segment.
 
     Raises:
-        UnsupportedCombination: The method's last token does not read every key where it lies, as one of `pine` does, or
-            an intervention changes what it reads.
+        UnsupportedCombination: The method does not use stock decoding (`pine`, for example), or the model has an
+            intervention.
     """
     if lm.intervention is not None:
         raise UnsupportedCombination(
-            f"expected a model without an intervention, whose attention is its own, got {lm.intervention.name!r}"
+            f"expected a model without an intervention, got {lm.intervention.name!r}, which changes attention weights"
         )
     if not lm.method.stock_decoding:
         raise UnsupportedCombination(
-            f"expected a method whose suffix reads every segment where it lies, got {lm.method.name!r}",
+            f"expected a method with stock decoding, got {lm.method.name!r}",
             hint="Use sequential, rotor, or another method with stock decoding.",
         )
     prefiller = lm.prefiller
-    observer = _Observer(ArrangedAttention([PromptState(prepared.arrangement)], lm.backend, prefiller.rotations))
-    with prefiller.exclusive(), override_attention(lm.model, observer):
+    recorder = _WeightRecorder(ArrangedAttention([PromptState(prepared.arrangement)], lm.backend, prefiller.rotations))
+    with prefiller.exclusive(), override_attention(lm.model, recorder):
         prefiller.forward(prepared, 1, use_cache=False)
-    weights = torch.stack(observer.weights).mean(dim=0)
+    weights = torch.stack(recorder.weights).mean(dim=0)
     spans = [span for spans in prepared.arrangement.layout.set_spans for span in spans]
     return [float(weights[span.start : span.stop].mean()) if len(span) else 0.0 for span in spans]
 
 
 @dataclass
-class _Observer:
+class _WeightRecorder:
     """An attention function that records the last token's weights in every layer: `[S]`, the mean over heads."""
 
     attention: ArrangedAttention
@@ -77,17 +74,17 @@ class _Observer:
         return self.attention(inputs)
 
 
-class AttentionSorting(Ensemble):
-    """Sort the segments of every set by the attention they get, repeat, then answer (arXiv 2310.01427).
+class AttentionSorting(Ensemble[EnsembleGeneration]):
+    """Sort the segments of every set by the attention they receive, repeat, then answer (arXiv 2310.01427).
 
-    The segment with the most attention stands nearest to the suffix. Every round is one forward pass over the prompt in
-    the order of the round before. Rounds start from the order of the model's own ordering, and equal attention keeps
-    that order. So with an ordering that reads contents only, the result is the same, bit for bit, for every order of
-    the segments. With `given`, as published, it is not.
+    The segment with the most attention is placed nearest to the suffix. Every round is one forward pass over the prompt
+    in the order of the previous round. The first round starts from the model's own ordering, and ties keep that order.
+    So with an ordering by content the result is bit-for-bit the same for every input order; with `given`, as published,
+    it is not. `generate` rejects `num_return_sequences`.
 
     Args:
-        lm: The model; published with `sequential`. Any method works whose suffix reads every segment where it lies.
-        rounds: How often to sort.
+        lm: The model; published with `sequential`. Any method with stock decoding works.
+        rounds: Number of sorting rounds.
 
     Raises:
         InvalidChoice: `rounds` is below 1.
@@ -95,56 +92,32 @@ class AttentionSorting(Ensemble):
 
     def __init__(self, lm: InvariantModel, rounds: int = 1) -> None:
         super().__init__(lm)
-        self.rounds = at_least_one("rounds", rounds)
+        self.rounds = check_positive("rounds", rounds)
 
-    def sorted(self, prompt: Prompt, new_tokens: int = 0) -> Listing:
-        """Return the prompt with its segments sorted.
+    def sort_segments(self, prompt: Prompt, new_tokens: int = 0) -> PermutedPrompt:
+        """Return the prompt with its segments sorted by attention, with room for `new_tokens`.
 
         Raises:
-            UnsupportedCombination: The method cannot be looked at.
+            UnsupportedCombination: Attention weights are not available; see `segment_attention`.
         """
-        listing = canonical_listing(self.lm, prompt, new_tokens)
+        permuted, lm = in_canonical_order(self.lm, prompt, new_tokens), self._given_order_lm
         for _ in range(self.rounds or 0):
-            prepared = self._reader.prepare(listing.prompt, new_tokens=new_tokens)
-            attention = dict(zip(listing.origin, segment_attention(self._reader, prepared), strict=True))
-            listing = listing.relisted([sorted(order, key=attention.__getitem__) for order in listing.orders])
-        return listing
+            prepared = lm.prepare(permuted.prompt, new_tokens=new_tokens)
+            weights = dict(zip(permuted.order, segment_attention(lm, prepared), strict=True))
+            permuted = permuted.with_orders([sorted(order, key=weights.__getitem__) for order in permuted.orders])
+        return permuted
 
-    @overload
-    def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> EnsembleGeneration: ...
+    def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> EnsembleGeneration:
+        refuse_options(options, "num_return_sequences")
+        permuted = self.sort_segments(prompt, max_new_tokens)
+        generation = self._given_order_lm.generate(
+            permuted.prompt, max_new_tokens=max_new_tokens, **{**options, "num_return_sequences": 1}
+        )
+        return EnsembleGeneration.extend(permuted.to_input_indices(generation))
 
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any
-    ) -> list[EnsembleGeneration]: ...
-
-    def generate(
-        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any
-    ) -> EnsembleGeneration | list[EnsembleGeneration]:
-        """Sort, then generate.
-
-        Args:
-            prompt: One prompt, or several, one after the other.
-            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
-            **kwargs: As for `InvariantModel.generate`, but for several returned sequences.
-
-        Raises:
-            UnsupportedCombination: Several sequences were asked for, or the method cannot be looked at.
-        """
-        refuse(kwargs, "num_return_sequences")
-        if not isinstance(prompt, Prompt):
-            return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
-        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
-        with counted(self.model) as counter:
-            listing = self.sorted(prompt, wanted)
-            generation = self._reader.generate(
-                listing.prompt, max_new_tokens=wanted, **{**kwargs, "num_return_sequences": 1}
-            )
-        return with_cost(listing.translated(generation), counter.cost)
-
-    def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> Scores:
-        """Sort, then score candidates; with what it cost."""
-        with counted(self.model) as counter:
-            listing = self.sorted(prompt, longest_of(candidates, self.tokenizer))
-            scores = self._reader.score(listing.prompt, candidates)
+    def score(self, prompt: Prompt, candidates: Candidates) -> Scores:
+        """Return the log-probability of each candidate after sorting, and the cost."""
+        with count_cost(self.model) as counter:
+            permuted = self.sort_segments(prompt, self._max_candidate_tokens(candidates))
+            scores = self._given_order_lm.score(permuted.prompt, candidates)
         return Scores(scores, counter.cost)

@@ -1,30 +1,34 @@
-"""What all ensembles share: a model, and what may be asked of them."""
+"""The base class of ensembles, and checks of their arguments."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from invariant_rag.ensembles.cost import Cost, EnsembleGeneration
+from invariant_rag.ensembles.cost import EnsembleGeneration, count_cost
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import resolve_option
-from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.options import resolve_max_new_tokens, resolve_option
 from invariant_rag.prompts import tokenize_text
 from invariant_rag.segments import Prompt, Segment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+G = TypeVar("G", bound=EnsembleGeneration)
+Candidates = Sequence[str | Sequence[int]]
 
-class Ensemble:
-    """Several readings of one prompt by one model.
+
+class Ensemble(ABC, Generic[G]):
+    """Several forward passes of one model over one prompt, combined into one answer.
+
+    A subclass implements `_generate_one`.
 
     Args:
-        lm: The model. Its method is used as it is. Its ordering says from which order the readings start: with one
-            that reads contents only, the result is the same, bit for bit, for every order of the segments; with
-            `given`, it is not.
+        lm: The model. Its method is used unchanged. Its ordering gives the base order of the segments, so with an
+            ordering by content the result is bit-for-bit the same for every input order; with `given` it is not.
     """
 
     def __init__(self, lm: InvariantModel) -> None:
@@ -32,7 +36,7 @@ class Ensemble:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The weights."""
+        """The wrapped transformers model."""
         return self.lm.model
 
     @property
@@ -42,7 +46,7 @@ class Ensemble:
 
     @property
     def invariant(self) -> bool:
-        """Whether the order in which segments are given changes no bit of the output."""
+        """Whether permuting the input segments changes no bit of the output."""
         return self.lm.invariant
 
     def chat_prompt(
@@ -50,33 +54,66 @@ class Ensemble:
         question: str | None = None,
         segments: Iterable[Segment | str] = (),
         system: str | None = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> Prompt:
         """Render a prompt as `InvariantModel.chat_prompt` does."""
-        return self.lm.chat_prompt(question, segments, system, **more)
+        return self.lm.chat_prompt(question, segments, system, **kwargs)
+
+    @overload
+    def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> G: ...
+
+    @overload
+    def generate(self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any) -> list[G]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int | None = None, **kwargs: Any
+    ) -> G | list[G]:
+        """Generate one answer per prompt.
+
+        Args:
+            prompt: One prompt, or several, which are processed one after the other.
+            max_new_tokens: Maximum number of tokens to generate. None: the default of `InvariantModel.generate`.
+            **kwargs: Keyword arguments of `InvariantModel.generate`, except those that the class rejects.
+
+        Raises:
+            UnsupportedCombination: The class rejects one of the keyword arguments.
+        """
+        if not isinstance(prompt, Prompt):
+            return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
+        with count_cost(self.model) as counter:
+            generation = self._generate_one(prompt, resolve_max_new_tokens(max_new_tokens, kwargs), kwargs)
+        return replace(generation, cost=counter.cost)
+
+    @abstractmethod
+    def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> G:
+        """Generate the answer to one prompt; the caller adds the cost."""
 
     @property
-    def _reader(self) -> InvariantModel:
-        """The model, reading in the order given."""
+    def _given_order_lm(self) -> InvariantModel:
+        """The model with the ordering `given`."""
         return self.lm.with_method(ordering="given")
 
+    def _max_candidate_tokens(self, candidates: Candidates) -> int:
+        """Return the number of tokens of the longest candidate."""
+        return max((len(tokenize_text(each, self.tokenizer)) for each in candidates), default=0)
 
-def unrouted(lm: InvariantModel) -> InvariantModel:
-    """Return a model that reads a prompt in one way.
+
+def require_unrouted(lm: InvariantModel) -> InvariantModel:
+    """Return the model if it has no selective routing.
 
     Raises:
-        UnsupportedCombination: It is a routed one, which may keep another branch for every row.
+        UnsupportedCombination: It is a `RoutedModel`, which may choose another branch for every row of a batch.
     """
     if hasattr(lm, "invariant_branch"):
         raise UnsupportedCombination(
-            "expected a model without routing, since log-probabilities of two branches have no common mean",
-            hint="Give the ensemble one of them: model.invariant_branch.",
+            "expected a model without routing: log-probabilities of two different branches cannot be averaged",
+            hint="Pass one branch to the ensemble: model.invariant_branch.",
         )
     return lm
 
 
-def at_least_one(name: str, count: int | None) -> int | None:
-    """Return a count that may be left open.
+def check_positive(name: str, count: int | None) -> int | None:
+    """Return an optional count.
 
     Raises:
         InvalidChoice: It is below 1.
@@ -86,25 +123,16 @@ def at_least_one(name: str, count: int | None) -> int | None:
     return count
 
 
-def refuse(options: Mapping[str, Any], *names: str) -> None:
-    """Refuse keywords of `generate` that ask for anything but one text, decoded greedily.
+def refuse_options(options: Mapping[str, Any], *names: str) -> None:
+    """Check that keyword arguments of `generate` are absent or at a value that disables them (None, False or 1).
 
     Raises:
-        UnsupportedCombination: One of them was given; the message says which.
+        UnsupportedCombination: One of them is set; the message names it.
     """
-    given = {name: resolve_option(options, name) for name in names}
-    asked = [name for name, value in given.items() if value is True or value not in (None, False, 1)]
-    if asked:
+    values = {name: resolve_option(options, name) for name in names}
+    refused = [name for name, value in values.items() if value is True or value not in (None, False, 1)]
+    if refused:
         raise UnsupportedCombination(
-            f"this ensemble writes one text, without {', '.join(asked)}", hint="Leave it out, or use the model itself."
+            f"expected options that generate a single sequence, got {', '.join(refused)}",
+            hint="Remove the option, or call generate of the model instead of the ensemble.",
         )
-
-
-def with_cost(generation: Generation, cost: Cost) -> EnsembleGeneration:
-    """Return a generation of one reading as that of the ensemble."""
-    return EnsembleGeneration(**{each.name: getattr(generation, each.name) for each in fields(Generation)}, cost=cost)
-
-
-def longest_of(candidates: Sequence[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """Return the tokens of the longest candidate."""
-    return max((len(tokenize_text(each, tokenizer)) for each in candidates), default=0)

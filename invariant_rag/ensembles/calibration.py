@@ -1,4 +1,4 @@
-"""Contextual calibration: divide by what a model says where there is nothing to read (arXiv 2102.09690)."""
+"""Contextual calibration: divide by the probabilities for content-free inputs (arXiv 2102.09690)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from invariant_rag.ensembles.cost import Scores, counted
+from invariant_rag.ensembles.cost import Scores, count_cost
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
@@ -17,16 +17,16 @@ Blank = str | Sequence[int]
 
 
 class Scorer(Protocol):
-    """Anything that scores candidates: a model, or an ensemble of it."""
+    """A model or an ensemble that scores candidates."""
 
     @property
     def model(self) -> PreTrainedModel:
-        """The weights."""
+        """The wrapped transformers model."""
         ...
 
     @property
     def invariant(self) -> bool:
-        """Whether the order in which segments are given changes no bit of the output."""
+        """Whether permuting the input segments changes no bit of the output."""
         ...
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
@@ -35,7 +35,7 @@ class Scorer(Protocol):
 
 
 def blank_segments(prompt: Prompt, blank: Blank) -> Prompt:
-    """Return the prompt with every segment replaced by a content-free one; texts stay, and titles do not.
+    """Return the prompt with every segment replaced by a content-free one without a title; texts are unchanged.
 
     >>> blank_segments(Prompt("Read:", ["one", "two"], "Which?"), "N/A").segments == SegmentSet(["N/A", "N/A"])
     True
@@ -44,22 +44,23 @@ def blank_segments(prompt: Prompt, blank: Blank) -> Prompt:
 
 
 class ContextualCalibration:
-    """Candidate scores without the model's preference for some candidates (arXiv 2102.09690, section 5).
+    """Candidate scores, calibrated with content-free prompts (arXiv 2102.09690, section 5).
 
     The probabilities of the candidates, normalised over the candidates, are divided by their mean over content-free
-    prompts, and normalised again. The published method blanks the input of a classifier; here, that is the segments.
+    prompts, and normalised again. The published method replaces the input of a classifier by a content-free text; here,
+    the segments are replaced.
 
-    It takes away what the model prefers whatever it reads. It does not take away what depends on the order: it is
-    invariant where `scorer` is.
+    This removes the model's content-independent preference for some candidates. It does not remove order dependence:
+    the result is invariant if `scorer` is.
 
     Args:
-        scorer: A model, or a `PermutationAverage` or `AttentionSorting` of one.
-        content_free: What takes the place of a segment's content: texts, or token ids for a model without a tokenizer.
-            The default are the published ones.
-        blank: Makes a prompt content-free.
+        scorer: A model, or a `PermutationAverage`, `RingAverage` or `AttentionSorting` of one.
+        content_free: Content-free replacements for a segment: texts, or token ids for a model without a tokenizer. The
+            default is the published list.
+        blank: Function that makes a prompt content-free.
 
     Raises:
-        InvalidChoice: There is no content-free text.
+        InvalidChoice: `content_free` is empty.
     """
 
     def __init__(
@@ -77,24 +78,24 @@ class ContextualCalibration:
 
     @property
     def invariant(self) -> bool:
-        """Whether the order in which segments are given changes no bit of the output."""
+        """Whether permuting the input segments changes no bit of the output."""
         return self.scorer.invariant
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> Scores:
-        """Return the logarithm of each candidate's calibrated probability, and what it cost. They sum to one."""
-        with counted(self.scorer.model) as counter:
-            asked = _shares(self.scorer.score(prompt, candidates))
+        """Return the logarithms of the candidates' calibrated probabilities, which sum to one, and the cost."""
+        with count_cost(self.scorer.model) as counter:
+            logprobs = _log_softmax(self.scorer.score(prompt, candidates))
             blank = [self._blank(prompt, each) for each in self.content_free]
-            free = [_shares(self.scorer.score(each, candidates)) for each in blank]
-        # Logarithms throughout: a long candidate's probability may be too small for a float.
-        means = [_log_sum_exp(column) - math.log(len(free)) for column in zip(*free, strict=True)]
-        return Scores(_shares([one - mean for one, mean in zip(asked, means, strict=True)]), counter.cost)
+            content_free = [_log_softmax(self.scorer.score(each, candidates)) for each in blank]
+        # In log space throughout: the probability of a long candidate may underflow.
+        means = [_log_sum_exp(column) - math.log(len(content_free)) for column in zip(*content_free, strict=True)]
+        return Scores(_log_softmax([one - mean for one, mean in zip(logprobs, means, strict=True)]), counter.cost)
 
 
-def _shares(logprobs: Sequence[float]) -> list[float]:
-    """Logarithms of probabilities, normalised so that the probabilities sum to one."""
-    total = _log_sum_exp(logprobs) if logprobs else 0.0
-    return [each - total for each in logprobs]
+def _log_softmax(logprobs: Sequence[float]) -> list[float]:
+    """Normalise log-probabilities so that the probabilities sum to one."""
+    normaliser = _log_sum_exp(logprobs) if logprobs else 0.0
+    return [each - normaliser for each in logprobs]
 
 
 def _log_sum_exp(values: Sequence[float]) -> float:

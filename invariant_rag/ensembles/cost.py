@@ -1,4 +1,4 @@
-"""What an answer cost: counted while the model runs, not derived from what should have run."""
+"""The cost of an ensemble: forward passes, counted by a hook while the model runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from invariant_rag.generation.outputs import Generation
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of a model, every row of a batch counted.
+    """Forward passes of a model. Every row of a batch counts.
 
     Attributes:
-        prefills: Prompts that were read from their beginning.
-        passes: Forward passes: those of prefills, and those over what follows a prompt (one for each generated token,
-            less the first where the prefill gave it; one for each scored candidate).
+        prefills: Prompts that were prefilled from their first token.
+        passes: Forward passes: prefills, decoding steps (one per generated token, except the first where the prefill
+            returned it) and one per scored candidate.
         tokens: Tokens of all passes, padding included.
-        calls: How often the model ran. A batch of any size is one call.
+        calls: Calls of the model. A batch of any size is one call.
     """
 
     prefills: int = 0
@@ -34,35 +34,35 @@ class Cost:
         return f"{self.prefills} prefills, {self.passes} forward passes, {self.tokens} tokens, {self.calls} calls"
 
 
-class Counter:
-    """Counts the calls of one thread."""
+class CostCounter:
+    """A forward pre-hook that counts the calls made by one thread."""
 
     def __init__(self) -> None:
         self._thread = get_ident()
-        self._seen: list[tuple[int, int, bool]] = []
+        self._calls: list[tuple[int, int, bool]] = []  # rows, tokens per row, whether the cache was empty
 
     def __call__(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take note of a call; a forward hook."""
+        """Record a call of the model."""
         if get_ident() == self._thread:
             rows, tokens = (args[0] if args else kwargs["input_ids"]).shape
             cache = kwargs.get("past_key_values")
-            self._seen.append((rows, tokens, cache is None or not cache.get_seq_length()))
+            self._calls.append((rows, tokens, cache is None or not cache.get_seq_length()))
 
     @property
     def cost(self) -> Cost:
-        """What was counted so far."""
+        """The cost so far."""
         return Cost(
-            prefills=sum(rows for rows, _, first in self._seen if first),
-            passes=sum(rows for rows, _, _ in self._seen),
-            tokens=sum(rows * tokens for rows, tokens, _ in self._seen),
-            calls=len(self._seen),
+            prefills=sum(rows for rows, _, is_prefill in self._calls if is_prefill),
+            passes=sum(rows for rows, _, _ in self._calls),
+            tokens=sum(rows * tokens for rows, tokens, _ in self._calls),
+            calls=len(self._calls),
         )
 
 
 @contextmanager
-def counted(model: PreTrainedModel) -> Iterator[Counter]:
-    """Count what a model does for this thread until the block ends."""
-    counter = Counter()
+def count_cost(model: PreTrainedModel) -> Iterator[CostCounter]:
+    """Count the calls of a model by the current thread, until the block ends."""
+    counter = CostCounter()
     hook = model.register_forward_pre_hook(counter, with_kwargs=True)
     try:
         yield counter
@@ -72,20 +72,20 @@ def counted(model: PreTrainedModel) -> Iterator[Counter]:
 
 @dataclass(frozen=True)
 class EnsembleGeneration(Generation):
-    """What an ensemble wrote.
+    """The answer of an ensemble.
 
     Attributes:
-        cost: Everything that was spent on it. `usage` counts one prompt and the answer alone.
+        cost: Cost of all its forward passes. `usage` counts one prompt and the answer only.
     """
 
     cost: Cost = Cost()
 
 
 class Scores(list[float]):
-    """Log-probabilities of candidates, and what they cost.
+    """Log-probabilities of candidates, with their cost.
 
     Attributes:
-        cost: Everything that was spent on them.
+        cost: Cost of all forward passes.
     """
 
     def __init__(self, values: Iterable[float], cost: Cost) -> None:

@@ -1,9 +1,7 @@
-"""Ring averaging: one prefill of the segments, several cuts of their ring."""
+"""Ring averaging: one prefill of the segments, averaged over several cuts of the ring."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -13,13 +11,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.rope import has_dynamic_rope
-from invariant_rag.ensembles.base import Ensemble, at_least_one, unrouted, with_cost
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, counted
-from invariant_rag.ensembles.permutations import one_text
+from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, require_unrouted
+from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
+from invariant_rag.ensembles.permutations import averaging_options, mean_logprobs
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
+from invariant_rag.generation.options import generation_options
 from invariant_rag.generation.outputs import to_generations
 from invariant_rag.generation.padding import batch_caches
 from invariant_rag.generation.prefix_cache import prompt_prefix
@@ -28,20 +26,21 @@ from invariant_rag.methods import RoToR
 from invariant_rag.segments import Prompt
 
 
-class RingAverage(Ensemble):
+class RingAverage(Ensemble[EnsembleGeneration]):
     """Prefill the segments once with RoToR, and average the suffix's log-probabilities over several cuts of the ring.
 
-    In RoToR only the suffix depends on where the ring is cut: for every segment it is cut behind that segment. So one
-    prefill serves every cut, with the keys of each segment rotated to where the cut puts it. The result is that of
-    `PermutationAverage` over the same rotations, for one prefill instead of one for each.
+    In RoToR only the suffix depends on where the ring is cut; for a segment's own tokens the ring is always cut after
+    that segment. So one prefill serves all cuts: the keys of each segment are rotated to its position in the cut. The
+    result equals `PermutationAverage` over the same rotations, which needs one prefill per rotation. Decoding is
+    greedy.
 
     Args:
         lm: A model with the method `rotor`.
-        cuts: How many cuts, evenly spaced; a ring has no more than it has segments. None: all of them.
+        cuts: Number of evenly spaced cuts, at most the number of segments. None: one per segment.
 
     Raises:
-        UnsupportedCombination: The method is another one, or the model has a sliding window, rotary frequencies that
-            grow with the prompt, or routing.
+        UnsupportedCombination: The method is not `rotor`, or the model has a sliding window, rotary frequencies that
+            depend on the prompt length, or routing; or, in `generate`, sampling, beams or a streamer.
         InvalidChoice: `cuts` is below 1.
     """
 
@@ -50,47 +49,36 @@ class RingAverage(Ensemble):
             raise UnsupportedCombination(
                 f"expected the method 'rotor', whose segments form a ring, got {lm.method.name!r}"
             )
-        if _has_window(lm.model):
+        if _has_sliding_window(lm.model):
             raise UnsupportedCombination(
-                "expected a model that sees its whole context: a sliding window sees another part of it at every cut",
+                "expected a model that attends to its whole context, got one with a sliding window, which would cover "
+                "other tokens for every cut",
                 hint="Use PermutationAverage.",
             )
         if has_dynamic_rope(lm.model):
             raise UnsupportedCombination(
-                "expected rotary frequencies that do not depend on the length of the prompt: this model's grow with it",
+                "expected rotary frequencies that do not depend on the prompt length; this model's grow with it",
                 hint="Use PermutationAverage.",
             )
-        super().__init__(unrouted(lm))
-        self.cuts = at_least_one("cuts", cuts)
+        super().__init__(require_unrouted(lm))
+        self.cuts = check_positive("cuts", cuts)
 
-    def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> EnsembleGeneration:
-        """Generate greedily: at every step, the token with the largest mean log-probability.
-
-        Args:
-            prompt: The prompt.
-            max_new_tokens: The most tokens to generate. None: as for `InvariantModel.generate`.
-            **kwargs: As for `InvariantModel.generate`, but for what makes several texts of one prompt.
-
-        Raises:
-            UnsupportedCombination: Sampling, beams or a streamer were asked for.
-        """
-        options = generation_options(one_text(kwargs), self.model, self.tokenizer)
-        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
-        with counted(self.model) as counter, self.lm.prefiller.exclusive():
-            prepared = self.lm.prepare_to_generate(prompt, wanted)
-            cache, count = self._cut(prepared)
+    def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> EnsembleGeneration:
+        options = generation_options(averaging_options(options), self.model, self.tokenizer)
+        with self.lm.prefiller.exclusive():
+            prepared = self.lm.prepare_to_generate(prompt, max_new_tokens)
+            cache, count = self._prefill_cuts(prepared)
             ids = torch.tensor([prepared.input_ids] * count, device=self.lm.device)
-            decoded = decode(self.model, ids, torch.ones_like(ids), cache, wanted, options)
+            decoded = decode(self.model, ids, torch.ones_like(ids), cache, max_new_tokens, options)
             rows = to_generations(decoded, [prepared] * count, [0] * count, self.tokenizer, options)
-        logprobs = tuple(math.fsum(column) / count for column in zip(*(row.logprobs for row in rows), strict=True))
-        return with_cost(replace(rows[0], logprobs=logprobs), counter.cost)
+        return EnsembleGeneration.extend(replace(rows[0], logprobs=mean_logprobs(rows)))
 
-    def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> Scores:
-        """Return the mean log-probability of each candidate over the cuts, and what it cost."""
+    def score(self, prompt: Prompt, candidates: Candidates) -> Scores:
+        """Return the mean log-probability of each candidate over the cuts, and the cost."""
         options = self.lm.candidate_ids(candidates)
-        with counted(self.model) as counter, self.lm.prefiller.exclusive():
+        with count_cost(self.model) as counter, self.lm.prefiller.exclusive():
             prepared = self.lm.prepare_to_generate(prompt, max(map(len, options), default=0))
-            cache, count = self._cut(prepared)
+            cache, count = self._prefill_cuts(prepared)
             start, totals = len(prepared.input_ids) - prepared.suffix_length, []
             for option in options:
                 ids = torch.tensor([[*prepared.input_ids[start:], *option]] * count, device=self.lm.device)
@@ -101,15 +89,15 @@ class RingAverage(Ensemble):
                 cache.crop(-ids.shape[1])
         return Scores(totals, counter.cost)
 
-    def _cut(self, prepared: PreparedPrompt) -> tuple[DynamicCache, int]:
-        """Prefill everything before the last text, and return its keys and values for every cut, as one batch."""
+    def _prefill_cuts(self, prepared: PreparedPrompt) -> tuple[DynamicCache, int]:
+        """Prefill everything before the suffix; return its cache with one row per cut, and the number of cuts."""
         prefix = prompt_prefix(prepared, self.lm.method)
         if not prefix.input_ids:
             return DynamicCache(), 1
         prefilled = self.lm.prefiller.prefill_uncached(prefix)
         layout = prefix.arrangement.layout
-        every = max(map(len, layout.sets), default=1) or 1
-        count = every if self.cuts is None else min(self.cuts, every)
+        largest = max(map(len, layout.sets), default=1) or 1
+        count = largest if self.cuts is None else min(self.cuts, largest)
         shifts = [_shifts(layout, cut, count) for cut in range(count)]
         cache = DynamicCache()
         layers: list[Any] = batch_caches([prefilled], [0], count).layers
@@ -117,22 +105,22 @@ class RingAverage(Ensemble):
             keys = layer.keys
             rotation, reach = self.lm.prefiller.rotations[index], layout.length + 1
             rotated = [
-                rotation.rotate_each(keys[cut], by.to(keys.device), reach).to(keys.dtype)
-                for cut, by in enumerate(shifts)
+                rotation.rotate_each(keys[cut], shift.to(keys.device), reach).to(keys.dtype)
+                for cut, shift in enumerate(shifts)
             ]
             cache.update(torch.stack(rotated), layer.values, index)
         return cache, count
 
 
-def _has_window(model: PreTrainedModel) -> bool:
-    """Return whether some layer has a sliding window."""
+def _has_sliding_window(model: PreTrainedModel) -> bool:
+    """Return whether any layer has a sliding window."""
     config = model.config.get_text_config(decoder=True)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    return getattr(config, "sliding_window", None) is not None and "sliding_attention" in kinds
+    layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
+    return getattr(config, "sliding_window", None) is not None and "sliding_attention" in layer_types
 
 
 def _shifts(layout: Layout, cut: int, count: int) -> torch.Tensor:
-    """Return the shift of each token of a prompt when the ring of every set is cut at one of `count` places `[T]`."""
+    """Return the position shift of each token `[T]` for cut number `cut` of `count`, applied to every set."""
     shifts = torch.zeros(layout.length, dtype=torch.long)
     for spans in layout.set_spans:
         first = cut * len(spans) // count

@@ -1,4 +1,4 @@
-"""One model for many threads: prompts that wait at the same time are decoded together."""
+"""Micro-batching: prompts that several threads submit at the same time are decoded as one batch."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from invariant_rag.segments import Prompt
 
 @dataclass(eq=False)
 class _Request:
+    """A prompt to generate for, and a future for its result."""
+
     lm: InvariantModel
     prompt: Prompt
     options: Mapping[str, Any]
     identity: object
-    answer: Future[Generation] = field(default_factory=Future)
+    result: Future[Generation] = field(default_factory=Future)
 
-    def goes_with(self, other: _Request) -> bool:
-        return not self.sampled and self.options == other.options and self.identity == other.identity
+    def can_batch_with(self, other: _Request) -> bool:
+        """Return whether both requests can be rows of one batch.
 
-    @property
-    def sampled(self) -> bool:
-        """Whether chance decides: what a seed gives would depend on the other rows of a batch."""
-        return bool(resolve_option(self.options, "do_sample"))
+        Sampled requests cannot: the result of a seed would depend on the other rows.
+        """
+        return (
+            not resolve_option(self.options, "do_sample")
+            and self.options == other.options
+            and self.identity == other.identity
+        )
 
 
 class MicroBatcher:
-    """Decodes prompts of several threads together.
+    """A queue that batches concurrent `generate` calls of several threads.
 
-    It has no thread of its own, and nobody waits for a batch to fill. Whoever's turn it is runs its own prompt, and
-    with it those that queued up meanwhile for the same model with the same options. An answer in a batch equals that
-    of the prompt alone up to rounding; prompts whose answers are sampled run alone. A copy in another process begins
-    with an empty queue.
+    There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
+    the next thread then generates for its own prompt and for the waiting calls of the same model and options. In a
+    batch, an answer equals that of a single call up to rounding. Prompts with sampling are not batched. Pickling gives
+    a batcher with an empty queue.
 
     >>> batcher = MicroBatcher()
     >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
@@ -51,8 +56,8 @@ class MicroBatcher:
 
     def __init__(self) -> None:
         self._waiting: list[_Request] = []
-        self._queue = Lock()
-        self._turn = Lock()
+        self._waiting_lock = Lock()
+        self._generate_lock = Lock()
 
     def generate(
         self,
@@ -63,54 +68,56 @@ class MicroBatcher:
         identity: object = None,
         batch_size: int = 8,
     ) -> Generation:
-        """Return what the model generates for a prompt.
+        """Generate for a prompt, possibly in a batch with waiting prompts of other threads.
 
         Args:
             lm: The model.
             prompt: The prompt.
-            options: Keywords of `InvariantModel.generate`.
-            identity: What is equal for models that generate alike. None: a model goes with itself alone.
-            batch_size: The most prompts to decode together.
+            options: Keyword arguments of `InvariantModel.generate`.
+            identity: A key that is equal for wrappers with the same model and choices, whose prompts may be batched.
+                None: batch with the same wrapper object only.
+            batch_size: Maximum number of prompts in a batch.
 
         Raises:
-            InvalidChoice: `batch_size` is below 1, or more than one answer is wanted.
+            InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
         if batch_size < 1:
             raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
-        answers = resolve_option(options or {}, "num_return_sequences", lm.model.generation_config) or 1
-        if answers > 1:
+        sequences = resolve_option(options or {}, "num_return_sequences", lm.model.generation_config) or 1
+        if sequences > 1:
             raise InvalidChoice(
-                f"num_return_sequences: expected 1, got {answers}",
-                hint="Ask several times, or call generate of the model itself.",
+                f"num_return_sequences: expected 1, got {sequences}",
+                hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
-        mine = _Request(lm, prompt, options or {}, id(lm) if identity is None else identity)
-        with self._queue:
-            self._waiting.append(mine)
-        with self._turn:
-            if not mine.answer.done():
-                _answer(self._taken(mine, batch_size))
-        return mine.answer.result()
+        request = _Request(lm, prompt, options or {}, id(lm) if identity is None else identity)
+        with self._waiting_lock:
+            self._waiting.append(request)
+        with self._generate_lock:
+            if not request.result.done():
+                _run_batch(self._pop_batch(request, batch_size))
+        return request.result.result()
 
-    def _taken(self, mine: _Request, batch_size: int) -> list[_Request]:
-        """Take a request, and those that go with it, out of the queue."""
-        with self._queue:
-            others = (each for each in self._waiting if each is not mine and each.goes_with(mine))
-            batch = [mine, *islice(others, batch_size - 1)]
+    def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
+        """Remove a request and others that can be batched with it from the queue."""
+        with self._waiting_lock:
+            others = (each for each in self._waiting if each is not request and each.can_batch_with(request))
+            batch = [request, *islice(others, batch_size - 1)]
             self._waiting = [each for each in self._waiting if each not in batch]
         return batch
 
 
-def _answer(batch: Sequence[_Request]) -> None:
+def _run_batch(batch: Sequence[_Request]) -> None:
+    """Generate for a batch and set the results; if the batch fails, generate for each request separately."""
     first = batch[0]
     try:
         generations = first.lm.generate([each.prompt for each in batch], **first.options)
-    except BaseException as error:  # noqa: BLE001 - raised again by the threads that asked
+    except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads
         if len(batch) == 1 or not isinstance(error, Exception):
             for each in batch:
-                each.answer.set_exception(error)
+                each.result.set_exception(error)
             return
-        for each in batch:  # one bad prompt is no reason for the others to fail
-            _answer([each])
+        for each in batch:  # only the requests that cause the error fail
+            _run_batch([each])
         return
     for request, generation in zip(batch, generations, strict=True):
-        request.answer.set_result(generation)
+        request.result.set_result(generation)

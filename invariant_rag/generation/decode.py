@@ -1,4 +1,4 @@
-"""Decoding: the model's own `generate`, from a cache that holds an arranged prefill."""
+"""Decoding: the model's own `generate`, starting from the cache of an arranged prefill."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What transformers' `generate` returned.
+    """The output of transformers' `generate`.
 
     Attributes:
-        sequences: Prompts and generated tokens, without the padding of the prompts' left.
-        logprobs: Log-probability of each generated token of each row.
+        sequences: Left-padded prompt and generated tokens of each row.
+        logprobs: Log-probabilities of each row's generated tokens.
         start: Index of the first generated token.
     """
 
@@ -38,18 +38,18 @@ def decode(
     max_new_tokens: int,
     options: dict[str, Any],
 ) -> Decoded:
-    """Run the model's own `generate` over the tokens that a cache lacks, and on.
+    """Run the model's own `generate`, which prefills the uncached tokens of the prompts and decodes.
 
     Args:
         model: The model.
-        ids: Input ids `[B, L]`, all tokens of the prompts.
+        ids: Input ids `[B, L]` of the whole prompts.
         mask: Attention mask `[B, L]`.
-        cache: Keys and values of their first tokens.
-        max_new_tokens: The most tokens to generate.
+        cache: Keys and values of the first tokens of the prompts.
+        max_new_tokens: Maximum number of tokens to generate.
         options: From `generation_options`.
 
     Raises:
-        UnsupportedCombination: The model dropped the cache on the way.
+        UnsupportedCombination: The model dropped the cache while decoding.
     """
     logprobs = TokenLogprobs(options["num_beams"])
     criteria = StoppingCriteriaList([*options["stopping_criteria"], logprobs])
@@ -65,9 +65,9 @@ def decode(
         )
     if output.past_key_values is not cache:
         raise UnsupportedCombination(
-            "expected a model that keeps the cache of the arranged prefill, got one that dropped it and prefilled the "
-            "prompt again, with its own attention",
-            hint="Phi-3 does so where an answer grows beyond original_max_position_embeddings: ask for fewer tokens.",
+            "expected a model that decodes from the cache of the arranged prefill, got one that dropped the cache and "
+            "prefilled the prompt again with its own attention",
+            hint="Phi-3 does so when an answer passes original_max_position_embeddings: reduce max_new_tokens.",
         )
     start = ids.shape[1]
     return Decoded(output.sequences.tolist(), logprobs.of(output.sequences, start, output.get("beam_indices")), start)

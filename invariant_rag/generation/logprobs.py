@@ -1,7 +1,7 @@
-"""Log-probabilities of generated tokens, taken while they are generated: one number per row and step.
+"""Log-probabilities of generated tokens, recorded during generation: one number per row and step.
 
-transformers can return the logits of every step, from which log-probabilities follow. But these take vocabulary times
-length in memory. Here a forward hook keeps the logits of the current step alone, until the next token is chosen.
+`output_logits=True` of transformers' `generate` would need memory for vocabulary size times length. Here a forward hook
+stores the logits of the current step only, until the next token is chosen.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from transformers import PreTrainedModel, StoppingCriteria
 class TokenLogprobs(StoppingCriteria):
     """Records the log-probability of every chosen token under the model, before logits processors and sampling.
 
-    It is a stopping criterion because that is where transformers shows the tokens of a step; it never stops anything.
-    With beams, transformers shows several candidates for each prompt, of any of its beams. So every beam keeps the
-    log-probabilities of all candidates of its prompt, and the beam indices of the output pick from them.
+    It is implemented as a stopping criterion, which `generate` calls with the tokens of every step; it never stops a
+    row. With beam search, the criterion is called with several candidates per prompt, each of which may extend any
+    beam. So the log-probabilities of all candidates are recorded for every beam of their prompt, and `of` selects by
+    the beam indices of the output.
 
     Args:
         num_beams: Beams of each prompt.
@@ -31,14 +32,14 @@ class TokenLogprobs(StoppingCriteria):
         self._thread = get_ident()
         self._logits: torch.Tensor | None = None
         self._steps = 0
-        # Candidates and their log-probabilities, `[steps, R, C]` each, with room for more steps. Small tensors of their
-        # own between the large ones of every step would fragment the heap.
+        # Candidates and their log-probabilities, `[steps, R, C]` each, preallocated for more steps: small allocations
+        # between the large ones of every step would fragment the heap.
         self._tokens = torch.empty(0, 0, 0, dtype=torch.long)
         self._logprobs = torch.empty(0, 0, 0)
 
     @contextmanager
     def recording(self, model: PreTrainedModel) -> Iterator[None]:
-        """Record the calls that this thread makes of the model."""
+        """Record the model's forward passes in this thread."""
         hook = model.register_forward_hook(self._after_forward)
         try:
             yield
@@ -46,20 +47,20 @@ class TokenLogprobs(StoppingCriteria):
             hook.remove()
 
     def _after_forward(self, _model: object, _args: object, output: Any) -> None:
-        # A logits processor may call the model too (guidance): the first call of a step is the one that counts.
+        # A logits processor may call the model too (guidance): only the first call of a step is recorded.
         if self._logits is None and get_ident() == self._thread:
             self._logits = output.logits[:, -1]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Take the log-probabilities of the tokens of a step; return that no row stops `[rows]`."""
+        """Record the log-probabilities of the tokens of a step; return False for every row `[rows]`."""
         if self._logits is not None:
             logprobs = torch.log_softmax(self._logits.float(), dim=-1)
             rows = logprobs.shape[0]
             candidates = input_ids[:, -1].to(logprobs.device).reshape(rows // self._num_beams, -1)
             candidates = candidates.repeat_interleave(self._num_beams, dim=0)
             if self._steps == len(self._tokens):
-                self._tokens = _with_room(self._tokens, candidates)
-                self._logprobs = _with_room(self._logprobs, logprobs[:, : candidates.shape[1]])
+                self._tokens = _grow(self._tokens, candidates)
+                self._logprobs = _grow(self._logprobs, logprobs[:, : candidates.shape[1]])
             self._tokens[self._steps] = candidates
             self._logprobs[self._steps] = logprobs.gather(1, candidates)
             self._steps += 1
@@ -72,8 +73,8 @@ class TokenLogprobs(StoppingCriteria):
         Args:
             sequences: Prompts and generated tokens `[rows, tokens]`.
             start: Index of the first generated token.
-            beam_indices: For every generated token, the beam that it continued `[rows, steps]`, negative behind the
-                end of a row. None: without beams.
+            beam_indices: For every generated token, the beam that it extended `[rows, steps]`, negative after the end
+                of a row. None: no beam search.
         """
         steps = min(sequences.shape[1] - start, self._steps)
         if not steps:
@@ -89,8 +90,8 @@ class TokenLogprobs(StoppingCriteria):
         return torch.where(beams < 0, 0.0, found).T.tolist()
 
 
-def _with_room(recorded: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that begins with the recorded steps and has room for as many more, at least 64."""
+def _grow(recorded: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the recorded steps with twice the capacity, at least 64 more steps, shaped like `step`."""
     larger = recorded.new_empty(len(recorded) + max(len(recorded), 64), *step.shape, device=step.device)
     if len(recorded):
         larger[: len(recorded)] = recorded

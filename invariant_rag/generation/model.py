@@ -1,7 +1,7 @@
-"""InvariantModel: a Hugging Face causal LM whose answer is a function of the set of segments.
+"""InvariantModel: a Hugging Face causal LM whose output does not depend on the order of the segments.
 
-Invariance is bitwise because memory order is canonical: segments are put into physical order before the input ids are
-built, so every permutation of the input enters the model as the same tensor.
+Invariance is bitwise because segments are sorted into physical order before the input ids are built, so every
+permutation of the input gives the same input tensor.
 
 One generation: `prepare`, load the cached prefix, run the model's own `generate` with arranged attention, collect the
 outputs.
@@ -50,34 +50,34 @@ if TYPE_CHECKING:
 
 
 class InvariantModel:
-    """A causal LM whose answer is a function of the set of segments, not of their order.
+    """A causal LM whose output depends on the set of segments, not on their order.
 
-    A wrapper is immutable: `with_method` and `with_cache` return another one of the same weights. The wrapped model is
-    probed once, never patched, and unchanged after every call. Calls from several threads are serialised per model;
-    other code may call the same model meanwhile.
+    A wrapper is immutable: `with_method` and `with_cache` return a new wrapper of the same weights. The wrapped model
+    is probed once, never patched, and unchanged after every call. Calls from several threads are serialised per model;
+    other code may use the same model at the same time.
 
     Args:
         model: A causal LM of transformers.
         tokenizer: Its tokenizer. None: prompts must be token ids.
-        method: How segments see each other: a name from `invariant-rag methods`, or a `Method`.
-        ordering: Which segment goes where: a name from `invariant-rag orderings`, or an `Ordering`. None: the
-            method's own default (`lexical`, but `given` for `sequential`).
-        backend: What computes the attention: `auto`, `sdpa`, `flex` or `reference`.
-        max_segment_tokens: Tokens that one segment may have. None: no limit.
-        overflow: What happens to a prompt that is too long: `error`, `drop_last` or `trim_segments`.
-        intervention: A change to the plain model's attention that lessens its position bias, for the method
-            `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It makes
-            nothing invariant; the ordering does.
-        cache: Keeps keys and values of sets and segments for later prompts, in any order. None: nothing is kept.
+        method: Which segments each segment attends to: a name from `invariant-rag methods`, or a `Method`.
+        ordering: How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's
+            default (`lexical`, but `given` for `sequential`).
+        backend: The attention implementation: `auto`, `sdpa`, `flex` or `reference`.
+        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
+        overflow: Strategy for prompts that are too long: `error`, `drop_last` or `trim_segments`.
+        intervention: A change to the plain model's attention that reduces its position bias, for the method
+            `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It does
+            not make the output invariant; the ordering does.
+        cache: Stores keys and values of sets and segments for later prompts, in any order. None: no cache.
 
     Raises:
-        UnsupportedModel: Its attention cannot be arranged; the message says why.
-        UnknownName: No such method, ordering, backend, overflow or intervention.
-        UnsupportedCombination: The intervention does not go with the method or the model, or the cache with either.
+        UnsupportedModel: The model failed the probe; the message gives the reason.
+        UnknownName: Unknown method, ordering, backend, overflow or intervention.
+        UnsupportedCombination: The intervention is not supported by the method or the model, or the cache by either.
     """
 
     prefiller: Prefiller
-    """Runs the model over prompts with arranged attention. It owns the model and all choices."""
+    """Runs forward passes with arranged attention. It owns the model and the choices."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class InvariantModel:
         self._set(tokenizer, Prefiller(model, choices, shared_state(model)))
 
     def _set(self, tokenizer: PreTrainedTokenizerBase | None, prefiller: Prefiller) -> None:
-        """Set the state of a new wrapper: all else is derived from it."""
+        """Set the state of a new wrapper; all other attributes are derived from it."""
         cache = prefiller.choices.cache
         if not isinstance(cache, KeyValueCache | None):
             raise InvalidChoice(
@@ -139,26 +139,26 @@ class InvariantModel:
         cache: KeyValueCache | None = None,
         **kwargs: Any,
     ) -> InvariantModel:
-        """Load a model and its tokenizer. One that has no tokenizer takes token ids only, and a warning says so.
+        """Load a model and its tokenizer. Without a tokenizer, prompts must be token ids; a warning is issued.
 
         Args:
-            name: A hub id or a folder. None: the small model that comes with the package, which needs no network;
+            name: A hub id or a folder. None: the small model that is part of the package, which needs no network;
                 `native`: the same model, fine-tuned with RoToR attention.
-            method: As for `InvariantModel`, and so are the next two and the two about length.
-            ordering: Which segment goes where.
-            backend: What computes the attention.
-            dtype: As in transformers. An embedded model computes in float32 where this is `auto`.
+            method: As for `InvariantModel`.
+            ordering: As for `InvariantModel`.
+            backend: As for `InvariantModel`.
+            dtype: As in transformers. For embedded models, `auto` is float32.
             device_map: As in transformers.
-            max_segment_tokens: Tokens that one segment may have.
-            overflow: What happens to a prompt that is too long.
+            max_segment_tokens: As for `InvariantModel`.
+            overflow: As for `InvariantModel`.
             intervention: As for `InvariantModel`.
             cache: As for `InvariantModel`.
-            **kwargs: Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `quantization_config`...).
+            **kwargs: Passed to `AutoModelForCausalLM.from_pretrained` (`revision`, `quantization_config`...).
 
         Raises:
-            ModelNotFound: There is no such model, or it is no causal LM.
-            UnknownName: No such method, ordering, backend, overflow or intervention.
-            UnsupportedModel: It cannot be arranged; the message says why.
+            ModelNotFound: The model does not exist, or is not a causal LM.
+            UnknownName: Unknown method, ordering, backend, overflow or intervention.
+            UnsupportedModel: The model failed the probe; the message gives the reason.
         """
         method, backend = resolve_method(method), resolve_backend(backend)  # before anything is loaded
         ordering = resolve_ordering(ordering, method.default_ordering)
@@ -185,9 +185,9 @@ class InvariantModel:
         overflow: Overflow | None = None,
         intervention: str | Intervention | None = None,
     ) -> Self:
-        """Return a wrapper of the same weights with other choices; cheap. What is not given stays as it is.
+        """Return a wrapper of the same weights with other choices; cheap. Omitted arguments are unchanged.
 
-        A new method without an ordering brings its default ordering, and without an intervention none.
+        A new method resets the ordering to its default and removes the intervention, unless they are given too.
         """
         changes: dict[str, Any] = {}
         resolved = self.method
@@ -207,11 +207,12 @@ class InvariantModel:
         return self._with(**changes)
 
     def with_cache(self, cache: KeyValueCache | None) -> Self:
-        """Return a wrapper of the same weights that keeps the keys and values it computes; None: that keeps none.
+        """Return a wrapper of the same weights that stores keys and values in a cache. None: no cache.
 
         Raises:
-            InvalidChoice: It is no cache.
-            UnsupportedCombination: The model's rotary frequencies grow with the prompt, or there is an intervention.
+            InvalidChoice: `cache` is not a `KeyValueCache`.
+            UnsupportedCombination: The model's rotary frequencies depend on the prompt length, the model is spread over
+                several devices, or there is an intervention.
         """
         return self._with(cache=cache)
 
@@ -222,16 +223,16 @@ class InvariantModel:
         return other
 
     def with_routing(self, alpha: float = 0.2, *, plain_order: Literal["given", "canonical"] = "given") -> RoutedModel:
-        """Return a model that asks this one and the plain model, and keeps one answer: see `invariant_rag.routing`.
+        """Return a model that runs this one and the plain model, and returns one answer; see `invariant_rag.routing`.
 
         Args:
-            alpha: How much more confident the invariant answer has to be.
-            plain_order: The order in which the plain model reads the segments. With `given`, an answer may depend on
-                it; with `canonical`, it does not.
+            alpha: Margin by which the invariant answer must be more confident.
+            plain_order: Order of the segments in the plain model's prompt. With `given`, an answer may depend on the
+                input order; with `canonical`, it does not.
 
         Raises:
-            InvalidChoice: `alpha` is no finite number.
-            UnknownName: No such order.
+            InvalidChoice: `alpha` is not finite.
+            UnknownName: Unknown `plain_order`.
         """
         from invariant_rag.routing import RoutedModel  # routing imports this module
 
@@ -244,43 +245,43 @@ class InvariantModel:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The model's tokenizer; None for one that takes token ids only."""
+        """The model's tokenizer. None: prompts must be token ids."""
         tokenizer: PreTrainedTokenizerBase | None = vars(self)["_tokenizer"]
         return tokenizer
 
     @property
     def choices(self) -> Choices:
-        """Everything that this wrapper was asked for."""
+        """Method, ordering, backend, token limits, intervention and cache of this wrapper."""
         return self.prefiller.choices
 
     @property
     def method(self) -> Method:
-        """How segments see each other."""
+        """The method: which segments each segment attends to."""
         return self.choices.method
 
     @property
     def ordering(self) -> Ordering:
-        """Which segment goes where."""
+        """The ordering: how segments are ranked."""
         return self.choices.ordering
 
     @property
     def backend(self) -> Backend:
-        """What computes the attention."""
+        """The attention implementation."""
         return self.choices.backend
 
     @property
     def intervention(self) -> Intervention | None:
-        """The change to the plain model's attention, if any."""
+        """The change to the plain model's attention, or None."""
         return self.choices.intervention
 
     @property
     def cache(self) -> KeyValueCache | None:
-        """Keeps keys and values of sets and segments, if any does."""
+        """The cache of keys and values, or None."""
         return self.choices.cache
 
     @property
     def invariant(self) -> bool:
-        """Whether the order in which segments are given changes no bit of the output."""
+        """Whether permuting the input segments changes no bit of the output."""
         return self.ordering.invariant
 
     @property
@@ -290,22 +291,22 @@ class InvariantModel:
 
     @property
     def device(self) -> torch.device:
-        """Where input ids go."""
+        """Device of the input ids."""
         return input_device(self.model)
 
     @property
     def context_window(self) -> int | None:
-        """Tokens that prompt and answer may have together; None where the model states no limit."""
+        """Maximum number of tokens of prompt and answer together; None if the config has no limit."""
         return self.choices.limits.context_window
 
     @property
     def overflow(self) -> Overflow:
-        """What happens to a prompt that is too long."""
+        """Strategy for prompts that are too long."""
         return self.choices.limits.overflow
 
     @property
     def max_segment_tokens(self) -> int | None:
-        """Tokens that one segment may have; None: no limit."""
+        """Maximum number of tokens of one segment; None: no limit."""
         return self.choices.limits.max_segment_tokens
 
     def __repr__(self) -> str:
@@ -325,14 +326,14 @@ class InvariantModel:
         """Render a question over documents, or a conversation, through the model's chat template.
 
         Args:
-            question: What to ask.
+            question: The question.
             segments: The documents to answer from.
-            system: The system message; None for the default.
-            messages: Instead of the above: a conversation with segments in any turn. A content is a string, a
-                `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s.
+            system: The system message. None: the default.
+            messages: Instead of the above: a conversation with segments in any turn. The content of a message is a
+                string, a `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s.
 
         Raises:
-            InvalidPrompt: Neither or both were given, or a message is not understood.
+            InvalidPrompt: Neither or both of `question` and `messages` were given, or a message is malformed.
             TokenizerRequired: The model has no tokenizer.
         """
         if (question is None) == (messages is None):
@@ -343,11 +344,11 @@ class InvariantModel:
         return render_chat(question_messages(str(question), chosen, system), self.tokenizer, question)
 
     def prepare(self, prompt: Prompt, *, new_tokens: int = 0) -> PreparedPrompt:
-        """Tokenise, order and arrange a prompt, with room for `new_tokens` in the context window.
+        """Tokenise, order and arrange a prompt, reserving `new_tokens` of the context window for the answer.
 
         Raises:
-            InvalidPrompt: The prompt has no token, or one that the model does not know.
-            ContextOverflow: It is too long, and `overflow` is `error`.
+            InvalidPrompt: The prompt has no token, or one outside of the vocabulary.
+            ContextOverflow: The prompt is too long and `overflow` is `error`, or its texts alone are too long.
         """
         prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self.choices.limits, new_tokens)
         self._check_vocabulary(prepared.input_ids)
@@ -383,21 +384,21 @@ class InvariantModel:
 
         Args:
             prompt: One prompt, or several, which are decoded as one batch.
-            max_new_tokens: The most tokens to generate for each prompt. None: what a `generation_config` says, or 64.
-            seed: Seed for sampling; the global random state is put back afterwards. It is one for the whole process, so
-                answers repeat as long as no other thread draws from it meanwhile. None: sample from the global state.
-            **kwargs: The keywords of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
-                `logits_processor`... Decoding is greedy unless `do_sample` or a `generation_config` says otherwise.
+            max_new_tokens: Maximum number of tokens to generate per prompt. None: that of `generation_config`, or 64.
+            seed: Seed for sampling; the global random state is restored afterwards. The state is shared by the whole
+                process, so results are reproducible only if no other thread uses it at the same time. None: sample from
+                the global state.
+            **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
+                `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
 
         Returns:
-            One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which those
-            of the same prompt follow each other.
+            One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which the
+            sequences of a prompt are consecutive.
 
         Raises:
-            InvalidPrompt: A prompt ends with a segment: the tokens to generate follow a suffix.
-            UnsupportedCombination: Assisted decoding was asked for, `token_healing`, `use_cache=False` or
-                `prefill_chunk_size`; `guidance_scale` with a method without stock decoding; or the model gave its
-                cache up on the way.
+            InvalidPrompt: A prompt has segments but no suffix, so there is no token to continue.
+            UnsupportedCombination: Assisted decoding, `token_healing`, `use_cache=False` or `prefill_chunk_size`;
+                `guidance_scale` with a method without stock decoding; or the model dropped its cache while decoding.
         """
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
@@ -414,16 +415,16 @@ class InvariantModel:
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> TextStream:
-        """Generate, and yield pieces of text as they come. Joined, they are the text that `generate` returns.
+        """Generate in a background thread, and yield pieces of text. Joined, they are the text of `generate`.
 
-        Closing the stream stops the generation. An error during generation is raised from it. Once it has ended,
-        its `generation` is what `generate` would have returned.
+        Closing the stream stops the generation. Errors during generation are raised by the stream. After the last
+        piece, the attribute `generation` of the stream is the result that `generate` returns.
 
         Args:
             prompt: The prompt.
-            max_new_tokens: The most tokens to generate. None: as for `generate`.
+            max_new_tokens: Maximum number of tokens to generate. None: as for `generate`.
             seed: Seed for sampling.
-            **kwargs: As for `generate`; one sequence, no beams.
+            **kwargs: As for `generate`, with a single sequence and no beams.
 
         Raises:
             TokenizerRequired: The model has no tokenizer.
@@ -442,8 +443,8 @@ class InvariantModel:
             candidates: Continuations, as text or token ids. They are scored in one batch.
 
         Raises:
-            InvalidPrompt: A candidate has no token or one that the model does not know, there is no list of them, or
-                the prompt ends with a segment.
+            InvalidPrompt: A candidate has no token or one outside of the vocabulary, `candidates` is a single text, or
+                the prompt has segments but no suffix.
         """
         options = self.candidate_ids(candidates)
         if not options:
@@ -467,11 +468,11 @@ class InvariantModel:
             ]
 
     def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
-        """Return the token ids of continuations to score.
+        """Return the token ids of candidate continuations.
 
         Raises:
-            InvalidPrompt: A candidate has no token or one that the model does not know, or there is no list of them.
-            TokenizerRequired: One is text, and the model has no tokenizer.
+            InvalidPrompt: A candidate has no token or one outside of the vocabulary, or `candidates` is a single text.
+            TokenizerRequired: A candidate is text, and the model has no tokenizer.
         """
         if isinstance(candidates, str):
             raise InvalidPrompt(
@@ -485,19 +486,19 @@ class InvariantModel:
         return options
 
     def prepare_to_generate(self, prompt: Prompt, new_tokens: int) -> PreparedPrompt:
-        """Prepare a prompt that ends with a token to continue.
+        """Prepare a prompt for generation, which needs a suffix to continue.
 
         Raises:
-            InvalidPrompt: It has segments and no suffix.
+            InvalidPrompt: The prompt has segments but no suffix.
         """
         prepared = self.prepare(prompt, new_tokens=new_tokens)
         if not prepared.suffix_length and prepared.order:
-            raise InvalidPrompt("expected a suffix of at least one token behind the segments, got none")
+            raise InvalidPrompt("expected a suffix of at least one token after the segments, got none")
         return prepared
 
     @contextmanager
     def arranged(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
-        """Give the wrapped model's own forward the attention of these prompts, with gradients: for training.
+        """Use arranged attention in the wrapped model's own forward pass, with gradients, for training.
 
         >>> with lm.arranged([prepared]):  # doctest: +SKIP
         ...     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
@@ -505,14 +506,14 @@ class InvariantModel:
         ...     loss = cross_entropy(logits[0, -prepared.suffix_length : -1], answer_ids)
 
         Args:
-            prompts: One per row of the batch, from `prepare`, all of one length.
+            prompts: One prompt per row of the batch, from `prepare`, all of the same length.
 
         Raises:
-            InvalidPrompt: Their lengths differ.
+            InvalidPrompt: The prompts differ in length.
         """
         lengths = {len(prompt.input_ids) for prompt in prompts}
         if len(lengths) > 1:
-            raise InvalidPrompt(f"expected prompts of one length in a batch, got {sorted(lengths)} tokens")
+            raise InvalidPrompt(f"expected prompts of the same length in a batch, got {sorted(lengths)} tokens")
         attention = self.prefiller.arranged_attention([PromptState(prompt.arrangement) for prompt in prompts])
         with self.prefiller.shared.lock, reset_dynamic_rope(self.model), attention:
             yield

@@ -1,4 +1,4 @@
-"""Keywords of `generate`: given ones, defaults of the model's own config, and combinations that are refused."""
+"""Options of `generate`: keyword arguments, defaults of the generation config, and unsupported combinations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _OWN_PREFILL = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing")
-"""Options with which transformers prefills the prompt itself: assisted decoding, and what changes the prompt."""
+"""Options with which transformers prefills the prompt itself: assisted decoding and token healing."""
 
 
 def generation_options(
@@ -25,21 +25,21 @@ def generation_options(
     *,
     stock_decoding: bool = True,
 ) -> dict[str, Any]:
-    """Return the keywords for transformers' `generate`.
+    """Return the keyword arguments for transformers' `generate`.
 
-    What is not given comes from a `generation_config` among the keywords, and then from the model's own. Decoding is
-    greedy unless sampling was asked for.
+    Options that are not in `kwargs` come from its `generation_config`, and then from the model's. Decoding is greedy
+    unless `kwargs` or their `generation_config` enable sampling.
 
     Args:
-        kwargs: The keywords given.
+        kwargs: Keyword arguments of `InvariantModel.generate`.
         model: The model.
         tokenizer: Its tokenizer.
         stock_decoding: Whether generated tokens use the model's own attention.
 
     Raises:
-        TokenizerRequired: Stop strings were asked for, and there is no tokenizer.
-        UnsupportedCombination: Assisted decoding was asked for, token healing, decoding without a cache, or a prefill
-            in chunks; or guidance without `stock_decoding`.
+        TokenizerRequired: Stop strings without a tokenizer.
+        UnsupportedCombination: Assisted decoding, token healing, `use_cache=False` or chunked prefill; or guidance
+            without `stock_decoding`.
     """
     options = {name: value for name, value in kwargs.items() if value is not None}
     defaults = model.generation_config
@@ -57,49 +57,49 @@ def generation_options(
     options.pop("stop_strings", None)
     if strings:
         if tokenizer is None:
-            raise TokenizerRequired("expected a model with a tokenizer: stop strings are text")
+            raise TokenizerRequired("expected a model with a tokenizer, which stop strings need; got none")
         options.setdefault("tokenizer", tokenizer)
         criteria.append(StopStringCriteria(tokenizer, strings))
-    options["stopping_criteria"] = StoppingCriteriaList([_RowEnds(criteria)] if criteria else [])
+    options["stopping_criteria"] = StoppingCriteriaList([_StopRecorder(criteria)] if criteria else [])
     return options
 
 
 def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_decoding: bool) -> None:
-    """Refuse options with which transformers would process the prompt with the plain model's attention."""
-    asked = {name: resolve_option(options, name, defaults) for name in _OWN_PREFILL}
-    if refused := [name for name, value in asked.items() if value is not None and value is not False]:
+    """Raise for options with which transformers would prefill the prompt with the plain model's attention."""
+    values = {name: resolve_option(options, name, defaults) for name in _OWN_PREFILL}
+    if refused := [name for name, value in values.items() if value is not None and value is not False]:
         raise UnsupportedCombination(
-            f"expected decoding that continues an arranged prefill, got {', '.join(refused)}: with that, transformers "
+            f"expected decoding that continues an arranged prefill, got {', '.join(refused)}, with which transformers "
             "prefills the prompt itself, with the plain model's attention",
-            hint="Leave it out.",
+            hint="Remove the option.",
         )
     if resolve_option(options, "use_cache") is False:
         raise UnsupportedCombination(
             "expected decoding with a cache, got use_cache=False: the cache holds the arranged prefill",
-            hint="Leave use_cache out.",
+            hint="Remove use_cache.",
         )
     if (size := resolve_option(options, "prefill_chunk_size", defaults)) is not None:
         raise UnsupportedCombination(
-            f"expected a prompt that is prefilled at once, got prefill_chunk_size={size}: arranged attention needs all "
-            "segments in one forward pass, and computes them in blocks anyway",
-            hint="Leave prefill_chunk_size out; in the model's own generation_config, set it to None.",
+            f"expected a prefill in one forward pass, got prefill_chunk_size={size}: arranged attention needs all "
+            "segments in one forward pass, and limits memory by computing attention in blocks",
+            hint="Remove prefill_chunk_size; in the model's own generation_config, set it to None.",
         )
     if not stock_decoding and resolve_option(options, "guidance_scale", defaults) not in (None, 1):
         raise UnsupportedCombination(
-            "expected no guidance_scale with a method or an intervention that takes part in decoding, got one: the "
-            "unguided prompt would get the attention of this one",
+            "expected no guidance_scale with a method or an intervention that changes attention while decoding: the "
+            "unconditional prompt would get the attention of this prompt",
             hint="Use a method with stock decoding, such as 'rotor', without an intervention.",
         )
 
 
-def resolve_max_new_tokens(asked: int | None, kwargs: Mapping[str, Any]) -> int:
-    """Resolve the number of new tokens: as asked, then `generation_config`, else 64."""
-    wanted = resolve_option({**kwargs, "max_new_tokens": asked}, "max_new_tokens")
-    return 64 if wanted is None else wanted
+def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
+    """Resolve the number of new tokens: the argument, then `generation_config`, else 64."""
+    resolved = resolve_option({**kwargs, "max_new_tokens": max_new_tokens}, "max_new_tokens")
+    return 64 if resolved is None else resolved
 
 
 def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> Any:
-    """Resolve an option: keyword, then `generation_config`, then fallbacks, else None."""
+    """Resolve an option: keyword argument, then `generation_config`, then the attribute of a fallback, else None."""
     value = kwargs.get(name)
     for source in (kwargs.get("generation_config"), *fallbacks):
         if value is not None:
@@ -108,10 +108,10 @@ def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> 
     return value
 
 
-class _RowEnds(StoppingCriteria):
-    """Stopping criteria that record how long each row of the batch was when it stopped.
+class _StopRecorder(StoppingCriteria):
+    """A stopping criterion that combines others and records the length at which each row of the batch stopped.
 
-    Without an end-of-sequence token, transformers generates on for rows that stopped, until all of them have.
+    Without an end-of-sequence token, transformers appends tokens to stopped rows until all rows have stopped.
     """
 
     def __init__(self, criteria: Sequence[StoppingCriteria]) -> None:
@@ -128,7 +128,7 @@ class _RowEnds(StoppingCriteria):
 
 
 def as_ids(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
-    """Return token ids as a list, however a config gives them."""
+    """Return token ids of a generation config (None, an int, a list or a tensor) as a list."""
     if value is None:
         return []
     if isinstance(value, torch.Tensor):

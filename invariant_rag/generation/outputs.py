@@ -1,10 +1,10 @@
-"""What a generation returns, and how it is made of the output of transformers' `generate`."""
+"""Generations: results of `InvariantModel.generate`, built from the output of transformers' `generate`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.generation.decode import Decoded
 from invariant_rag.generation.options import as_ids
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one generation.
+    """Token counts of one generation.
 
     Attributes:
         prompt_tokens: Tokens of the prompt.
         completion_tokens: Generated tokens.
-        cached_tokens: Tokens of the prompt whose keys and values came from a cache instead of a prefill.
+        cached_tokens: Tokens of the prompt whose keys and values were loaded from a cache.
     """
 
     prompt_tokens: int
@@ -40,13 +40,13 @@ class Generation:
 
     Attributes:
         text: The generated text, without special tokens. Empty for a model without a tokenizer.
-        token_ids: The generated tokens, an end-of-sequence token included.
-        logprobs: Log-probability of each of them under the model, before any sampling temperature.
+        token_ids: The generated tokens, including the end-of-sequence token.
+        logprobs: Log-probability of each generated token under the model, before logits processors and temperature.
         finish_reason: `stop` at an end-of-sequence token or stop string, `length` at `max_new_tokens`.
-        usage: Tokens read and written.
+        usage: Token counts.
         order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
-        dropped: Segments that `overflow="drop_last"` left out.
-        trimmed: Segments that `overflow="trim_segments"` shortened.
+        dropped: Segments dropped by `overflow="drop_last"`.
+        trimmed: Segments truncated by `overflow="trim_segments"`.
     """
 
     text: str
@@ -58,6 +58,11 @@ class Generation:
     dropped: tuple[int, ...] = ()
     trimmed: tuple[int, ...] = ()
 
+    @classmethod
+    def extend(cls, generation: Generation, **extra: Any) -> Self:
+        """Return a generation as an instance of this subclass, with the fields that the subclass adds."""
+        return cls(**{field.name: getattr(generation, field.name) for field in fields(Generation)}, **extra)
+
 
 def to_generations(
     decoded: Decoded,
@@ -66,14 +71,14 @@ def to_generations(
     tokenizer: PreTrainedTokenizerBase | None,
     options: dict[str, Any],
 ) -> list[Generation]:
-    """Make one generation of every prompt and returned sequence.
+    """Convert decoded sequences to generations, one per prompt and returned sequence.
 
     Args:
         decoded: From `decode`.
         prompts: The prompts.
-        cached_tokens: Tokens of each prompt that came from a cache.
-        tokenizer: The model's tokenizer; None leaves the texts empty.
-        options: The options of `decode`.
+        cached_tokens: Number of cached tokens of each prompt.
+        tokenizer: The model's tokenizer. None: texts are empty.
+        options: From `generation_options`.
     """
     copies = options["num_return_sequences"]
     generations = []
@@ -96,14 +101,14 @@ def to_generations(
 
 
 def trim_at_stop(row: int, sequence: list[int], start: int, options: dict[str, Any]) -> tuple[list[int], bool]:
-    """Return the generated tokens of a row without those behind its end, and whether it stopped by itself."""
+    """Return the generated tokens of a row up to its end, and whether it ended before `max_new_tokens`."""
     generated = sequence[start:]
     end_tokens = as_ids(options["eos_token_id"])
     ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
     if options["num_beams"] == 1:
         ends += [each.lengths[row] - start for each in options["stopping_criteria"] if row in each.lengths]
         return generated[: min(ends, default=None)], bool(ends)
-    # Beams change rows while they grow, and finished ones are padded.
+    # Beams move between rows during the search, so recorded lengths do not apply; finished beams are padded.
     tokens = generated[: min(ends, default=None)]
     while tokens and not ends and tokens[-1] == options["pad_token_id"]:
         tokens.pop()

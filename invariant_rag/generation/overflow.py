@@ -1,4 +1,4 @@
-"""Making a prompt fit: explicit choices that depend on contents only, never on the order given."""
+"""Overflow strategies: how a prompt is fitted into the context window, independently of the input order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """How many tokens there are, and what to do when they are not enough.
+    """Token limits of a prompt, and the strategy for prompts that exceed them.
 
     Attributes:
-        context_window: Tokens that prompt and answer may have together. None: no limit.
-        max_segment_tokens: Tokens that one segment may have. None: no limit.
-        overflow: `error` raises; `drop_last` leaves out segments that would not even fit alone, then the last ones of
-            the ordering, until the prompt fits; `trim_segments` cuts the ends off the longest segments, all to the same
-            length, until it fits.
+        context_window: Maximum number of tokens of prompt and answer together. None: no limit.
+        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
+        overflow: `error` raises; `drop_last` drops segments that do not fit even alone, then the segments of the lowest
+            rank until the prompt fits; `trim_segments` truncates the longest segments at the end, all to the same
+            length, until the prompt fits.
     """
 
     context_window: int | None = None
@@ -34,36 +34,37 @@ class TokenLimits:
             raise ContextOverflow(f"max_segment_tokens: expected at least 1, got {self.max_segment_tokens}")
 
     def fit(self, texts: int, ranked: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """Decide how many tokens of each segment to keep; 0 drops a segment, unless it was empty.
+        """Return the number of tokens to keep of each segment; 0 drops a segment that is not empty.
 
         Args:
-            texts: Tokens of the texts.
+            texts: Number of tokens of the texts.
             ranked: For each set, the lengths of its segments in rank order (rank 0 first).
-            new_tokens: Tokens to leave room for.
+            new_tokens: Tokens to reserve for the answer.
 
         Returns:
-            Lengths to keep, in the same shape.
+            The new lengths, in the same shape as `ranked`.
 
         Raises:
-            ContextOverflow: It does not fit, and either nothing may be cut or nothing is left to cut.
+            ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.
         """
-        kept = [list(lengths) for lengths in ranked]
+        sets = [list(lengths) for lengths in ranked]
         if self.max_segment_tokens is not None:
-            kept = [[self._limited(length) for length in lengths] for lengths in kept]
-        room = None if self.context_window is None else self.context_window - texts - new_tokens
-        if room is None or _total(kept) <= room:
-            return kept
-        if self.overflow == "error" or room < 0:
+            sets = [[self._limit_segment(length) for length in lengths] for lengths in sets]
+        available = None if self.context_window is None else self.context_window - texts - new_tokens
+        if available is None or _total(sets) <= available:
+            return sets
+        if self.overflow == "error" or available < 0:
             raise ContextOverflow(
                 f"expected at most {self.context_window} tokens, the model's context window; got "
-                f"{texts + _total(kept)} in the prompt ({texts} of text, {_total(kept)} in {sum(map(len, kept))} "
+                f"{texts + _total(sets)} in the prompt ({texts} of text, {_total(sets)} in {sum(map(len, sets))} "
                 f"segments) and {new_tokens} to generate"
             )
         if self.overflow == "trim_segments":
-            return _trimmed(kept, room)
-        return _dropped([[length if length <= room else 0 for length in lengths] for lengths in kept], room)
+            return _trim_longest(sets, available)
+        return _drop_last([[length if length <= available else 0 for length in lengths] for lengths in sets], available)
 
-    def _limited(self, length: int) -> int:
+    def _limit_segment(self, length: int) -> int:
+        """Apply `max_segment_tokens` to the length of one segment."""
         limit = self.max_segment_tokens
         if limit is None or length <= limit:
             return length
@@ -72,24 +73,24 @@ class TokenLimits:
         return limit if self.overflow == "trim_segments" else 0
 
 
-def _total(kept: Sequence[Sequence[int]]) -> int:
-    return sum(map(sum, kept))
+def _total(sets: Sequence[Sequence[int]]) -> int:
+    return sum(map(sum, sets))
 
 
-def _dropped(kept: list[list[int]], room: int) -> list[list[int]]:
-    """Drop the last segment of whichever set has the most tokens, until the rest fits."""
-    while _total(kept) > room:
-        fullest = max(kept, key=sum)
-        last = max(index for index, length in enumerate(fullest) if length)
-        fullest[last] = 0
-    return kept
+def _drop_last(sets: list[list[int]], available: int) -> list[list[int]]:
+    """Drop the lowest-ranked segment of the set with the most tokens, until the rest fits."""
+    while _total(sets) > available:
+        longest = max(sets, key=sum)
+        last = max(index for index, length in enumerate(longest) if length)
+        longest[last] = 0
+    return sets
 
 
-def _trimmed(kept: list[list[int]], room: int) -> list[list[int]]:
-    """Cut every segment to the largest common length at which they fit."""
-    low, high = 0, max(map(max, filter(None, kept)))
+def _trim_longest(sets: list[list[int]], available: int) -> list[list[int]]:
+    """Truncate all segments to the largest common length at which they fit."""
+    low, high = 0, max(map(max, filter(None, sets)))
     while low < high:
         middle = (low + high + 1) // 2
-        fits = sum(min(length, middle) for lengths in kept for length in lengths) <= room
+        fits = sum(min(length, middle) for lengths in sets for length in lengths) <= available
         low, high = (middle, high) if fits else (low, middle - 1)
-    return [[min(length, low) for length in lengths] for lengths in kept]
+    return [[min(length, low) for length in lengths] for lengths in sets]

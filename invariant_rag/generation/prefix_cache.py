@@ -1,4 +1,4 @@
-"""Prefilling the part of a prompt that a cache may hold: everything before its last text."""
+"""Prefix caching: load or compute the keys and values of everything before the last text of a prompt."""
 
 from __future__ import annotations
 
@@ -25,48 +25,47 @@ if TYPE_CHECKING:
 
 
 def check_cacheable(model: PreTrainedModel, choices: Choices) -> None:
-    """Check that keys and values of one prompt are those of another with the same prefix.
+    """Check that the keys and values of a prefix can be reused by other prompts.
 
     Raises:
         UnsupportedCombination: An intervention changes them, the model's rotary frequencies depend on the length of the
-            whole prompt, or the model lies on several devices.
+            prompt, or the model is spread over several devices.
     """
     if choices.intervention is not None:
         raise UnsupportedCombination(
-            f"expected no cache with the intervention {choices.intervention.name!r}, got one",
+            f"expected a model without an intervention for a key-value cache, got {choices.intervention.name!r}",
             hint="Use with_cache(None), or a model without an intervention.",
         )
     if has_dynamic_rope(model):
         raise UnsupportedCombination(
-            "expected rotary frequencies that do not depend on the length of the prompt, and this model's grow with "
-            "it: keys of one prompt are not those of another",
+            "expected rotary frequencies that do not depend on the prompt length; this model's grow with it, so keys "
+            "cannot be reused by another prompt",
             hint="Use this model without a cache.",
         )
     devices = set(map(str, getattr(model, "hf_device_map", {}).values()))
     if len(devices) > 1:
         raise UnsupportedCombination(
-            f"expected a model on one device, got one on {', '.join(sorted(devices))}: keys and values of all layers "
-            "are loaded to the device of its input",
-            hint="Load it on one device (`device_map`), or use it without a cache.",
+            f"expected a model on one device, got one on {', '.join(sorted(devices))}: cached keys and values of all "
+            "layers are loaded to the device of the input ids",
+            hint="Load the model on one device (`device_map`), or use it without a cache.",
         )
 
 
 def prompt_prefix(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
-    """Return the prompt without its last text."""
+    """Return the prompt without its suffix, the last text."""
     layout = prepared.arrangement.layout
-    without = Layout((*layout.texts[:-1], 0), layout.sets)
-    ids = prepared.input_ids[: without.length]
-    return replace(prepared, input_ids=ids, arrangement=method.arrange(without))
+    prefix = Layout((*layout.texts[:-1], 0), layout.sets)
+    return replace(prepared, input_ids=prepared.input_ids[: prefix.length], arrangement=method.arrange(prefix))
 
 
 def load_prefix(prefiller: Prefiller, cache: KeyValueCache, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
-    """Return the keys and values of a prompt's prefix, and how many of its tokens the cache had.
+    """Return the keys and values of a prompt's prefix, and the number of tokens that were cached.
 
-    Entries that the cache lacks are computed and stored. With a method whose segments depend on the prefix alone, every
-    segment is an entry of its own; otherwise the prefix is one entry.
+    Missing entries are computed and stored. With a method whose segments do not see each other, each segment is a
+    separate entry; otherwise the whole prefix is one entry.
 
     Args:
-        prefiller: Computes what the cache lacks.
+        prefiller: Computes missing entries.
         cache: The cache.
         prefix: From `prompt_prefix`.
     """
@@ -74,6 +73,8 @@ def load_prefix(prefiller: Prefiller, cache: KeyValueCache, prefix: PreparedProm
 
 
 class _PrefixLoader:
+    """Loads prefixes for one prefiller from one cache. Its identity is part of every key."""
+
     def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
         self._prefiller, self._cache = prefiller, cache
         choices = prefiller.choices
@@ -90,45 +91,47 @@ class _PrefixLoader:
         return self._as_cache(entries), cached_tokens
 
     def _segments(self, prefix: PreparedPrompt) -> tuple[list[Entry], int]:
-        """Load the text before the set, and each segment as the plain model computes it behind that text."""
+        """Load the text before the set, and each segment as the plain model computes it directly after that text."""
         (text, *_), spans = prefix.arrangement.layout.text_spans, prefix.arrangement.layout.set_spans[0]
         tokens = prefix.input_ids[: len(text)]
         entries: list[Entry] = []
         cached_tokens = 0
         if tokens:
             method = self._prefiller.choices.method
-            alone = replace(prefix, input_ids=tokens, arrangement=method.arrange(Layout((len(tokens),), ())))
-            entry, found = self._get(key_of(self._identity, tokens), lambda: self._prefiller.prefill_uncached(alone))
+            text_only = replace(prefix, input_ids=tokens, arrangement=method.arrange(Layout((len(tokens),), ())))
+            key = key_of(self._identity, tokens)
+            entry, found = self._get(key, lambda: self._prefiller.prefill_uncached(text_only))
             entries, cached_tokens = [entry], len(tokens) if found else 0
         for span in spans:
             if not len(span):
                 continue
             segment = prefix.input_ids[span.start : span.stop]
             key = key_of(self._identity, tokens, segment)
-            entry, found = self._get(key, partial(self._prefill_behind, entries[:1], tokens, segment))
+            entry, found = self._get(key, partial(self._prefill_segment, entries[:1], tokens, segment))
             entries.append(entry)
             cached_tokens += len(segment) if found else 0
         return entries, cached_tokens
 
-    def _prefill_behind(self, text: Sequence[Entry], tokens: Sequence[int], segment: Sequence[int]) -> DynamicCache:
-        """Return the keys and values of a segment behind the text before its set."""
+    def _prefill_segment(self, text: Sequence[Entry], tokens: Sequence[int], segment: Sequence[int]) -> DynamicCache:
+        """Return the keys and values of a segment, computed after the text before its set."""
         cache = self._as_cache(text if tokens else [])
         start = len(tokens)
         self._prefiller.forward_plain(segment, start, cache)
-        own = DynamicCache()
+        segment_cache = DynamicCache()
         layers: list[Any] = cache.layers
         for index, layer in enumerate(layers):
-            own.update(layer.keys[:, :, start:], layer.values[:, :, start:], index)
-        return own
+            segment_cache.update(layer.keys[:, :, start:], layer.values[:, :, start:], index)
+        return segment_cache
 
     def _as_cache(self, entries: Sequence[Entry]) -> DynamicCache:
+        """Return consecutive entries as one cache."""
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(concatenate(entries, self._prefiller.device)):
             cache.update(keys[None], values[None], layer)
         return cache
 
     def _get(self, key: str, compute: Callable[[], DynamicCache]) -> tuple[Entry, bool]:
-        """Return an entry, and whether the cache had it."""
+        """Return an entry, and whether it was cached; a missing one is computed and stored."""
         entry = self._cache.get(key)
         if entry is not None:
             return entry, True

@@ -1,4 +1,4 @@
-"""From a prompt to what the model reads: token ids in physical order, and an arrangement over them."""
+"""Prompt preparation: token ids in physical order, and the arrangement over them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A prompt as the model reads it.
+    """The model's input for a prompt.
 
     Attributes:
-        input_ids: All tokens, in memory order.
-        arrangement: What every token sees.
+        input_ids: All tokens, in physical order.
+        arrangement: Which keys each token sees, and at which positions.
         order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
-        dropped: Segments that were left out because the prompt was too long.
-        trimmed: Segments that were shortened because the prompt was too long.
+        dropped: Segments that were dropped because the prompt was too long.
+        trimmed: Segments that were truncated because the prompt was too long.
     """
 
     input_ids: tuple[int, ...]
@@ -38,17 +38,17 @@ class PreparedPrompt:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Rotary position of every token."""
+        """Rotary position of each token."""
         return self.arrangement.positions
 
     @cached_property
     def is_natural(self) -> bool:
-        """Whether every token's position is its index."""
+        """Whether the position of each token is its index."""
         return self.positions == tuple(range(len(self.input_ids)))
 
     @property
     def suffix_length(self) -> int:
-        """Tokens of the last text."""
+        """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
 
 
@@ -57,22 +57,31 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase | None,
     method: Method,
     ordering: Ordering,
-    budget: TokenLimits,
+    limits: TokenLimits,
     new_tokens: int,
 ) -> PreparedPrompt:
-    """Tokenise a prompt, put its segments into physical order, make it fit, and arrange it.
+    """Tokenise a prompt, sort its segments into physical order, fit it into the context window, and arrange it.
 
-    Law: for an ordering that reads contents only, permuting the segments of a set changes `order` and nothing else.
+    For an ordering by content, permuting the segments of a set changes `order`, `dropped` and `trimmed` (indices into
+    the input), and nothing else.
+
+    Args:
+        prompt: The prompt.
+        tokenizer: The model's tokenizer. None: the prompt consists of token ids.
+        method: Arranges the segments.
+        ordering: Ranks the segments.
+        limits: Context window, segment limit and overflow strategy.
+        new_tokens: Tokens to reserve for the answer.
 
     Raises:
         InvalidPrompt: The prompt has no token.
-        ContextOverflow: It is too long, and the budget allows no cut.
+        ContextOverflow: The prompt is too long and the overflow strategy cannot shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
     query = _query(prompt, tokenizer)
     ranks = [ordering.rank(candidates, query) for candidates in tokens.sets]
     lengths = [[len(each[i].token_ids) for i in rank] for each, rank in zip(tokens.sets, ranks, strict=True)]
-    kept = budget.fit(sum(map(len, tokens.texts)), lengths, new_tokens)
+    fitted = limits.fit(sum(map(len, tokens.texts)), lengths, new_tokens)
 
     input_ids = list(tokens.texts[0])
     layout: list[tuple[int, ...]] = []
@@ -80,9 +89,9 @@ def prepare(
     dropped: list[int] = []
     trimmed: list[int] = []
     offset = 0
-    for candidates, rank, keep, text in zip(tokens.sets, ranks, kept, tokens.texts[1:], strict=True):
-        placed = []
-        for index, length in reversed(list(zip(rank, keep, strict=True))):
+    for candidates, rank, fitted_lengths, text in zip(tokens.sets, ranks, fitted, tokens.texts[1:], strict=True):
+        set_lengths = []
+        for index, length in reversed(list(zip(rank, fitted_lengths, strict=True))):
             ids = candidates[index].token_ids
             if ids and not length:
                 dropped.append(offset + index)
@@ -90,9 +99,9 @@ def prepare(
             if length < len(ids):
                 trimmed.append(offset + index)
             order.append(offset + index)
-            placed.append(length)
+            set_lengths.append(length)
             input_ids += ids[:length]
-        layout.append(tuple(placed))
+        layout.append(tuple(set_lengths))
         offset += len(candidates)
         input_ids += text
     if not input_ids:
@@ -102,7 +111,7 @@ def prepare(
 
 
 def _query(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """What relevance is measured against: the prompt's query, or its last text."""
+    """Return the query for relevance orderings: the prompt's query, or its last text."""
     if prompt.query is not None:
         return prompt.query
     if isinstance(prompt.suffix, str):

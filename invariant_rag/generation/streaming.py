@@ -1,4 +1,4 @@
-"""Text as it is generated: a generation in a thread of its own, read piece by piece."""
+"""Streaming: generation in a background thread, with an iterator over pieces of text."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation
 
 
-_CONTEXT = 16
-"""Tokens to decode before a new one: what a token adds to a text may depend on the tokens right before it."""
+_CONTEXT_TOKENS = 16
+"""Preceding tokens to decode together with a new one: its text may depend on the tokens before it."""
 
 
-class _Pieces(BaseStreamer):
-    """Turns tokens into pieces of text, and hands them over to another thread.
+class _TextQueueStreamer(BaseStreamer):
+    """A streamer that decodes tokens incrementally and puts pieces of text into a queue; None ends the stream.
 
-    transformers' `TextStreamer` decodes each line on its own, which loses the white space that decoders strip from the
+    transformers' `TextStreamer` decodes each line separately, which loses white space that decoders strip from the
     beginning of a text.
     """
 
@@ -34,149 +34,157 @@ class _Pieces(BaseStreamer):
         self.queue: SimpleQueue[str | None] = SimpleQueue()
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        self._written = 0  # characters of the decoded tokens that were handed over
+        self._emitted = 0  # characters of the decoded tokens that are in the queue
         self._in_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt, and then the tokens, one or more at a time."""
+        """Receive the prompt, which is ignored, and then generated tokens, one or more at a time."""
         if value.ndim > 1 and value.shape[0] > 1:
             raise UnsupportedCombination(f"expected one sequence to stream, got {value.shape[0]}")
         if self._in_prompt:
             self._in_prompt = False
             return
         self._tokens += value.flatten().tolist()
-        text = self._decoded(self._tokens)
-        self._write(text.rstrip("\ufffd"))  # the bytes of a character may be several tokens
-        if self._written == len(text) and len(self._tokens) > 2 * _CONTEXT:
-            last = self._decoded(self._tokens[-_CONTEXT:])
-            if last:  # special tokens have no text: without any, the next token would be taken for the first
-                self._tokens, self._written = self._tokens[-_CONTEXT:], len(last)
+        text = self._decode(self._tokens)
+        self._emit(text.rstrip("\ufffd"))  # one character may span several tokens
+        if self._emitted == len(text) and len(self._tokens) > 2 * _CONTEXT_TOKENS:
+            context = self._decode(self._tokens[-_CONTEXT_TOKENS:])
+            if context:  # special tokens decode to nothing; the next token would be decoded as the first of a text
+                self._tokens, self._emitted = self._tokens[-_CONTEXT_TOKENS:], len(context)
 
     def end(self) -> None:
-        """Hand over what was held back."""
-        self._write(self._decoded(self._tokens))
+        """Emit the rest of the text."""
+        self._emit(self._decode(self._tokens))
 
-    def _decoded(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _write(self, text: str) -> None:
-        if len(text) > self._written:
-            self.queue.put(text[self._written :])
-            self._written = len(text)
+    def _emit(self, text: str) -> None:
+        """Put the characters of `text` that were not emitted yet into the queue."""
+        if len(text) > self._emitted:
+            self.queue.put(text[self._emitted :])
+            self._emitted = len(text)
 
 
-class Abandoned(StoppingCriteria):
-    """Ends a generation once an event is set: nobody waits for it any more."""
+class StopOnEvent(StoppingCriteria):
+    """A stopping criterion that stops all rows once an event is set, for example by a cancelled request."""
 
-    def __init__(self, abandoned: Event) -> None:
-        self._abandoned = abandoned
+    def __init__(self, event: Event) -> None:
+        self._event = event
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Say of each row whether it ends here."""
-        return torch.full((input_ids.shape[0],), self._abandoned.is_set(), dtype=torch.bool, device=input_ids.device)
+        """Return whether each row stops `[B]`."""
+        return torch.full((input_ids.shape[0],), self._event.is_set(), dtype=torch.bool, device=input_ids.device)
 
 
 class TextStream(Iterator[str]):
-    """Pieces of text as they are generated; afterwards, the generation. Dropping it stops the generation too."""
+    """An iterator over pieces of generated text. Closing or deleting it stops the generation."""
 
-    def __init__(self, generate: Callable[..., Generation], pieces: _Pieces, options: dict[str, Any]) -> None:
-        self._done: list[Generation] = []
-        self._pieces = _read(generate, pieces, options, self._done)
+    def __init__(
+        self, generate: Callable[..., Generation], streamer: _TextQueueStreamer, options: dict[str, Any]
+    ) -> None:
+        self._result: list[Generation] = []
+        self._pieces = _stream_pieces(generate, streamer, options, self._result)
 
     @property
     def generation(self) -> Generation | None:
-        """What the generation returned, once the stream has ended by itself; None before."""
-        return self._done[0] if self._done else None
+        """The complete generation once the stream is exhausted; None before, and after `close`."""
+        return self._result[0] if self._result else None
 
     def __next__(self) -> str:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop the generation and wait until it has stopped."""
+        """Stop the generation and wait for its thread to end."""
         self._pieces.close()
 
 
 def stream_text(
     generate: Callable[..., Generation], tokenizer: PreTrainedTokenizerBase | None, options: dict[str, Any]
 ) -> TextStream:
-    """Run `generate` in a thread and return its text as it comes.
+    """Run `generate` in a background thread and return a stream of its text.
 
     Args:
         generate: Called with `options`, a `streamer` and `stopping_criteria`.
-        tokenizer: What turns tokens into text.
-        options: Keywords for `generate`.
+        tokenizer: Decodes the generated tokens.
+        options: Keyword arguments for `generate`.
 
     Raises:
-        TokenizerRequired: There is no tokenizer.
+        TokenizerRequired: `tokenizer` is None.
     """
     if tokenizer is None:
-        raise TokenizerRequired("expected a model with a tokenizer: a stream is text")
-    return TextStream(generate, _Pieces(tokenizer), options)
+        raise TokenizerRequired("expected a model with a tokenizer, which streaming needs to decode tokens; got none")
+    return TextStream(generate, _TextQueueStreamer(tokenizer), options)
 
 
-def _read(
-    generate: Callable[..., Generation], pieces: _Pieces, options: dict[str, Any], done: list[Generation]
+def _stream_pieces(
+    generate: Callable[..., Generation],
+    streamer: _TextQueueStreamer,
+    options: dict[str, Any],
+    result: list[Generation],
 ) -> Generator[str, None, None]:
-    closed, failed = Event(), list[BaseException]()
-    criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), Abandoned(closed)])
-    result: list[Generation] = []
+    """Generate in a thread and yield its pieces of text; then append the generation to `result`."""
+    closed = Event()
+    errors: list[BaseException] = []
+    generations: list[Generation] = []
+    criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), StopOnEvent(closed)])
 
-    def work() -> None:
+    def run() -> None:
         try:
-            result.append(generate(**{**options, "streamer": pieces, "stopping_criteria": criteria}))
-        except BaseException as error:  # noqa: BLE001 - raised again where the stream is read
-            failed.append(error)
-        pieces.queue.put(None)
+            generations.append(generate(**{**options, "streamer": streamer, "stopping_criteria": criteria}))
+        except BaseException as error:  # noqa: BLE001 - raised again by the iterator
+            errors.append(error)
+        streamer.queue.put(None)
 
-    thread = Thread(target=work, name="invariant-rag-stream", daemon=True)
+    thread = Thread(target=run, name="invariant-rag-stream", daemon=True)
     thread.start()
     try:
-        while (piece := pieces.queue.get()) is not None:
+        while (piece := streamer.queue.get()) is not None:
             yield piece
-        if failed:
-            raise failed[0]
-        done += result
+        if errors:
+            raise errors[0]
+        result += generations
     finally:
         closed.set()
         thread.join()
 
 
-def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Return the text up to the first stop string.
+def trim_at_stop_string(text: str, stops: Sequence[str]) -> str:
+    """Return the text before the first stop string.
 
-    >>> before_stop("one. two. three.", [". t"])
+    >>> trim_at_stop_string("one. two. three.", [". t"])
     'one'
     """
-    return text[: min((at for at in map(text.find, stops) if at >= 0), default=None)]
+    return text[: min((index for index in map(text.find, stops) if index >= 0), default=None)]
 
 
-def stream_before_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Yield pieces of text up to the first stop string. Joined, they are `before_stop` of the joined pieces.
+def stream_until_stop_string(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """Yield pieces of text before the first stop string. Joined, they equal `trim_at_stop_string` of the whole text.
 
-    What may be the beginning of a stop string is held back until it is known. Pieces behind it are read and dropped: a
-    model that was given `stop_strings` is about to stop by itself, and then says what it read and wrote.
+    Text that may be the beginning of a stop string is held back until the next pieces decide. Pieces after a stop
+    string are consumed and dropped, so that a `TextStream` ends by itself and has its `generation`.
 
-    >>> list(stream_before_stop(["ab", "c", "d", "e"], ["cd"]))
+    >>> list(stream_until_stop_string(["ab", "c", "d", "e"], ["cd"]))
     ['ab']
     """
-    held, ended = "", False
+    held, stopped = "", False
     for piece in pieces:
-        if ended:
+        if stopped:
             continue
         held += piece
-        open_from = len(held) - _begun(held, stops)  # a stop string may begin there; one found behind it has to wait
-        kept = before_stop(held, stops)
-        ended = len(kept) < len(held) and len(kept) <= open_from
-        ready = kept if ended else held[:open_from]
+        safe = len(held) - _partial_stop_length(held, stops)  # an unfinished stop string may start here
+        trimmed = trim_at_stop_string(held, stops)
+        stopped = len(trimmed) < len(held) and len(trimmed) <= safe
+        ready = trimmed if stopped else held[:safe]
         if ready:
             yield ready
         held = held[len(ready) :]
-    rest = "" if ended else before_stop(held, stops)
+    rest = "" if stopped else trim_at_stop_string(held, stops)
     if rest:
         yield rest
 
 
-def _begun(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of the text with which a stop string begins."""
+def _partial_stop_length(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest suffix of the text that is a proper prefix of a stop string."""
     lengths = range(1, min(len(text), max(map(len, stops), default=1) - 1) + 1)
     return max((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), default=0)

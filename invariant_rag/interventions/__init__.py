@@ -1,7 +1,6 @@
-"""Interventions: changes to attention that are not arrangements. One file each; this registry finds them by name.
+"""Interventions: changes to the plain model's attention that reduce its position bias. One file each; a registry.
 
-They lessen a model's position bias. They do not make its output invariant: with `sequential`, an ordering by content
-does that, with an intervention or without.
+An intervention does not make the output invariant; an ordering by content does, with or without an intervention.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ __all__ = ["INTERVENTIONS", "HiddenScaling", "Intervention", "MsPoE", "PromptBat
 def resolve_intervention(
     intervention: str | Intervention | None, method: Method, model: PreTrainedModel
 ) -> Intervention | None:
-    """Return the intervention of that name, as it suits the model, or the instance as it is. None: none.
+    """Return an intervention, by name with its parameters for the model, or as an instance. None: no intervention.
 
     Raises:
-        UnknownName: No intervention has that name, or it has no published parameters for this model.
-        UnsupportedCombination: The method is not `sequential`, or the intervention does not fit the model.
+        UnknownName: Unknown name, or no published parameters for this model.
+        UnsupportedCombination: The method is not `sequential`, or the parameters do not match the model.
     """
     if intervention is None:
         return None
@@ -41,8 +40,8 @@ def resolve_intervention(
         intervention = INTERVENTIONS[intervention].for_model(model)
     if not isinstance(method, Sequential):
         raise UnsupportedCombination(
-            f"the intervention {intervention.name!r} changes the plain model's attention, and the method "
-            f"{method.name!r} replaces that attention; expected the method 'sequential'"
+            f"expected the method 'sequential' with the intervention {intervention.name!r}, got {method.name!r}, "
+            "which replaces the attention that the intervention changes"
         )
     intervention.check(model)
     return intervention

@@ -1,4 +1,4 @@
-"""The base class of interventions, and the rows of a batch as they see them."""
+"""The base class of interventions, and their view of a batch."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class BatchRow:
     """One row of a batch in one layer.
 
     Attributes:
-        index: Its index in the batch.
-        call: The layer's attention for it, without padding.
-        skipped: Queries before those of the call that are padding.
-        prompt_length: Tokens of its prompt. Tokens behind them were generated.
+        index: Index of the row in the batch.
+        call: The layer's inputs for this row, without padding.
+        padded_queries: Number of padding queries before those of the call.
+        prompt_length: Tokens of the prompt; the tokens after them were generated.
     """
 
     index: int
     call: AttentionCall
-    skipped: int
+    padded_queries: int
     prompt_length: int
 
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """The prompts of a batch, and how the layers rotate.
+    """The prompts of a batch, and the rotary embeddings of the layers.
 
     Attributes:
-        prompts: The prompts. Rows of the batch are spread evenly over them (beams, candidates).
+        prompts: The prompts. Each has the same number of consecutive rows in the batch (beams, candidates).
         rotations: The rotary embedding of each layer.
     """
 
@@ -50,35 +50,35 @@ class PromptBatch:
     rotations: Sequence[Rotation]
 
     def rows(self, inputs: LayerInputs) -> Iterator[BatchRow]:
-        """Yield every row of the batch, as one layer sees it."""
+        """Yield the rows of the batch for one layer."""
         repeats = inputs.queries.shape[0] // len(self.prompts)
         for index in range(inputs.queries.shape[0]):
             prompt = self.prompts[index // repeats]
-            call, skipped = unpad_row(inputs, index, prompt, self.rotations[inputs.layer])
-            yield BatchRow(index, call, skipped, prompt.length)
+            call, padded_queries = unpad_row(inputs, index, prompt, self.rotations[inputs.layer])
+            yield BatchRow(index, call, padded_queries, prompt.length)
 
 
 def plain_attention(call: AttentionCall) -> torch.Tensor:
-    """Return the attention output of the model as it is `[H, Q, D_v]`."""
+    """Return the attention output of the plain model `[H, Q, D_v]`."""
     return attend(call, call.queries, call.keys, call.values)
 
 
 def stack_rows(outputs: Sequence[tuple[BatchRow, torch.Tensor]]) -> torch.Tensor:
     """Stack the rows' outputs `[H, Q, D_v]` to `[B, Q, H, D_v]`; padding gets zeros."""
-    padded = [torch.nn.functional.pad(out, (0, 0, row.skipped, 0)) for row, out in outputs]
+    padded = [torch.nn.functional.pad(out, (0, 0, row.padded_queries, 0)) for row, out in outputs]
     return torch.stack(padded).transpose(1, 2)
 
 
 class Intervention(ABC):
-    """A change to the plain model's attention that lessens its position bias.
+    """A change to the plain model's attention that reduces its position bias.
 
-    It combines with the method `sequential` only, since other methods replace the attention that it changes. It
-    computes its own attention, whatever the `backend` is. It never makes an output invariant by itself.
+    It requires the method `sequential`, since other methods replace the attention that it changes. It ignores
+    `backend`. It does not make the output invariant by itself.
 
     Attributes:
-        name: Registry key, and the name of the file.
-        paper: Its source.
-        cost: What it computes beyond the plain model, in a phrase.
+        name: Registry key.
+        paper: The paper that proposes it.
+        cost: Extra computation compared with the plain model, as a phrase.
     """
 
     name: ClassVar[str]
@@ -87,20 +87,20 @@ class Intervention(ABC):
 
     @classmethod
     def for_model(cls, model: PreTrainedModel) -> Self:
-        """Return the intervention with the parameters that suit a model.
+        """Return the intervention with its parameters for a model.
 
         Raises:
-            UnknownName: None are known for this one.
-            UnsupportedCombination: The model cannot be changed in this way.
+            UnknownName: There are no known parameters for this model.
+            UnsupportedCombination: The parameters do not match the model.
         """
-        chosen = cls()
-        chosen.check(model)
-        return chosen
+        intervention = cls()
+        intervention.check(model)
+        return intervention
 
     @abstractmethod
     def check(self, model: PreTrainedModel) -> None:
-        """Raise UnsupportedCombination where the parameters do not fit the model."""
+        """Raise UnsupportedCombination if the parameters do not match the model."""
 
     @abstractmethod
     def applied(self, model: PreTrainedModel, batch: PromptBatch) -> AbstractContextManager[None]:
-        """Run the model's layers with this intervention; restore the model afterwards."""
+        """Apply the intervention to forward passes inside the context; restore the model afterwards."""

@@ -1,4 +1,4 @@
-"""Positional hidden-state scaling: the last token attends to keys in which a positional dimension is scaled."""
+"""Positional hidden-state scaling: the last token's queries and all keys use scaled hidden states."""
 
 from __future__ import annotations
 
@@ -35,78 +35,78 @@ PUBLISHED: dict[str, tuple[int, float, range]] = {
 
 @dataclass(frozen=True)
 class HiddenScaling(Intervention):
-    """Scale the hidden dimension that tells positions apart, for the last token alone (arXiv 2406.02536, section 3.3).
+    """Scale the positional hidden dimension for the last token's attention (arXiv 2406.02536, section 3.3).
 
-    In the chosen layers, queries and keys are computed once more from an attention input whose dimensions are scaled.
-    The prompt's last token and every generated one attend with these, to the values as they are. All tokens before
-    them attend as in the plain model. The cache keeps the scaled keys.
+    In the given layers, queries and keys are computed a second time from an attention input with scaled dimensions. The
+    last prompt token and every generated token attend with these queries and keys, to unscaled values. All earlier
+    tokens attend as in the plain model. The cache stores the scaled keys.
 
     Attributes:
         dimensions: Hidden dimensions to scale.
-        factor: What they are multiplied by.
-        layers: Indices of the layers, from 0.
+        factor: Scaling factor.
+        layers: Layer indices, from 0.
 
     Raises:
-        InvalidChoice: No dimension, no layer, or a negative one.
+        InvalidChoice: `dimensions` or `layers` is empty or has a negative index.
     """
 
     name: ClassVar[str] = "hidden-scaling"
     paper: ClassVar[str] = "arXiv 2406.02536"
-    cost: ClassVar[str] = "its layers project twice"
+    cost: ClassVar[str] = "second query and key projection in its layers"
 
     dimensions: tuple[int, ...]
     factor: float
     layers: tuple[int, ...]
 
     def __init__(self, dimensions: int | Iterable[int], factor: float, layers: Iterable[int]) -> None:
-        chosen = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
-        for attribute, value in (("dimensions", chosen), ("factor", float(factor)), ("layers", tuple(layers))):
+        dimensions = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
+        for attribute, value in (("dimensions", dimensions), ("factor", float(factor)), ("layers", tuple(layers))):
             object.__setattr__(self, attribute, value)
         for attribute in ("dimensions", "layers"):
             indices = getattr(self, attribute)
             if not indices or min(indices) < 0:
-                raise InvalidChoice(f"expected {attribute} to be one index or more, from 0, got {indices}")
+                raise InvalidChoice(f"{attribute}: expected one or more indices of at least 0, got {indices}")
 
     @classmethod
     def published(cls, model: str) -> Self:
-        """Return the paper's parameters for a model: a hub id, or its last part.
+        """Return the paper's parameters for a model, given its hub id or the last part of it.
 
         >>> HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2").dimensions
         (213,)
 
         Raises:
-            UnknownName: The paper has none for it. `invariant-rag search-dimension` finds some.
+            UnknownName: The paper has no parameters for it; `invariant-rag search-dimension` finds them.
         """
-        known = {_short(name): values for name, values in PUBLISHED.items()}
-        if _short(model) not in known:
+        published = {_short_name(name): parameters for name, parameters in PUBLISHED.items()}
+        if _short_name(model) not in published:
             raise UnknownName(
                 "model in the published table",
                 model,
                 PUBLISHED,
-                hint="`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load reads them.",
+                hint="`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them.",
             )
-        return cls(*known[_short(model)])
+        return cls(*published[_short_name(model)])
 
     @classmethod
     def for_model(cls, model: PreTrainedModel) -> Self:
         """Return the paper's parameters for a model, by its name.
 
         Raises:
-            UnknownName: The paper has none for it.
+            UnknownName: The paper has no parameters for it.
         """
         return cls.published(str(model.config._name_or_path or model.config.model_type))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `invariant-rag search-dimension` found, or what `save` wrote.
+        """Load parameters from a file of `save` or of `invariant-rag search-dimension`.
 
         Raises:
-            OSError: There is no such file.
-            InvalidChoice: It holds no parameters.
+            OSError: The file cannot be read.
+            InvalidChoice: The file does not contain parameters.
         """
         try:
-            found = json.loads(Path(path).read_text())
-            return cls(found["dimensions"], found["factor"], found["layers"])
+            parameters = json.loads(Path(path).read_text())
+            return cls(parameters["dimensions"], parameters["factor"], parameters["layers"])
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise InvalidChoice(f"expected a JSON object with dimensions, factor and layers in {path}") from error
 
@@ -115,23 +115,23 @@ class HiddenScaling(Intervention):
         Path(path).write_text(json.dumps(self.as_dict(), indent=2) + "\n")
 
     def as_dict(self) -> dict[str, Any]:
-        """The parameters as plain data."""
+        """Return the parameters as JSON-serialisable data."""
         return {"dimensions": list(self.dimensions), "factor": self.factor, "layers": list(self.layers)}
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raise UnsupportedCombination where the model has no such dimension or layer."""
+        """Raise UnsupportedCombination if the model has fewer dimensions or layers."""
         config = model.config.get_text_config(decoder=True)
         sizes = ("dimensions", config.hidden_size), ("layers", config.num_hidden_layers)
         for attribute, size in sizes:
-            if max(getattr(self, attribute)) >= size:
+            indices = getattr(self, attribute)
+            if max(indices) >= size:
                 raise UnsupportedCombination(
-                    f"{config.model_type} has {size} {attribute}, counted from 0, and hidden scaling was given "
-                    f"{getattr(self, attribute)}"
+                    f"{attribute}: expected indices below {size} for {config.model_type}, got {indices}"
                 )
 
     @contextmanager
     def applied(self, model: PreTrainedModel, batch: PromptBatch) -> Iterator[None]:
-        """Run the model's layers with this intervention; restore the model afterwards."""
+        """Apply the intervention to forward passes inside the context; restore the model afterwards."""
         attention = _ScaledAttention(self, batch)
         modules = _attention_modules(model)
         hooks = [
@@ -146,13 +146,14 @@ class HiddenScaling(Intervention):
                 hook.remove()
 
 
-def _short(model: str) -> str:
+def _short_name(model: str) -> str:
+    """Return the last part of a hub id or path, lowercase, without the suffix `-hf`."""
     return model.replace("\\", "/").rstrip("/").rpartition("/")[2].lower().removesuffix("-hf")
 
 
 @dataclass
-class _Scaled:
-    """One layer's queries `[B, H, Q, D]` and keys `[B, H_kv, Q, D]` of a scaled input, and the cache at work."""
+class _ScaledProjections:
+    """Queries `[B, H, Q, D]` and keys `[B, H_kv, Q, D]` of a layer's scaled input, and the cache to update."""
 
     cache: Cache | None
     queries: torch.Tensor | None = None
@@ -161,22 +162,22 @@ class _Scaled:
 
 @dataclass(eq=False)
 class _ScaledAttention:
-    """The attention function, and the hook that projects each chosen layer's scaled input before the layer runs."""
+    """An attention function, and a forward pre-hook that computes queries and keys of the scaled input."""
 
     scaling: HiddenScaling
     batch: PromptBatch
-    scaled: _Scaled | None = None
+    scaled: _ScaledProjections | None = None
     capturing: bool = field(default=False)
 
     def project_scaled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the attention module on a scaled input, without a cache, for the queries and keys that come of it.
+        """Run the attention module on a scaled input, without a cache, and capture its queries and keys.
 
-        The module's own norms, biases and rotations apply, so nothing has to be known about its family.
+        The module applies its own norms, biases and rotary embedding, so this works for every model family.
         """
-        if active_attention() is not self:  # another thread, with the plain model
+        if active_attention() is not self:  # a forward pass of the plain model in another thread
             return
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
-        self.scaled = _Scaled(caches[0] if caches else None)
+        self.scaled = _ScaledProjections(caches[0] if caches else None)
         args = tuple(None if isinstance(value, Cache) else value for value in args)
         kwargs = {name: None if isinstance(value, Cache) else value for name, value in kwargs.items()}
         if "hidden_states" in kwargs:
@@ -191,6 +192,7 @@ class _ScaledAttention:
             self.capturing = False
 
     def _scale(self, states: torch.Tensor) -> torch.Tensor:
+        """Return hidden states `[B, Q, hidden]` with the dimensions multiplied by the factor."""
         factors = torch.ones(states.shape[-1], dtype=states.dtype, device=states.device)
         factors[list(self.scaling.dimensions)] = self.scaling.factor
         return states * factors
@@ -213,29 +215,29 @@ class _ScaledAttention:
 
 
 def _attend_scaled(row: BatchRow, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Attend plainly from the tokens before the prompt's last, and with scaled states from all others."""
+    """Return the attention output `[H, Q, D_v]`: plain before the last prompt token, with scaled states from it on."""
     call = row.call
-    queries, keys = queries[:, row.skipped :], keys[:, keys.shape[1] - call.keys.shape[1] :]
+    queries, keys = queries[:, row.padded_queries :], keys[:, keys.shape[1] - call.keys.shape[1] :]
     before = max(0, row.prompt_length - 1 - call.query_start)
     out = attend(call, queries[:, before:], keys, call.values)
     if not before:
         return out
-    seen = call.query_start + before
-    untouched = attend(call, call.queries[:, :before], call.keys[:, :seen], call.values[:, :seen])
-    return torch.cat((untouched, out), dim=1)
+    end = call.query_start + before
+    plain = attend(call, call.queries[:, :before], call.keys[:, :end], call.values[:, :end])
+    return torch.cat((plain, out), dim=1)
 
 
 @once_per_model
 def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
-    """Return the module of each layer that calls the attention interface, seen in a forward pass of one token."""
-    seen: dict[int, nn.Module] = {}
+    """Return each layer's module that calls the attention interface, recorded in a forward pass of one token."""
+    modules: dict[int, nn.Module] = {}
 
-    def observe(inputs: LayerInputs) -> torch.Tensor:
-        seen[inputs.layer] = inputs.module
+    def record(inputs: LayerInputs) -> torch.Tensor:
+        modules[inputs.layer] = inputs.module
         groups = inputs.queries.shape[1] // inputs.values.shape[1]
         return inputs.values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
     token = torch.zeros((1, 1), dtype=torch.long, device=input_device(model))
-    with torch.no_grad(), override_attention(model, observe):
+    with torch.no_grad(), override_attention(model, record):
         model(input_ids=token, use_cache=False)
-    return seen
+    return modules

@@ -1,4 +1,4 @@
-"""Ms-PoE: every head scales positions by a ratio of its own."""
+"""Ms-PoE: multi-scale positional encoding, one position scale per head."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MsPoE(Intervention):
-    """Divide each head's positions by a ratio of its own, from 1.2 to 1.8 (arXiv 2403.04797, section 3.3).
+    """Divide the positions of each head by a head-specific ratio, from 1.2 to 1.8 (arXiv 2403.04797, section 3.3).
 
-    Heads are ranked by position-awareness: the share of keys to which the prompt's last query attends with at least
-    three times the mean (equation 1), under the model's own positions. The most aware head gets the smallest ratio,
-    and the others follow in equal steps (equation 2). A layer ranks its heads once per prompt and keeps the ranks while
-    decoding. The published code differs from the paper: it ranks without positions and with a threshold of four, gives
-    head i the ratio of rank `argsort(...)[i]`, and never reaches the largest ratio.
+    Heads are ranked by position-awareness: the share of keys to which the last prompt query attends with at least three
+    times the mean weight (equation 1), at the model's original positions. The most aware head gets the smallest ratio;
+    ratios increase in equal steps with rank (equation 2). Each layer ranks its heads once per prompt and uses the same
+    ratios while decoding. The published code differs from the paper: it ranks without positions and with a threshold of
+    four, gives head i the ratio of rank `argsort(...)[i]`, and never reaches the largest ratio.
 
     Attributes:
         smallest: Ratio of the most position-aware head.
         largest: Ratio of the least position-aware head.
-        first_layer: Index of the first layer that is changed.
-        threshold: How often the mean attention a key must get to count.
+        first_layer: Index of the first layer with scaled positions.
+        threshold: A key counts for position-awareness if its weight is at least this multiple of the mean.
 
     Raises:
-        InvalidChoice: A ratio that is not positive, or a negative layer.
+        InvalidChoice: A ratio is not positive, the ratios are not ascending, or `first_layer` is negative.
     """
 
     name: ClassVar[str] = "ms-poe"
     paper: ClassVar[str] = "arXiv 2403.04797"
-    cost: ClassVar[str] = "keys turned for every head"
+    cost: ClassVar[str] = "keys rotated for every head"
 
     smallest: float = 1.2
     largest: float = 1.8
@@ -53,20 +53,20 @@ class MsPoE(Intervention):
         if not 0 < self.smallest <= self.largest:
             raise InvalidChoice(f"expected ratios 0 < smallest <= largest, got {self.smallest} and {self.largest}")
         if self.first_layer < 0:
-            raise InvalidChoice(f"expected a first layer from 0, got {self.first_layer}")
+            raise InvalidChoice(f"first_layer: expected at least 0, got {self.first_layer}")
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raise UnsupportedCombination where the model has no layer to change."""
+        """Raise UnsupportedCombination if the model has no layer from `first_layer` on."""
         config = model.config.get_text_config(decoder=True)
         if self.first_layer >= config.num_hidden_layers:
             raise UnsupportedCombination(
-                f"{config.model_type} has {config.num_hidden_layers} layers, counted from 0, and Ms-PoE was told to "
-                f"start at layer {self.first_layer}"
+                f"first_layer: expected less than {config.num_hidden_layers}, the layers of {config.model_type}, "
+                f"got {self.first_layer}"
             )
 
     @contextmanager
     def applied(self, model: PreTrainedModel, batch: PromptBatch) -> Iterator[None]:
-        """Run the model's layers with this intervention; restore the model afterwards."""
+        """Apply the intervention to forward passes inside the context; restore the model afterwards."""
 
         def attention(inputs: LayerInputs) -> torch.Tensor:
             attend = self._attend if inputs.layer >= self.first_layer else _attend_plain
@@ -76,9 +76,9 @@ class MsPoE(Intervention):
             yield
 
     def _attend(self, row: BatchRow) -> torch.Tensor:
-        """Return the attention output `[H, Q, D_v]` with the token at position p at p / ratio instead.
+        """Return the attention output `[H, Q, D_v]` with position p replaced by p / ratio.
 
-        Queries and keys are rotated to p already, so they are rotated by `p / ratio - p` more.
+        Queries and keys are already rotated to p, so they are rotated by a further `p / ratio - p`.
         """
         call = row.call
         if "ratios" not in call.scratch:
@@ -86,24 +86,24 @@ class MsPoE(Intervention):
         shrink = 1 / call.scratch["ratios"] - 1
         positions = torch.arange(call.keys.shape[1], dtype=torch.float64, device=call.keys.device)
         shifts = shrink[:, None] * positions  # [H, S]
-        own = replace(
+        rescaled = replace(
             call,
             queries=call.rotation.rotate_by(call.queries, shifts[:, call.query_start :]),
             keys=call.rotation.rotate_by(call.keys.repeat_interleave(call.num_key_value_groups, dim=0), shifts),
             values=call.values.repeat_interleave(call.num_key_value_groups, dim=0),
         )
-        return plain_attention(own)
+        return plain_attention(rescaled)
 
     def _ratios(self, call: AttentionCall, last: int) -> torch.Tensor:
-        """Return the ratio of each head `[H]`, from the attention of the prompt's last token, at index `last`."""
-        wide = torch.promote_types(call.queries.dtype, torch.float32)
-        queries = call.queries[:, last - call.query_start].to(wide)
-        keys = call.keys[:, : last + 1].to(wide).repeat_interleave(call.num_key_value_groups, dim=0)
-        seen = causal_mask(1, last + 1, call.sliding_window, keys.device)[0]
-        scores = apply_softcap(call, (keys @ queries[..., None])[..., 0] * call.scaling)[:, seen]
+        """Return the ratio of each head `[H]`, from the attention of the last prompt token, at index `last`."""
+        dtype = torch.promote_types(call.queries.dtype, torch.float32)
+        queries = call.queries[:, last - call.query_start].to(dtype)
+        keys = call.keys[:, : last + 1].to(dtype).repeat_interleave(call.num_key_value_groups, dim=0)
+        visible = causal_mask(1, last + 1, call.sliding_window, keys.device)[0]
+        scores = apply_softcap(call, (keys @ queries[..., None])[..., 0] * call.scaling)[:, visible]
         if call.sinks is not None:
             scores = torch.cat((scores, call.sinks[:, None].to(scores)), dim=1)
-        weights = torch.softmax(scores, dim=1)[:, : int(seen.sum())]
+        weights = torch.softmax(scores, dim=1)[:, : int(visible.sum())]
         awareness = (weights >= self.threshold * weights.mean(dim=1, keepdim=True)).float().mean(dim=1)
         heads = awareness.argsort(descending=True, stable=True)
         ratios = torch.empty(len(heads), dtype=torch.float64, device=keys.device)

@@ -1,4 +1,4 @@
-"""The search for the dimension that hidden scaling scales (arXiv 2406.02536, section 3.2 and algorithm 1)."""
+"""Search for the positional dimension to scale (arXiv 2406.02536, section 3.2 and algorithm 1)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from invariant_rag.attention.probe import input_device, probe
 from invariant_rag.attention.rope import Rotation, reset_dynamic_rope
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.interventions.base import PromptBatch
-from invariant_rag.interventions.examples import Example, key_value_examples
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
+from invariant_rag.interventions.key_value_retrieval import Example, key_value_examples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FACTORS = (0.5, 0.0, -0.5, -1.0)
-_SKIP = 100
-_SHARE = 4
-_POINTS = 400
+"""The published scaling factors."""
+_SKIPPED_POSITIONS = 100  # or a quarter of a shorter prompt
+_QUARTER = 4
+_CURVE_POINTS = 400  # maximum number of positions in a stored curve
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""Shows how far work of so many steps has come: a label and the steps; what it yields moves it one step."""
+"""Called with a label and a number of steps; the context yields a function to call after each step."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Validation loss of one candidate: mean negative log-probability of the answers."""
+    """Validation loss of one candidate scaling: mean negative log-probability of the answers."""
 
     dimension: int
     factor: float
@@ -44,16 +45,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the search found.
+    """The result of `search_dimension`.
 
     Attributes:
         model: Name of the model.
         found: The scaling with the smallest validation loss.
-        loss: Its loss.
-        plain_loss: The loss of the model as it is. Where this is smaller, the scaling is of no use.
-        trials: Every candidate, smoothest dimension first.
-        positions: Positions of the curves.
-        curves: For each state between two layers, the found dimension's mean value at these positions.
+        loss: Its validation loss.
+        plain_loss: Validation loss of the plain model. If it is smaller, the scaling does not help.
+        trials: All candidates, smoothest dimension first.
+        positions: Positions of the curves' points.
+        curves: For each hidden state between two layers, the mean value of the found dimension at these positions.
     """
 
     model: str
@@ -65,7 +66,7 @@ class SearchResult:
     curves: tuple[tuple[float, ...], ...]
 
     def save(self, path: str | Path) -> None:
-        """Write everything as JSON, which `SearchResult.load` and `HiddenScaling.load` read."""
+        """Write the result as JSON, for `SearchResult.load` and `HiddenScaling.load`."""
         document = {
             "model": self.model,
             **self.found.as_dict(),
@@ -79,11 +80,11 @@ class SearchResult:
 
     @classmethod
     def load(cls, path: str | Path) -> SearchResult:
-        """Read what `save` wrote.
+        """Load a result written by `save`.
 
         Raises:
-            OSError: There is no such file.
-            InvalidChoice: It holds no search result.
+            OSError: The file cannot be read.
+            InvalidChoice: The file does not contain a search result.
         """
         found = HiddenScaling.load(path)
         document = json.loads(Path(path).read_text())
@@ -98,19 +99,19 @@ class SearchResult:
                 curves=tuple(map(tuple, document["curves"])),
             )
         except (KeyError, TypeError) as error:
-            raise InvalidChoice(f"expected the result of a search in {path}") from error
+            raise InvalidChoice(f"expected a JSON file written by SearchResult.save, got {path}") from error
 
     def draw(self, path: str | Path) -> None:
-        """Draw the found dimension over position, one line for each layer, as a picture."""
+        """Plot the found dimension over position, one line per layer, to an image file."""
         from matplotlib import colormaps
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
-        shades = colormaps["viridis"](np.linspace(0, 1, len(self.curves)))
-        for layer, (curve, shade) in enumerate(zip(self.curves, shades, strict=True)):
-            ends = layer in {0, len(self.curves) - 1}
-            axes.plot(self.positions, curve, color=shade, linewidth=1, label=f"behind layer {layer}" if ends else None)
+        colors = colormaps["viridis"](np.linspace(0, 1, len(self.curves)))
+        for layer, (curve, color) in enumerate(zip(self.curves, colors, strict=True)):
+            label = f"after layer {layer}" if layer in {0, len(self.curves) - 1} else None
+            axes.plot(self.positions, curve, color=color, linewidth=1, label=label)
         mean = np.mean(self.curves, axis=0)
         axes.plot(self.positions, mean, color="black", linewidth=2, label="mean over layers")
         axes.set(
@@ -132,49 +133,52 @@ def search_dimension(
     factors: Sequence[float] = FACTORS,
     progress: Progress | None = None,
 ) -> SearchResult:
-    """Find the dimension and the factor with which hidden scaling lowers the validation loss most.
+    """Find the dimension and factor for which hidden scaling gives the smallest validation loss.
 
     Candidates are the smoothest of the dimensions that are monotone in position in more than a quarter of the layers.
-    Their values are measured on the tokens of the examples in random order, so that position is all they can show.
+    Hidden values are averaged over the examples with their tokens in random order, so that they reflect position only.
 
     Args:
         model: A causal LM.
-        tokenizer: Its tokenizer. None where examples are given.
-        examples: Validation prompts with their answers. None: 100 of `key_value_examples`.
-        layers: Layers to scale in. None: the share of the layers that the paper uses in models with 32, 10 to 25.
-        keep: Candidates to validate.
-        factors: Factors to validate each with.
-        progress: Shows how far the search has come.
+        tokenizer: Its tokenizer. None if examples are given.
+        examples: Validation prompts with their answers. None: 100 prompts of `key_value_examples`.
+        layers: Layers to scale. None: the same fraction of the layers as the paper's 10 to 25 of 32.
+        keep: Number of candidate dimensions to validate.
+        factors: Factors to validate for each dimension.
+        progress: Reports progress.
 
     Raises:
-        TokenizerRequired: Neither a tokenizer nor examples.
-        UnsupportedModel: The model cannot be changed, or none of its dimensions tells positions apart.
-        InvalidChoice: No example, or examples too short to tell positions apart.
+        TokenizerRequired: Neither a tokenizer nor examples were given.
+        UnsupportedModel: The model failed the probe, or none of its dimensions is positional.
+        InvalidChoice: There are no examples, or their prompts are too short.
     """
     rotations = probe(model)
     config = model.config.get_text_config(decoder=True)
     if examples is None:
         if tokenizer is None:
-            raise TokenizerRequired("expected a tokenizer or examples")
+            raise TokenizerRequired("expected a tokenizer or examples, got neither")
         examples = key_value_examples(tokenizer, window=getattr(config, "max_position_embeddings", None))
-    if not examples or min(len(each.prompt) for each in examples) < 2 * _SHARE:
-        raise InvalidChoice(f"expected examples with prompts of at least {2 * _SHARE} tokens")
+    shortest = min((len(each.prompt) for each in examples), default=0)
+    if shortest < 2 * _QUARTER:
+        raise InvalidChoice(f"examples: expected prompts of at least {2 * _QUARTER} tokens, got {shortest}")
     count = config.num_hidden_layers
-    chosen = range(count * 10 // 32, -(-count * 26 // 32)) if layers is None else tuple(layers)
-    show: Progress = progress or (lambda _label, _steps: nullcontext(lambda: None))
+    scaled_layers = range(count * 10 // 32, -(-count * 26 // 32)) if layers is None else tuple(layers)
+    report: Progress = progress or (lambda _label, _steps: nullcontext(lambda: None))
     with torch.no_grad(), reset_dynamic_rope(model):
-        with show("Measuring", len(examples)) as advance:
+        with report("Measuring", len(examples)) as advance:
             values = _mean_values(model, examples, advance)
-        skip = min(_SKIP, values.shape[1] // _SHARE)
+        skip = min(_SKIPPED_POSITIONS, values.shape[1] // _QUARTER)
         dimensions = positional_dimensions(values, skip, count)[:keep]
         if not dimensions:
-            raise UnsupportedModel(f"{config.model_type}: no dimension is monotone in position in a quarter of layers")
-        scalings = [HiddenScaling(dimension, factor, chosen) for dimension in dimensions for factor in factors]
-        with show("Validating", (1 + len(scalings)) * len(examples)) as advance:
+            raise UnsupportedModel(
+                f"{config.model_type}: no hidden dimension is monotone in position in more than a quarter of its layers"
+            )
+        scalings = [HiddenScaling(dimension, factor, scaled_layers) for dimension in dimensions for factor in factors]
+        with report("Validating", (1 + len(scalings)) * len(examples)) as advance:
             plain_loss = _loss(model, rotations, examples, None, advance)
             losses = [_loss(model, rotations, examples, each, advance) for each in scalings]
     best = int(np.argmin(losses))
-    stride = -(-values.shape[1] // _POINTS)
+    stride = -(-values.shape[1] // _CURVE_POINTS)
     positions = range(skip, values.shape[1], stride)
     curves = values[:, skip::stride, scalings[best].dimensions[0]]
     return SearchResult(
@@ -191,15 +195,16 @@ def search_dimension(
 def positional_dimensions(values: np.ndarray[Any, Any], skip: int, layers: int) -> list[int]:
     """Return the dimensions that are monotone in position in more than a quarter of the layers, smoothest first.
 
-    Monotone is a least-squares cubic through the values. The paper counts layers of either direction; since its
-    definition 2.1 wants one direction, the layers of the more frequent one count. Smoothness is the sum of squared
-    second differences of a curve whose range is scaled to one, averaged over these layers: without the scale the
-    quietest dimension would win, and with a sum instead of a mean the one that is monotone in the fewest layers.
+    A dimension is monotone in a layer if the least-squares cubic through its values is. The paper counts layers of both
+    directions; since its definition 2.1 requires one direction, only layers of the more frequent one count. Smoothness
+    is the sum of squared second differences of the curve scaled to a range of one, averaged over these layers. Without
+    the scaling, the dimension with the smallest range would win; with a sum over layers instead of a mean, the one that
+    is monotone in the fewest layers.
 
     Args:
         values: Mean hidden values `[layers measured, positions, dimensions]`.
-        skip: Positions at the start to leave out, which are often outliers.
-        layers: Layers of the model.
+        skip: Number of positions at the start to ignore; they are often outliers.
+        layers: Number of layers of the model.
     """
     curves = values[:, skip:]
     powers = np.vander(np.linspace(-1, 1, curves.shape[1]), 4)
@@ -220,10 +225,10 @@ def positional_dimensions(values: np.ndarray[Any, Any], skip: int, layers: int) 
 def _mean_values(
     model: PreTrainedModel, examples: Sequence[Example], advance: Callable[[], None]
 ) -> np.ndarray[Any, Any]:
-    """Mean hidden values `[L - 1, T, D]` between layers, over the examples' tokens in random order.
+    """Return the mean hidden values `[L - 1, T, D]` between layers, over the examples with shuffled tokens.
 
-    The first token stays, since models expect one there. The embeddings, which no layer has touched, and the last
-    states, which are normalised, are left out; of a model with one layer these are all there are.
+    The first token (usually BOS) is not shuffled. The input embeddings and the last states, which are normalised, are
+    excluded, except that a model with one layer uses its last states.
     """
     length = min(len(each.prompt) for each in examples)
     generator = np.random.default_rng(0)
@@ -246,7 +251,7 @@ def _loss(
     scaling: HiddenScaling | None,
     advance: Callable[[], None],
 ) -> float:
-    """Mean negative log-probability of the examples' answers; each in one pass, the prompt's last token scaled on."""
+    """Return the mean negative log-probability of the examples' answers, in one forward pass per example."""
     losses = []
     for each in examples:
         ids = torch.tensor([[*each.prompt, *each.answer]], device=input_device(model))

@@ -1,4 +1,4 @@
-"""For authors of methods, orderings and adapters: tiny models, a toy tokenizer, and the laws as a test kit."""
+"""Test utilities for authors of methods and adapters: tiny random models, a toy tokenizer, a method test suite."""
 
 from __future__ import annotations
 

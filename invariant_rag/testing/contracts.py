@@ -1,4 +1,4 @@
-"""The laws of a method, as tests: subclass `MethodContract`, name the method, and pytest runs the suite."""
+"""A test suite for methods: subclass `MethodContract`, set `method`, and run the class with pytest."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LENGTHS = ((2, 2, 2), (1, 5, 3, 2), (4, 1, 1, 6, 2), (3, 3))
 @cache
 def _model(dtype: torch.dtype) -> PreTrainedModel:
     model: Any = tiny_model("llama", num_hidden_layers=2, eos_token_id=None)
-    wanted: PreTrainedModel = model.to(dtype)
-    return wanted
+    cast: PreTrainedModel = model.to(dtype)
+    return cast
 
 
 def plain_logits(model: PreTrainedModel, prompt: Prompt) -> torch.Tensor:
-    """Logits of the untouched model at the suffix of a prompt of token ids, its segments in the order given."""
+    """Return the plain model's logits at the suffix of a prompt of token ids, with its segments in input order."""
     segments = [token for segment in prompt.segments for token in segment.token_ids or ()]
     ids = torch.tensor([[*map(int, prompt.prefix), *segments, *map(int, prompt.suffix)]])
     with torch.no_grad():
@@ -36,21 +36,21 @@ def plain_logits(model: PreTrainedModel, prompt: Prompt) -> torch.Tensor:
 
 
 class MethodContract:
-    """What every method must do. Set `method`, and run the class with pytest.
+    """The properties that every method must have. Set `method` in a subclass, and run it with pytest.
 
     Attributes:
-        method: A registry name, or an instance.
+        method: The method under test: a registry name or an instance.
     """
 
     method: str | Method
 
     def wrapped(self, dtype: torch.dtype = torch.float32, **options: object) -> InvariantModel:
-        """Return a tiny model that runs the method on the lexical ordering, or as the options say."""
-        chosen = {"ordering": "lexical", **options}
-        return InvariantModel(_model(dtype), method=self.method, **chosen)  # type: ignore[arg-type]
+        """Return a tiny model with the method, the ordering `lexical`, and other options of `InvariantModel`."""
+        options = {"ordering": "lexical", **options}
+        return InvariantModel(_model(dtype), method=self.method, **options)  # type: ignore[arg-type]
 
     def prompts(self) -> list[Prompt]:
-        """Return random prompts with segments of equal and of different lengths, one with a duplicate, one with one."""
+        """Return random prompts: equal and different segment lengths, a duplicate segment, and a single segment."""
         random_state = random.Random(0)
         prompts = [random_prompt(random_state, lengths) for lengths in _LENGTHS]
         twice = prompts[1].segments
@@ -58,7 +58,7 @@ class MethodContract:
         return [*prompts, doubled, random_prompt(random_state, (4,))]
 
     def test_permutations_change_no_bit_of_logits_and_tokens(self) -> None:
-        """Law 1, for methods that claim it."""
+        """Permuting the segments gives bit-identical logits and tokens, in float32 and bfloat16."""
         for dtype in (torch.float32, torch.bfloat16):
             lm = self.wrapped(dtype)
             for prompt in self.prompts():
@@ -69,13 +69,13 @@ class MethodContract:
                 )
 
     def test_one_segment_or_none_is_the_plain_model(self) -> None:
-        """Law 2."""
+        """With one segment, or none, logits equal those of the plain model."""
         for segments in ([], [[5, 6, 7]]):
             prompt = Prompt(prefix=[3, 4], segments=segments, suffix=[8, 9])
             torch.testing.assert_close(self.wrapped().logits(prompt), plain_logits(_model(torch.float32), prompt))
 
     def test_the_model_is_unchanged_after_a_call(self) -> None:
-        """Law 3: the model's own logits are bit-equal before and after."""
+        """The plain model's logits are bit-identical before and after a call."""
         lm, prompt = self.wrapped(), self.prompts()[0]
         before = plain_logits(lm.model, prompt)
         implementation = lm.model.config._attn_implementation
@@ -84,7 +84,7 @@ class MethodContract:
         assert torch.equal(before, plain_logits(lm.model, prompt))
 
     def test_every_backend_agrees_with_the_reference(self) -> None:
-        """Law 4. Truth is the reference in a float64 model; the budget is 4 times what float32 costs the reference."""
+        """Every backend matches the float64 reference within 4 times the error of the float32 reference."""
         prompts = self.prompts()
         exact = [self.wrapped(torch.float64, backend="reference").logits(prompt) for prompt in prompts]
         rounded = [self.wrapped(backend="reference").logits(prompt) for prompt in prompts]
@@ -95,7 +95,7 @@ class MethodContract:
             assert error <= budget, f"{backend}: {error:.1e} over the budget of {budget:.1e}"
 
     def test_decoding_equals_recomputing_at_every_step(self) -> None:
-        """Law 6, greedy, 16 tokens."""
+        """Greedy decoding with the cache equals recomputation from scratch, for 16 tokens."""
         lm = self.wrapped()
         for prompt in self.prompts()[:2]:
             written = lm.generate(prompt, max_new_tokens=16).token_ids
@@ -103,13 +103,13 @@ class MethodContract:
             assert tuple(again[len(prompt.suffix) - 1 :].argmax(dim=-1).tolist()) == written
 
     def test_a_batch_equals_single_calls(self) -> None:
-        """Law 7."""
+        """Batched generation gives the tokens of single calls."""
         lm, prompts = self.wrapped(), self.prompts()
         single = [lm.generate(prompt, max_new_tokens=6).token_ids for prompt in prompts]
         assert [each.token_ids for each in lm.generate(prompts, max_new_tokens=6)] == single
 
-    def test_it_says_what_it_is(self) -> None:
-        """Tables are made of names, papers and docstrings."""
+    def test_it_has_a_name_a_paper_and_a_docstring(self) -> None:
+        """The method has the name, paper and docstring that generated tables show."""
         method = resolve_method(self.method)
         assert method.name
         assert method.paper

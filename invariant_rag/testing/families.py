@@ -1,4 +1,4 @@
-"""Model families, and what the probe says of each on a tiny model with random weights."""
+"""Model families: configs of tiny random models, and the probe's result for each."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", _EXPERTS),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
 }
-"""Name in the table -> (model type in transformers, what its tiny config needs besides the common sizes)."""
+"""Name in the table -> (model type in transformers, config entries besides the common sizes)."""
 
 
 @dataclass(frozen=True)
 class FamilyReport:
-    """What the probe said of one family."""
+    """The result of the probe for one family."""
 
     family: str
     supported: bool
@@ -98,14 +98,14 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     Args:
         family: A key of `FAMILIES`.
         seed: Seed of the weights.
-        overrides: Config entries on top of the family's.
+        overrides: Config entries that replace those of the family.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, special = FAMILIES[family]
-    wanted = {**_SIZE, **special, **overrides}
-    config = AutoConfig.for_model(model_type, **{name: value for name, value in wanted.items() if value is not ...})
+    entries = {**_SIZE, **special, **overrides}
+    config = AutoConfig.for_model(model_type, **{name: value for name, value in entries.items() if value is not ...})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -122,7 +122,7 @@ def probe_families() -> Iterator[FamilyReport]:
         except UnsupportedModel as error:
             yield FamilyReport(family, supported=False, detail=str(error))
         else:
-            still = sum(rotation.module is None for rotation in rotations)
+            no_rope = sum(rotation.module is None for rotation in rotations)
             layout = "interleaved" if any(rotation.interleaved for rotation in rotations) else "half-split"
-            detail = f"rotary, {layout}" + (f"; {still} of {len(rotations)} layers do not rotate" if still else "")
+            detail = f"rotary, {layout}" + (f"; {no_rope} of {len(rotations)} layers do not rotate" if no_rope else "")
             yield FamilyReport(family, supported=True, detail=detail)

@@ -1,4 +1,4 @@
-"""Toys that behave like the real thing and need no files: a byte tokenizer with a chat template, random prompts."""
+"""A byte-level tokenizer with a chat template, and random prompts, for tests without files."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def random_prompt(
     """Return a prompt of random token ids.
 
     Args:
-        random_state: Where the ids come from.
+        random_state: Random number generator.
         lengths: Tokens of each segment.
         prefix: Tokens before the set.
-        suffix: Tokens behind it.
-        vocabulary: Size of the vocabulary; the first three ids, which often end a sequence, are not used.
+        suffix: Tokens after the set.
+        vocabulary: Size of the vocabulary; the first three ids, which are often special tokens, are not used.
     """
 
     def ids(count: int) -> list[int]:

@@ -145,7 +145,7 @@ def test_long_rows_are_read_in_blocks_of_queries(family: str, monkeypatch: pytes
     model = tiny_model(family)
     prompt = random_prompt(random.Random(1), (20, 40, 7), prefix=6)
     whole = [InvariantModel(model, method=each).logits(prompt) for each in ("rotor", "sequential", "isolated")]
-    monkeypatch.setattr("invariant_rag.attention.kernels._BLOCK", 3)
+    monkeypatch.setattr("invariant_rag.attention.kernels._QUERY_BLOCK", 3)
     blocks = [InvariantModel(model, method=each).logits(prompt) for each in ("rotor", "sequential", "isolated")]
     for one, other in zip(whole, blocks, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -21,7 +21,7 @@ from invariant_rag.ensembles import (
     SelfConsistency,
     segment_attention,
 )
-from invariant_rag.ensembles.cost import counted
+from invariant_rag.ensembles.cost import count_cost
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.testing import tiny_model
 
@@ -140,16 +140,16 @@ def test_a_score_is_the_mean_over_the_rotations(lm: InvariantModel) -> None:
 
 
 def test_rotations_put_every_segment_in_every_place_once(lm: InvariantModel) -> None:
-    places = [each.origin for each in PermutationAverage(lm).permuted(PROMPT)]
+    places = [each.order for each in PermutationAverage(lm).permute(PROMPT)]
     assert [sorted(place) for place in places] == [[0, 1, 2, 3]] * 4
     assert [sorted(column) for column in zip(*places, strict=True)] == [[0, 1, 2, 3]] * 4
-    assert [each.origin for each in PermutationAverage(lm, 2).permuted(PROMPT)] == [places[0], places[2]]
-    assert len(PermutationAverage(lm, 9).permuted(PROMPT)) == 4
+    assert [each.order for each in PermutationAverage(lm, 2).permute(PROMPT)] == [places[0], places[2]]
+    assert len(PermutationAverage(lm, 9).permute(PROMPT)) == 4
 
 
 def test_random_permutations_are_as_many_as_asked_and_change_with_the_seed(lm: InvariantModel) -> None:
-    drawn = [PermutationAverage(lm, 9, permutations="random", seed=seed).permuted(PROMPT) for seed in (0, 0, 1)]
-    one, same, other = [[each.origin for each in group] for group in drawn]
+    drawn = [PermutationAverage(lm, 9, permutations="random", seed=seed).permute(PROMPT) for seed in (0, 0, 1)]
+    one, same, other = [[each.order for each in group] for group in drawn]
     assert len(one) == 9
     assert one == same != other
 
@@ -328,7 +328,7 @@ def test_the_cost_line_says_what_the_model_did(lm: InvariantModel) -> None:
 
 def test_counting_leaves_the_model_as_it_was(lm: InvariantModel) -> None:
     before = lm.generate(PROMPT, max_new_tokens=3)
-    with pytest.raises(RuntimeError), counted(lm.model):
+    with pytest.raises(RuntimeError), count_cost(lm.model):
         raise RuntimeError
     PermutationAverage(lm).generate(PROMPT, max_new_tokens=2)
     assert not lm.model._forward_pre_hooks

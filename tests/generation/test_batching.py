@@ -43,7 +43,7 @@ def waiting(
     batcher: MicroBatcher, pool: ThreadPoolExecutor, lms: Sequence[InvariantModel], prompts: Sequence[Prompt]
 ) -> list[Future[Generation]]:
     """Start a call for each prompt while it is somebody else's turn, and return once all of them wait."""
-    with batcher._turn:
+    with batcher._generate_lock:
         calls = []
         for number, (lm, prompt) in enumerate(zip(lms, prompts, strict=True), start=1):
             calls.append(pool.submit(batcher.generate, lm, prompt, OPTIONS, batch_size=4))
@@ -111,7 +111,7 @@ def test_sampled_answers_are_those_of_each_prompt_alone(llama: PreTrainedModel) 
     options = {"max_new_tokens": 6, "do_sample": True, "seed": 3}
     alone = [lm.generate(prompt, **options).token_ids for prompt in PROMPTS]
     with ThreadPoolExecutor(5) as pool:
-        with batcher._turn:
+        with batcher._generate_lock:
             calls = [pool.submit(batcher.generate, lm, prompt, options) for prompt in PROMPTS]
             while len(batcher._waiting) < len(PROMPTS):
                 time.sleep(0.001)
@@ -136,7 +136,7 @@ def test_several_answers_that_a_model_gives_by_itself_are_refused() -> None:
 
 def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:
     batcher = MicroBatcher()
-    with batcher._turn:
+    with batcher._generate_lock:
         copied = pickle.loads(pickle.dumps(batcher))
         answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds the copy's turn
     assert len(answer.token_ids) == OPTIONS["max_new_tokens"]

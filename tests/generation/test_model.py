@@ -208,7 +208,7 @@ def test_the_models_own_forward_is_arranged_for_every_token(llama: PreTrainedMod
 def test_prompts_of_different_lengths_are_not_arranged_in_one_batch(llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama)
     prepared = [lm.prepare(Prompt([1], [[2]], [3])), lm.prepare(Prompt([1], [[2, 2]], [3]))]
-    with pytest.raises(InvalidPrompt, match=r"one length in a batch, got \[3, 4\]"), lm.arranged(prepared):
+    with pytest.raises(InvalidPrompt, match=r"same length in a batch, got \[3, 4\]"), lm.arranged(prepared):
         pass
 
 
@@ -261,7 +261,7 @@ def test_a_model_that_gives_its_cache_up_is_refused() -> None:
     lm.generate(PROMPT, max_new_tokens=4)  # beyond it from the beginning
     shorter = Prompt([3], [[5, 6], [7]], [11, 12])
     lm.generate(shorter, max_new_tokens=2)
-    with pytest.raises(UnsupportedCombination, match="dropped it and prefilled"):
+    with pytest.raises(UnsupportedCombination, match="dropped the cache and prefilled"):
         lm.generate(shorter, max_new_tokens=6)
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCrite
 
 from invariant_rag import InvariantModel
 from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.streaming import before_stop, stream_before_stop, stream_text
+from invariant_rag.generation.streaming import stream_text, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.testing import toy_tokenizer
 
 BYTES = toy_tokenizer()
@@ -141,8 +141,8 @@ def test_a_stream_without_a_tokenizer_is_refused_at_once(chat_llama: PreTrainedM
 @given(st.lists(st.text("ab", max_size=4), max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str], stops: list[str]) -> None:
     text = "".join(pieces)
-    before = "".join(stream_before_stop(pieces, stops))
-    assert before == before_stop(text, stops)
+    before = "".join(stream_until_stop_string(pieces, stops))
+    assert before == trim_at_stop_string(text, stops)
     assert text.startswith(before)
     if found := [stop for stop in stops if stop in text]:
         assert any(text.startswith(before + stop) for stop in found)
@@ -152,11 +152,11 @@ def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str]
 
 
 def test_only_what_may_be_a_stop_string_is_held_back() -> None:
-    assert list(stream_before_stop(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
-    assert next(stream_before_stop(iter(["hello "]), ["stop"])) == "hello "
+    assert list(stream_until_stop_string(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
+    assert next(stream_until_stop_string(iter(["hello "]), ["stop"])) == "hello "
 
 
 def test_a_stream_is_read_to_its_end_behind_a_stop_string() -> None:
     pieces = iter(["a", "b", "c"])
-    assert list(stream_before_stop(pieces, ["b"])) == ["a"]
+    assert list(stream_until_stop_string(pieces, ["b"])) == ["a"]
     assert list(pieces) == []

@@ -96,11 +96,12 @@ def test_by_name_it_has_the_parameters_published_for_the_model(llama: PreTrained
 
 @pytest.mark.parametrize("parameters", [((), 0, [1]), (5, 0, []), (-1, 0, [1]), (5, 0, [-1, 2])])
 def test_parameters_without_a_meaning_are_refused(parameters: tuple[Any, Any, Any]) -> None:
-    with pytest.raises(InvalidChoice, match="one index or more"):
+    with pytest.raises(InvalidChoice, match="one or more indices"):
         HiddenScaling(*parameters)
 
 
 def test_a_dimension_or_layer_that_the_model_does_not_have_is_refused(llama: PreTrainedModel) -> None:
-    for scaling, has in ((HiddenScaling(64, 0, [1]), "64 dimensions"), (HiddenScaling(5, 0, [0, 2]), "2 layers")):
-        with pytest.raises(UnsupportedCombination, match=f"llama has {has}"):
+    dimension, layer = HiddenScaling(64, 0, [1]), HiddenScaling(5, 0, [0, 2])
+    for scaling, expected in ((dimension, "dimensions: expected indices below 64"), (layer, "layers: .* below 2")):
+        with pytest.raises(UnsupportedCombination, match=f"{expected} for llama"):
             InvariantModel(llama, method="sequential", intervention=scaling)

@@ -61,6 +61,6 @@ def test_parameters_without_a_meaning_are_refused(options: dict[str, Any]) -> No
 
 
 def test_a_model_that_ends_before_the_first_layer_is_refused(llama: PreTrainedModel) -> None:
-    with pytest.raises(UnsupportedCombination, match="llama has 2 layers"):
+    with pytest.raises(UnsupportedCombination, match="less than 2, the layers of llama"):
         InvariantModel(llama, method="sequential", intervention="ms-poe")
     InvariantModel(llama, method="sequential", intervention=MsPoE(first_layer=1))

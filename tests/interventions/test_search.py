@@ -17,7 +17,7 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.cli import app
 from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.interventions import HiddenScaling
-from invariant_rag.interventions.examples import Example, key_value_examples
+from invariant_rag.interventions.key_value_retrieval import Example, key_value_examples
 from invariant_rag.interventions.search import FACTORS, SearchResult, positional_dimensions, search_dimension
 from invariant_rag.testing import tiny_model
 
@@ -123,7 +123,7 @@ def test_a_result_survives_a_file_and_is_loaded_as_an_intervention(result: Searc
     assert HiddenScaling.load(path) == result.found
     result.found.save(path)
     assert HiddenScaling.load(path) == result.found
-    with pytest.raises(InvalidChoice, match="result of a search"):
+    with pytest.raises(InvalidChoice, match=r"written by SearchResult\.save"):
         SearchResult.load(path)
     for text in ("{", "[]", "{}", '{"dimensions": [1], "factor": null, "layers": [1]}'):
         path.write_text(text)
@@ -141,7 +141,7 @@ def test_a_model_without_positional_dimensions_is_refused(examples: list[Example
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
-    with pytest.raises(UnsupportedModel, match="no dimension is monotone"):
+    with pytest.raises(UnsupportedModel, match="no hidden dimension is monotone"):
         search_dimension(model, examples=examples)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
+from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
@@ -64,7 +64,7 @@ class Call:
         if self.schema is not None:
             options = constrain(lm, self.schema, **options).options
         if self.abandoned is not None:
-            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), Abandoned(self.abandoned)]
+            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), StopOnEvent(self.abandoned)]
         return options
 
     def text(self, generation: Generation) -> str:
@@ -75,7 +75,7 @@ class Call:
         """
         if self.schema is not None:
             check_complete(generation.text)
-        return before_stop(generation.text, self.stop)
+        return trim_at_stop_string(generation.text, self.stop)
 
     def stream(self, lm: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
         """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it.
@@ -84,7 +84,7 @@ class Call:
             IncompleteObject: As for `text`.
         """
         pieces = lm.stream(prompt, **self.options(lm))
-        yield from stream_before_stop(pieces, self.stop)
+        yield from stream_until_stop_string(pieces, self.stop)
         if pieces.generation is not None:
             self.text(pieces.generation)
             yield pieces.generation

@@ -264,7 +264,7 @@ def test_models_with_other_options_never_exchange_answers_in_a_batch(lm: Invaria
     alone = [chat.invoke(QUESTION, documents=DOCUMENTS).content for chat in chats]
     assert all(chat._batcher is first._batcher for chat in chats)
     with ThreadPoolExecutor(len(chats)) as pool:
-        with first._batcher._turn:
+        with first._batcher._generate_lock:
             calls = [pool.submit(chat.invoke, QUESTION, documents=DOCUMENTS) for chat in chats]
             while len(first._batcher._waiting) < len(chats):
                 time.sleep(0.01)
@@ -411,7 +411,7 @@ def test_threads_get_their_own_answers(lm: InvariantModel, micro_batching: bool)
 
 def waiting(chat: ChatInvariant, prompts: list[str], pool: ThreadPoolExecutor) -> list[Any]:
     """Start a call for each prompt while the batcher is busy, and return once all of them wait."""
-    with chat._batcher._turn:
+    with chat._batcher._generate_lock:
         calls = [pool.submit(chat.invoke, prompt) for prompt in prompts]
         while len(chat._batcher._waiting) < len(prompts):
             time.sleep(0.01)
@@ -442,7 +442,7 @@ async def test_coroutines_that_wait_are_decoded_together(lm: InvariantModel) -> 
     chat = ChatInvariant(model=lm, max_tokens=8, micro_batching=True)
     alone = [chat.invoke(prompt).content for prompt in PROMPTS[:3]]
     with forwards(lm) as shapes:
-        with chat._batcher._turn:
+        with chat._batcher._generate_lock:
             calls = [asyncio.ensure_future(chat.ainvoke(prompt)) for prompt in PROMPTS[:3]]
             while len(chat._batcher._waiting) < 3:
                 await asyncio.sleep(0.01)

@@ -205,7 +205,7 @@ def lm_ask_function(
     For a pairwise question the answer is the response with the more probable letter. Letters are assigned in the order
     in which the responses are listed, as judges do; if the model's ordering is by content, in the order of the content.
     """
-    from invariant_rag.generation.streaming import before_stop
+    from invariant_rag.generation.streaming import trim_at_stop_string
 
     stops = generation.get("stop_strings") or ()
     stops = [stops] if isinstance(stops, str) else stops
@@ -214,7 +214,7 @@ def lm_ask_function(
         if question.pairwise:
             return _choose_response(lm, message, question, segments)
         result = lm.generate(lm.chat_prompt(question.text, segments, message), **generation)
-        return Reply(before_stop(result.text, stops), result.usage.prompt_tokens + result.usage.completion_tokens)
+        return Reply(trim_at_stop_string(result.text, stops), result.usage.total_tokens)
 
     return ask
 

@@ -12,7 +12,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import BaseModel
 
 from invariant_rag import Generation, InvariantModel, Prompt
-from invariant_rag.generation.streaming import Abandoned, before_stop, stream_before_stop
+from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.generation.structured import check_complete, constrain
 
 
@@ -71,13 +71,13 @@ def answer(load: Callable[[], InvariantModel], request: Request) -> tuple[str, G
     model = load()
     generation = model.generate(request.prompt(model), **request.keywords(model))
     request.check(generation)
-    return before_stop(generation.text, request.stops), generation
+    return trim_at_stop_string(generation.text, request.stops), generation
 
 
 async def answer_in_thread(load: Callable[[], InvariantModel], request: Request) -> tuple[str, Generation]:
     """Return what `answer` does; the event loop goes on meanwhile, and cancelling the task ends the generation."""
     abandoned = Event()
-    criteria = [*(request.options.get("stopping_criteria") or ()), Abandoned(abandoned)]
+    criteria = [*(request.options.get("stopping_criteria") or ()), StopOnEvent(abandoned)]
     stoppable = replace(request, options={**request.options, "stopping_criteria": criteria})
     try:
         return await asyncio.to_thread(answer, load, stoppable)
@@ -94,7 +94,7 @@ def stream(load: Callable[[], InvariantModel], request: Request) -> Generator[st
     """
     model = load()
     with closing(model.stream(request.prompt(model), **request.keywords(model))) as pieces:
-        yield from stream_before_stop(pieces, request.stops)
+        yield from stream_until_stop_string(pieces, request.stops)
         if pieces.generation is not None:
             request.check(pieces.generation)
             yield pieces.generation
