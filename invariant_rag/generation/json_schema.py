@@ -184,7 +184,8 @@ def _generator() -> type[GenerateJsonSchema]:
     class Generator(GenerateJsonSchema):
         def decimal_schema(self, schema: Any) -> dict[str, Any]:
             if any(name in schema for name in ("ge", "gt", "le", "lt", "multiple_of")):
-                return self.float_schema({**schema, "type": "float"})
+                number: dict[str, Any] = super().decimal_schema(schema)["anyOf"][0]
+                return number
             places = schema.get("decimal_places", min(schema.get("max_digits", 12), 6))
             whole = schema.get("max_digits", places + 9) - places
             tail = rf"(\.\d{{1,{places}}})?" if places else ""

@@ -129,7 +129,7 @@ FIELDS = {
     "optional group": Annotated[str, Field(pattern=r"^\d(\.\d+)?$")],
     "beyond ASCII": Annotated[str, Field(pattern=r"^[a-z]*é$")],
     "any character": Annotated[str, Field(pattern=r"^.{3}$")],
-    "long": Annotated[str, Field(min_length=100, max_length=110)],
+    "long": Annotated[str, Field(min_length=30, max_length=40)],
     "number": Annotated[int, Field(ge=1000, le=99999)],
 }
 
@@ -138,7 +138,7 @@ FIELDS = {
 def test_special_strings_are_short_where_they_can_be_and_parse(model: InvariantModel, kind: Any) -> None:
     schema = field(kind)
     fewest = least(model, schema)
-    assert fewest < 120
+    assert fewest < 50
     for seed in range(3):
         options = {"max_new_tokens": fewest + 9 * seed, "do_sample": seed > 0, "seed": seed}
         assert isinstance(generate_structured(model, PROMPT, schema, **options), schema)
@@ -290,12 +290,9 @@ def test_a_constraint_starts_anew_with_another_prompt(model: InvariantModel) -> 
 
 
 def test_a_routed_model_writes_two_objects_and_keeps_one(model: InvariantModel) -> None:
-    kept = [
-        generate_structured(model.with_routing(alpha), PROMPT, Everything, max_new_tokens=260) for alpha in (-2.0, 2.0)
-    ]
-    routed = model.with_routing(2.0)
-    branches = [routed.invariant_branch, routed.plain_branch]
-    assert kept == [generate_structured(lm, PROMPT, Everything, max_new_tokens=260) for lm in branches]
+    kept = [generate_structured(model.with_routing(alpha), PROMPT, Item, max_new_tokens=60) for alpha in (-2.0, 2.0)]
+    branches = [model, model.with_routing().plain_branch]
+    assert kept == [generate_structured(lm, PROMPT, Item, max_new_tokens=60) for lm in branches]
 
 
 def test_a_stream_is_the_object_in_pieces(model: InvariantModel) -> None:

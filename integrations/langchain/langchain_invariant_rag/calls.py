@@ -1,4 +1,4 @@
-"""One call of a model: what was asked for, as keywords of `InvariantModel.generate`, and what came out, as LangChain reports it."""
+"""One call of a model: its keywords for `InvariantModel.generate`, and its result as LangChain reports it."""
 
 from __future__ import annotations
 
