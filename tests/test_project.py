@@ -32,8 +32,7 @@ MODULES = sorted(
 def _map() -> dict[str, str]:
     """Each path on the map of CONTRIBUTING.md, which may hold a `*`, and what the map says of it."""
     block = CONTRIBUTING.split("<!-- map:")[1].split("```")[1]
-    lines = (line.split(maxsplit=1) for line in block.splitlines() if line.strip())
-    return {path: about for path, about in lines}
+    return dict(line.split(maxsplit=1) for line in block.splitlines() if line.strip())
 
 
 def _steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,8 +66,8 @@ def test_what_the_questions_of_the_map_point_to_exists() -> None:
         files = [path for each in paths for path in (PACKAGE / each, ROOT / each) if path.exists()]
         text = "".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
         wrong += [f"{question} {each}" for each in paths if not ((PACKAGE / each).exists() or (ROOT / each).exists())]
-        names = [each for each in quoted if each.isidentifier()]
-        wrong += [f"{question} {name}" for name in names if not re.search(rf"^ *(def|class) {name}\b", text, re.MULTILINE)]
+        defined = re.findall(r"^ *(?:def|class) (\w+)", text, re.MULTILINE)
+        wrong += [f"{question} {each}" for each in quoted if each.isidentifier() and each not in defined]
     assert not wrong, "CONTRIBUTING.md, 'Where is ...?': not found where it says\n" + "\n".join(wrong)
 
 

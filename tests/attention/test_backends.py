@@ -44,7 +44,7 @@ def test_without_the_flex_attention_of_pytorch_the_other_backends_remain(monkeyp
     monkeypatch.delitem(sys.modules, "invariant_rag.attention.flex", raising=False)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.flex_attention", ModuleType("flex_attention"))
     assert available_backends() == ("reference", "sdpa")
-    with pytest.raises(UnsupportedCombination, match="2.9"):
+    with pytest.raises(UnsupportedCombination, match=r"2\.9"):
         resolve_backend("flex")
 
 
