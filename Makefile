@@ -23,8 +23,13 @@ LOWEST_TESTS ?= tests/test_package.py tests/laws/test_invariance.py tests/laws/t
   tests/generation/test_model.py tests/rag/test_retrieval.py tests/rag/test_documents.py tests/models/test_embedders.py \
   tests/orderings/test_relevance.py tests/cli/test_ask.py tests/evaluation/audit/test_report.py
 
+# KEEP_TORCH=1 takes the torch of constraints.txt all the same. The lowest one has a CPU build only where TORCH_INDEX has
+# it; from PyPI, Linux gets its CUDA build, with 3 GB of packages.
+KEEP_TORCH ?=
+
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
-LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(LOWEST_VENV)/lowest.txt
+LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(LOWEST_VENV)/lowest.txt \
+  $(if $(KEEP_TORCH),--constraint constraints.txt)
 
 .PHONY: help demo test test-core test-integrations test-lowest notebooks lint types docs check format embedded clean
 
@@ -111,11 +116,10 @@ $(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-
 	$(INSTALL) --editable 'integrations/langchain[test]' --editable 'integrations/llama-index[test]'
 	@touch $@
 
-# The lowest torch is not the one of constraints.txt: without TORCH_INDEX, pip on Linux finds its CUDA build (3 GB).
-$(LOWEST_VENV)/.lowest: pyproject.toml .ci/lowest.py
+$(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py
 	rm -rf $(LOWEST_VENV)
 	$(MAKE) VENV=$(LOWEST_VENV) $(LOWEST_VENV)/bin/python
-	$(LOWEST_VENV)/bin/python .ci/lowest.py > $(LOWEST_VENV)/lowest.txt
+	$(LOWEST_VENV)/bin/python .ci/lowest.py $(if $(KEEP_TORCH),--without torch) > $(LOWEST_VENV)/lowest.txt
 	$(LOWEST_INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(LOWEST_INSTALL) --editable '.[demo]' hypothesis pytest pytest-xdist
 	@touch $@

@@ -1,7 +1,11 @@
-"""Print the lowest release of each dependency that pyproject.toml allows, as constraints for pip."""
+"""Print the lowest release of each dependency that pyproject.toml allows, as constraints for pip.
+
+`--without NAME` leaves a dependency out.
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import tomllib
@@ -23,6 +27,15 @@ def lowest(requirement: str) -> str:
     return f"{found['name']}=={found['version']}"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print one line for each dependency."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--without", action="append", default=[], metavar="NAME")
+    left_out = parser.parse_args().without
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
-    sys.stdout.write("".join(f"{lowest(each)}\n" for each in project["dependencies"]))
+    pins = [lowest(each) for each in project["dependencies"]]
+    sys.stdout.write("".join(f"{pin}\n" for pin in pins if pin.partition("==")[0] not in left_out))
+
+
+if __name__ == "__main__":
+    main()
