@@ -17,9 +17,21 @@ PYTEST_ARGS ?= -n 2
 QUESTION ?= $(shell sed -n '1s/.*"question": *"\([^"]*\)".*/\1/p' cookbook/data/questions.jsonl 2>/dev/null)
 export QUESTION
 
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# `make test-lowest`: an environment of its own, and a small part of the tests that uses every dependency.
+LOWEST_VENV ?= .venv-lowest
+LOWEST_TESTS ?= tests/test_package.py tests/laws/test_invariance.py tests/laws/test_published.py \
+  tests/generation/test_model.py tests/rag/test_retrieval.py tests/rag/test_documents.py tests/models/test_embedders.py \
+  tests/orderings/test_relevance.py tests/cli/test_ask.py tests/evaluation/audit/test_report.py
 
-.PHONY: help demo test test-core test-integrations notebooks lint types docs check format embedded clean
+# KEEP_TORCH=1 takes the torch of constraints.txt all the same. The lowest one has a CPU build only where TORCH_INDEX has
+# it; from PyPI, Linux gets its CUDA build, with 3 GB of packages.
+KEEP_TORCH ?=
+
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(LOWEST_VENV)/lowest.txt \
+  $(if $(KEEP_TORCH),--constraint constraints.txt)
+
+.PHONY: help demo test test-core test-integrations test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -36,6 +48,10 @@ test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and L
 	for each in langchain llama-index; do \
 	  (cd integrations/$$each && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest $(PYTEST_ARGS)) || exit 1; \
 	done
+
+# Old and new releases warn of each other; only here is a warning no error.
+test-lowest: $(LOWEST_VENV)/.lowest ## Run a part of the tests with the lowest versions that pyproject.toml allows
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/python -m pytest $(PYTEST_ARGS) -W default $(LOWEST_TESTS)
 
 notebooks: $(VENV)/.notebooks ## Execute the notebooks of the cookbook, each within a minute
 	HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/notebooks.py
@@ -67,7 +83,7 @@ format: $(VENV)/.dev ## Sort imports, fix what can be fixed, format
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and everything generated
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@for each in $(PYTHON); do \
@@ -98,6 +114,14 @@ $(VENV)/.test: pyproject.toml $(VENV)/.torch
 
 $(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml $(VENV)/.test
 	$(INSTALL) --editable 'integrations/langchain[test]' --editable 'integrations/llama-index[test]'
+	@touch $@
+
+$(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py
+	rm -rf $(LOWEST_VENV)
+	$(MAKE) VENV=$(LOWEST_VENV) $(LOWEST_VENV)/bin/python
+	$(LOWEST_VENV)/bin/python .ci/lowest.py $(if $(KEEP_TORCH),--without torch) > $(LOWEST_VENV)/lowest.txt
+	$(LOWEST_INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(LOWEST_INSTALL) --editable '.[demo]' hypothesis pytest pytest-xdist
 	@touch $@
 
 $(VENV)/.notebooks: $(VENV)/.integrations

@@ -33,6 +33,15 @@ def resolve_backend(backend: str | Backend) -> Backend:
     return classes[backend]()
 
 
+def available_backends() -> tuple[str, ...]:
+    """Return the names in `BACKENDS` that work with the installed PyTorch: `flex` needs 2.9 or newer."""
+    try:
+        _flex()
+    except UnsupportedCombination:
+        return tuple(name for name in BACKENDS if name != "flex")
+    return BACKENDS
+
+
 def _flex() -> Backend:
     try:
         from invariant_rag.attention.flex import Flex

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from functools import cache
 from typing import Any
+from unittest import SkipTest
 
 import torch
 from transformers import PreTrainedModel
 
-from invariant_rag.attention import BACKENDS
+from invariant_rag.attention import available_backends
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.segments import Prompt
@@ -83,16 +84,25 @@ class MethodContract:
         assert lm.model.config._attn_implementation == implementation
         assert torch.equal(before, plain_logits(lm.model, prompt))
 
-    def test_every_backend_agrees_with_the_reference(self) -> None:
-        """Every backend matches the float64 reference within 4 times the error of the float32 reference."""
+    def test_sdpa_agrees_with_the_reference(self) -> None:
+        """Law 4, for the backend `sdpa`."""
+        self._agrees_with_the_reference("sdpa")
+
+    def test_flex_agrees_with_the_reference(self) -> None:
+        """Law 4, for the backend `flex`; skipped where this PyTorch has no FlexAttention that serves."""
+        self._agrees_with_the_reference("flex")
+
+    def _agrees_with_the_reference(self, backend: str) -> None:
+        """Compare with the reference in a float64 model; the budget is 4 times what float32 costs the reference."""
+        if backend not in available_backends():
+            raise SkipTest(f"the backend {backend!r} does not work with PyTorch {torch.__version__}")
         prompts = self.prompts()
         exact = [self.wrapped(torch.float64, backend="reference").logits(prompt) for prompt in prompts]
         rounded = [self.wrapped(backend="reference").logits(prompt) for prompt in prompts]
+        fast = [self.wrapped(backend=backend).logits(prompt) for prompt in prompts]
         budget = 4 * max(float((a - b).abs().max()) for a, b in zip(rounded, exact, strict=True))
-        for backend in BACKENDS[1:]:
-            fast = [self.wrapped(backend=backend).logits(prompt) for prompt in prompts]
-            error = max(float((a - b).abs().max()) for a, b in zip(fast, exact, strict=True))
-            assert error <= budget, f"{backend}: {error:.1e} over the budget of {budget:.1e}"
+        error = max(float((a - b).abs().max()) for a, b in zip(fast, exact, strict=True))
+        assert error <= budget, f"{backend}: {error:.1e} over the budget of {budget:.1e}"
 
     def test_decoding_equals_recomputing_at_every_step(self) -> None:
         """Greedy decoding with the cache equals recomputation from scratch, for 16 tokens."""

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import random
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
+from invariant_rag.attention import BACKENDS, available_backends, resolve_backend
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
 from invariant_rag.attention.kernels import causal_mask
 from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.errors import UnsupportedModel
+from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
+
+needs_flex = pytest.mark.skipif(
+    "flex" not in available_backends(), reason=f"PyTorch {torch.__version__} lacks the FlexAttention of 2.9"
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_is_available_if_it_can_be_had_and_is_refused_otherwise(backend: str) -> None:
+    if backend in available_backends():
+        assert resolve_backend(backend).name == backend
+    else:
+        with pytest.raises(UnsupportedCombination, match="PyTorch"):
+            resolve_backend(backend)
+
+
+def test_without_the_flex_attention_of_pytorch_the_other_backends_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "invariant_rag.attention.flex", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.flex_attention", ModuleType("flex_attention"))
+    assert available_backends() == ("reference", "sdpa")
+    with pytest.raises(UnsupportedCombination, match=r"2\.9"):
+        resolve_backend("flex")
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])
@@ -119,6 +143,7 @@ def test_a_failure_inside_leaves_the_model_as_it_was(llama: PreTrainedModel) -> 
     assert InvariantModel(llama).generate(Prompt([3], [[4], [5]], [6]), max_new_tokens=1).token_ids
 
 
+@needs_flex
 @pytest.mark.parametrize("family", ["llama", "mistral (sliding window)", "gemma2", "gpt_oss", "glm4", "cohere2"])
 @pytest.mark.parametrize("method", ["rotor", "pine", "ape", "isolated"])
 def test_flex_computes_what_the_reference_computes(family: str, method: str) -> None:
@@ -128,6 +153,7 @@ def test_flex_computes_what_the_reference_computes(family: str, method: str) -> 
     torch.testing.assert_close(fast, slow, atol=1e-3, rtol=1e-3)
 
 
+@needs_flex
 def test_flex_keeps_the_mask_of_a_shape(llama: PreTrainedModel) -> None:
     from invariant_rag.attention import flex
 

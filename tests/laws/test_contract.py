@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from invariant_rag import InvariantModel
+from invariant_rag.attention import BACKENDS
 from invariant_rag.methods import METHODS, PINEReverse
 from invariant_rag.testing import MethodContract
 
@@ -62,6 +63,12 @@ def test_every_method_of_the_registry_has_its_contract() -> None:
         each.method if isinstance(each.method, str) else each.method.name for each in MethodContract.__subclasses__()
     }
     assert covered == set(METHODS)
+
+
+def test_every_backend_is_compared_with_the_reference() -> None:
+    laws = {f"test_{name}_agrees_with_the_reference" for name in BACKENDS if name != "reference"}
+    assert laws
+    assert laws <= {*dir(MethodContract)}
 
 
 def test_methods_differ_from_each_other() -> None:

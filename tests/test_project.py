@@ -1,0 +1,170 @@
+"""The files around the code: the map, the workflow, the citation, the forms and the bounds of the dependencies."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import invariant_rag
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "invariant_rag"
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
+MODULES = sorted(
+    path.relative_to(PACKAGE).as_posix()
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__init__.py" and "__pycache__" not in path.parts
+)
+
+
+def _map() -> dict[str, str]:
+    """Each path on the map of CONTRIBUTING.md, which may hold a `*`, and what the map says of it."""
+    block = CONTRIBUTING.split("<!-- map:")[1].split("```")[1]
+    return dict(line.split(maxsplit=1) for line in block.splitlines() if line.strip())
+
+
+def _steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_the_map_names_every_module() -> None:
+    assert MODULES
+    mapped = {path.relative_to(PACKAGE).as_posix() for pattern in _map() for path in PACKAGE.glob(pattern)}
+    missing = [name for name in MODULES if name not in mapped]
+    assert not missing, "CONTRIBUTING.md, 'Where things are': add a line for each of\n" + "\n".join(missing)
+
+
+def test_every_path_on_the_map_exists() -> None:
+    wrong = [pattern for pattern in _map() if not any(PACKAGE.glob(pattern))]
+    assert not wrong, "CONTRIBUTING.md, 'Where things are': no such module; remove or rename\n" + "\n".join(wrong)
+
+
+def test_the_map_says_in_a_few_words_what_a_module_holds() -> None:
+    wordy = [f"{path}  {about}" for path, about in _map().items() if not 2 <= len(about.split()) <= 8]
+    assert not wordy, "CONTRIBUTING.md, 'Where things are': two to eight words, please\n" + "\n".join(wordy)
+
+
+def test_what_the_questions_of_the_map_point_to_exists() -> None:
+    rows = re.findall(r"^\| (.+\?) \| (.+) \|$", CONTRIBUTING, re.MULTILINE)
+    assert len(rows) >= 25
+    wrong = []
+    for question, answer in rows:
+        quoted = re.findall(r"`([^`]+)`", answer)
+        paths = [each for each in quoted if "/" in each or each.endswith(".py")]
+        files = [path for each in paths for path in (PACKAGE / each, ROOT / each) if path.exists()]
+        text = "".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
+        wrong += [f"{question} {each}" for each in paths if not ((PACKAGE / each).exists() or (ROOT / each).exists())]
+        defined = re.findall(r"^ *(?:def|class) (\w+)", text, re.MULTILINE)
+        wrong += [f"{question} {each}" for each in quoted if each.isidentifier() and each not in defined]
+    assert not wrong, "CONTRIBUTING.md, 'Where is ...?': not found where it says\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_only_calls_targets_of_the_makefile(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    commands = [step["run"] for step in _steps(workflow) if "run" in step]
+    assert commands
+    for command in commands:
+        make, *words = command.split()
+        assert make == "make", f"{path.name}: {command!r} is not a call of make"
+        unknown = {word for word in words if "=" not in word} - TARGETS
+        assert not unknown, f"{path.name}: no such target in the Makefile: {', '.join(sorted(unknown))}"
+
+
+def test_the_workflows_call_every_check() -> None:
+    assert WORKFLOWS
+    commands = " ".join(step.get("run", "") for path in WORKFLOWS for step in _steps(yaml.safe_load(path.read_text())))
+    assert {"lint", "types", "test", "notebooks", "test-lowest"} <= {*commands.split()}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_may_only_read_and_pins_its_actions(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["cancel-in-progress"] is True
+    assert str(workflow["env"]["HF_HUB_OFFLINE"]) == "1"
+    actions = [line for line in text.splitlines() if "uses:" in line]
+    assert actions
+    for line in actions:
+        assert re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
+
+
+def test_the_workflow_tests_every_python_of_the_classifiers() -> None:
+    (workflow,) = (yaml.safe_load(path.read_text()) for path in WORKFLOWS)
+    tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert tested == named
+
+
+def test_every_check_of_ci_is_a_target_of_the_makefile() -> None:
+    calls = re.findall(r"^make (.+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert calls
+    assert {word for call in calls for word in call.split() if "=" not in word} <= TARGETS
+
+
+@pytest.mark.parametrize("name", ["AGENTS.md", "CONTRIBUTING.md", "README.md"])
+def test_every_command_in_a_document_is_a_target_of_the_makefile(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    called = set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) | set(re.findall(r"`make ([a-z-]+)", text))
+    assert called
+    assert called <= TARGETS
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["title"] == PROJECT["name"]
+    assert citation["version"] == invariant_rag.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in PROJECT["authors"]]
+    for arxiv in ("2502.08662", "2407.01100"):
+        assert any(reference["url"].endswith(arxiv) for reference in citation["references"])
+
+
+@pytest.mark.parametrize("path", [path for path in FORMS if path.name != "config.yml"], ids=lambda path: path.stem)
+def test_an_issue_form_has_what_github_asks_of_it(path: Path) -> None:
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert form["name"]
+    assert form["description"]
+    ids = [field["id"] for field in form["body"]]
+    assert len({*ids}) == len(ids) > 0
+    assert {field["type"] for field in form["body"]} <= {"input", "textarea", "dropdown", "checkboxes"}
+    assert all(field["attributes"]["label"] for field in form["body"])
+
+
+def test_the_bug_form_offers_every_package() -> None:
+    files = [ROOT / "pyproject.toml", *sorted((ROOT / "integrations").glob("*/pyproject.toml"))]
+    names = [tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] for path in files]
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8"))
+    (options,) = (field["attributes"]["options"] for field in form["body"] if field["id"] == "package")
+    assert options == names
+
+
+def test_the_lowest_version_of_every_dependency_is_known() -> None:
+    script = [sys.executable, str(ROOT / ".ci" / "lowest.py")]
+    constraints = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [line.split("==")[0] for line in constraints] == [
+        re.match(r"[\w.-]+", each)[0]  # type: ignore[index]
+        for each in PROJECT["dependencies"]
+    ]
+
+
+def test_the_tests_of_the_lowest_versions_exist() -> None:
+    (listed,) = re.findall(r"^LOWEST_TESTS \?= ((?:.*\\\n)*.*)$", MAKEFILE, re.MULTILINE)
+    paths = listed.replace("\\", " ").split()
+    assert paths
+    for each in paths:
+        assert (ROOT / each.partition("::")[0]).is_file(), f"Makefile, LOWEST_TESTS: {each} does not exist"
