@@ -3,8 +3,8 @@
 Rotary scores depend on position differences only. So a token never moves: it keeps its own position, which is nearly
 always its index in memory, and keys that it should see elsewhere are rotated by a constant shift per segment.
 
-An arrangement is a list of *blocks* of neighbouring queries. A block keeps what it is (causal, a ring, or rows of any
-other kind), so that no layer has to recognise it again.
+An arrangement is a list of *blocks* of neighbouring queries. A block keeps what it is (causal, rows, or RoToR's ring),
+so that no layer has to recognise it again.
 """
 
 from __future__ import annotations
@@ -152,62 +152,6 @@ class Rows:
         backend.row_by_row(self, call, out)
 
 
-@dataclass(frozen=True)
-class Ring:
-    """The segments of one set in a ring: each sees the prefix, the segments behind it, those before it, then itself.
-
-    A segment that ends at `e` sees the segments behind it at the shift `-T`, where `T` is the length of the set, the
-    segments before it where they lie, and the prefix at the shift `e - stop` (RoToR, arXiv 2502.08662, section 3.2).
-    The last segment of the set sees everything where it lies, as in a plain causal model, so it is no part of the
-    block.
-
-    Attributes:
-        origin: First token of the set: the length of the prefix.
-        ends: End of every segment of the set that has tokens, in memory order; at least two.
-    """
-
-    origin: int
-    ends: tuple[int, ...]
-
-    @property
-    def stop(self) -> int:
-        """End of the set."""
-        return self.ends[-1]
-
-    @property
-    def shift(self) -> int:
-        """Shift of the segments behind the one that sees them."""
-        return self.origin - self.stop
-
-    @cached_property
-    def segments(self) -> tuple[Span, ...]:
-        """The segments of the block: all of the set but the last."""
-        return tuple(Span(a, b) for a, b in pairwise((self.origin, *self.ends[:-1])))
-
-    def prefix_shift(self, segment: Span) -> int:
-        """Shift of the prefix, as a segment of the block sees it."""
-        return segment.stop - self.stop
-
-    @cached_property
-    def rows(self) -> tuple[Row, ...]:
-        """One row for each segment of the block."""
-        return tuple(
-            Row(
-                each,
-                (
-                    *((Run(0, self.origin, self.prefix_shift(each)),) if self.origin else ()),
-                    Run(each.stop, self.stop, self.shift),
-                    Run(self.origin, each.stop, 0),
-                ),
-            )
-            for each in self.segments
-        )
-
-    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
-        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
-        backend.ring(self, call, out)
-
-
 class Arrangement(Protocol):
     """What a method decides for the lengths of a prompt. A backend computes it."""
 
@@ -321,23 +265,6 @@ def shared_positions(layout: Layout) -> tuple[int, ...]:
             positions += range(start, start + length)
         start += max(segments, default=0)
     return tuple(positions)
-
-
-def arrange_ring(layout: Layout) -> RowArrangement:
-    """Arrange every set as a ring (RoToR, arXiv 2502.08662, section 3.2)."""
-    blocks: list[Block] = []
-    causal_from = 0
-    for spans in layout.set_spans:
-        segments = [span for span in spans if len(span)]
-        if len(segments) < 2:
-            continue
-        if causal_from < segments[0].start:
-            blocks.append(Causal(Span(causal_from, segments[0].start)))
-        blocks.append(Ring(segments[0].start, tuple(span.stop for span in segments)))
-        causal_from = segments[-1].start
-    if causal_from < layout.length:
-        blocks.append(Causal(Span(causal_from, layout.length)))
-    return RowArrangement(layout, tuple(blocks), natural_positions(layout))
 
 
 def arrange_rows(

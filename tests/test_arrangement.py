@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.arrangement import Layout, Ring, Row, RowArrangement, Run, Span, arrange_rows
+from invariant_rag.arrangement import Layout, Row, RowArrangement, Run, Span, arrange_rows
 from invariant_rag.methods import RoToR, Sequential
+from invariant_rag.methods.rotor import Ring
 
 layouts = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 3)), max_size=3).flatmap(
     lambda rest: st.builds(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from invariant_rag.arrangement import Causal, Ring, Row, Rows, Run
+from invariant_rag.arrangement import Causal, Row, Rows, Run
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.pine import attend_ranked
@@ -17,6 +17,7 @@ from invariant_rag.attention.weighted import attend_weighted_row
 if TYPE_CHECKING:
     from invariant_rag.arrangement import RowArrangement, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
+    from invariant_rag.methods.rotor import Ring
 
 
 class Blockwise(ABC):

@@ -10,8 +10,9 @@ import torch
 from invariant_rag.attention.rope import Rotation
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import Causal, Ring, RowArrangement, Rows, WeightedArrangement
+    from invariant_rag.arrangement import Causal, RowArrangement, Rows, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
+    from invariant_rag.methods.rotor import Ring
 
 
 @dataclass(frozen=True)

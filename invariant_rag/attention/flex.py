@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from invariant_rag.arrangement import Ring
 from invariant_rag.attention.blockwise import Blockwise
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states
 from invariant_rag.attention.ring import rotate_for_prefix
+
+if TYPE_CHECKING:
+    from invariant_rag.methods.rotor import Ring
 
 _masks: dict[tuple[Ring, int | None, torch.device], BlockMask] = {}
 _MAX_MASKS = 64

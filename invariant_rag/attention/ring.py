@@ -9,12 +9,16 @@ queries are rotated instead of keys.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
-from invariant_rag.arrangement import Ring, Span
+from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
+
+if TYPE_CHECKING:
+    from invariant_rag.methods.rotor import Ring
 
 _BATCH = 512
 """Queries, over the heads that share keys, from which on fused attention on a CPU is at its best."""

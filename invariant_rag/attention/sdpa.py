@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from invariant_rag.arrangement import Ring
 from invariant_rag.attention.blockwise import Blockwise
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import can_split
 from invariant_rag.attention.ring import attend_ring
+
+if TYPE_CHECKING:
+    from invariant_rag.methods.rotor import Ring
 
 
 class SDPA(Blockwise):

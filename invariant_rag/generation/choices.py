@@ -1,17 +1,25 @@
-"""Everything that one wrapper of a model was asked for."""
+"""The choices of one wrapper of a model, from names or instances to objects that fit each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from invariant_rag.attention import resolve_backend
+from invariant_rag.errors import ImmutableModel, InvalidChoice
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.overflow import Overflow, TokenLimits
+from invariant_rag.generation.prefix_cache import check_cacheable
+from invariant_rag.interventions import Intervention, resolve_intervention
+from invariant_rag.methods import Method, resolve_method
+from invariant_rag.models.loading import context_window
+from invariant_rag.orderings import Ordering, resolve_ordering
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from invariant_rag.attention.call import Backend
-    from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.generation.overflow import TokenLimits
-    from invariant_rag.interventions import Intervention
-    from invariant_rag.methods import Method
-    from invariant_rag.orderings import Ordering
 
 
 @dataclass(frozen=True)
@@ -31,10 +39,133 @@ class Choices:
     ordering: Ordering
     backend: Backend
     limits: TokenLimits
-    intervention: Intervention | None
-    cache: KeyValueCache | None
+    intervention: Intervention | None = None
+    cache: KeyValueCache | None = None
 
     @property
     def stock_decoding(self) -> bool:
         """Whether tokens behind a prefilled prompt use the model's own attention."""
         return self.method.stock_decoding and self.intervention is None
+
+    @classmethod
+    def resolve(
+        cls,
+        model: PreTrainedModel,
+        *,
+        method: str | Method,
+        ordering: str | Ordering | None,
+        backend: str | Backend,
+        max_segment_tokens: int | None,
+        overflow: Overflow,
+        intervention: str | Intervention | None,
+        cache: KeyValueCache | None,
+    ) -> Self:
+        """Resolve the arguments of `InvariantModel`, which documents them and the errors."""
+        method = resolve_method(method)
+        choices = cls(
+            method=method,
+            ordering=resolve_ordering(ordering, method.default_ordering),
+            backend=resolve_backend(backend),
+            limits=TokenLimits(context_window(model.config), max_segment_tokens, overflow),
+            intervention=resolve_intervention(intervention, method, model),
+        )
+        return choices.with_cache(model, cache)
+
+    def with_method(
+        self,
+        model: PreTrainedModel,
+        *,
+        method: str | Method | None,
+        ordering: str | Ordering | None,
+        backend: str | Backend | None,
+        max_segment_tokens: int | None,
+        overflow: Overflow | None,
+        intervention: str | Intervention | None,
+    ) -> Self:
+        """Return other choices; None keeps a choice. A new method brings its default ordering and no intervention."""
+        changes: dict[str, Any] = {}
+        if method is not None:
+            resolved = resolve_method(method)
+            default = resolve_ordering(resolved.default_ordering)
+            changes |= {"method": resolved, "ordering": default, "intervention": None}
+        if ordering is not None:
+            changes["ordering"] = resolve_ordering(ordering)
+        if backend is not None:
+            changes["backend"] = resolve_backend(backend)
+        if max_segment_tokens is not None:
+            changes["limits"] = replace(self.limits, max_segment_tokens=max_segment_tokens)
+        if overflow is not None:
+            changes["limits"] = replace(changes.get("limits", self.limits), overflow=overflow)
+        if intervention is not None:
+            changes["intervention"] = resolve_intervention(intervention, changes.get("method", self.method), model)
+        return replace(self, **changes).with_cache(model, self.cache)
+
+    def with_cache(self, model: PreTrainedModel, cache: KeyValueCache | None) -> Self:
+        """Return the same choices with another cache, or with none.
+
+        Raises:
+            InvalidChoice: It is no cache.
+            UnsupportedCombination: Keys and values of this model, or with the intervention, cannot be reused.
+        """
+        if not isinstance(cache, KeyValueCache | None):
+            raise InvalidChoice(
+                f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
+            )
+        if cache is not None:
+            check_cacheable(model, self.intervention)
+        return replace(self, cache=cache)
+
+
+class ReadOnlyChoices(ABC):
+    """The choices of a wrapper as read-only attributes. Assigning one raises an error that names the right call."""
+
+    @property
+    @abstractmethod
+    def choices(self) -> Choices:
+        """All choices."""
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ImmutableModel(name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ImmutableModel(name)
+
+    @property
+    def method(self) -> Method:
+        """The method: which segments each segment attends to."""
+        return self.choices.method
+
+    @property
+    def ordering(self) -> Ordering:
+        """The ordering: how segments are ranked."""
+        return self.choices.ordering
+
+    @property
+    def backend(self) -> Backend:
+        """The attention implementation."""
+        return self.choices.backend
+
+    @property
+    def intervention(self) -> Intervention | None:
+        """The change to the plain model's attention, or None."""
+        return self.choices.intervention
+
+    @property
+    def cache(self) -> KeyValueCache | None:
+        """The cache of keys and values, or None."""
+        return self.choices.cache
+
+    @property
+    def context_window(self) -> int | None:
+        """Maximum number of tokens of prompt and answer together; None if the config has no limit."""
+        return self.choices.limits.context_window
+
+    @property
+    def overflow(self) -> Overflow:
+        """Strategy for prompts that are too long."""
+        return self.choices.limits.overflow
+
+    @property
+    def max_segment_tokens(self) -> int | None:
+        """Maximum number of tokens of one segment; None: no limit."""
+        return self.choices.limits.max_segment_tokens

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 from transformers import PreTrainedModel
@@ -22,22 +22,22 @@ from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.probe import input_device
 from invariant_rag.attention.rope import reset_dynamic_rope
-from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidPrompt
-from invariant_rag.generation.choices import Choices
+from invariant_rag.errors import InvalidPrompt
+from invariant_rag.generation.choices import Choices, ReadOnlyChoices
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, to_generations
-from invariant_rag.generation.overflow import Overflow, TokenLimits
+from invariant_rag.generation.overflow import Overflow
 from invariant_rag.generation.padding import batch_caches, left_pad
 from invariant_rag.generation.prefill import Prefiller
-from invariant_rag.generation.prefix_cache import check_cacheable
 from invariant_rag.generation.prepare import PreparedPrompt, prepare
+from invariant_rag.generation.scoring import score_continuations
 from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.generation.streaming import TextStream, stream_text
-from invariant_rag.interventions import Intervention, resolve_intervention
+from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
-from invariant_rag.models.loading import context_window, load_model
+from invariant_rag.models.loading import load_model
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Message, question_messages, render_chat, tokenize_text
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from invariant_rag.routing import RoutedModel
 
 
-class InvariantModel:
+class InvariantModel(ReadOnlyChoices):
     """A causal LM whose output depends on the set of segments, not on their order.
 
     A wrapper is immutable: `with_method` and `with_cache` return a new wrapper of the same weights. The wrapped model
@@ -92,33 +92,17 @@ class InvariantModel:
         intervention: str | Intervention | None = None,
         cache: KeyValueCache | None = None,
     ) -> None:
-        method = resolve_method(method)
-        choices = Choices(
+        choices = Choices.resolve(
+            model,
             method=method,
-            ordering=resolve_ordering(ordering, method.default_ordering),
-            backend=resolve_backend(backend),
-            limits=TokenLimits(context_window(model.config), max_segment_tokens, overflow),
-            intervention=resolve_intervention(intervention, method, model),
+            ordering=ordering,
+            backend=backend,
+            max_segment_tokens=max_segment_tokens,
+            overflow=overflow,
+            intervention=intervention,
             cache=cache,
         )
-        self._set(tokenizer, Prefiller(model, choices, shared_state(model)))
-
-    def _set(self, tokenizer: PreTrainedTokenizerBase | None, prefiller: Prefiller) -> None:
-        """Set the state of a new wrapper; all other attributes are derived from it."""
-        cache = prefiller.choices.cache
-        if not isinstance(cache, KeyValueCache | None):
-            raise InvalidChoice(
-                f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
-            )
-        if cache is not None:
-            check_cacheable(prefiller.model, prefiller.choices)
-        vars(self).update(_tokenizer=tokenizer, prefiller=prefiller)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise ImmutableModel(name)
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise ImmutableModel(name)
+        vars(self).update(_tokenizer=tokenizer, prefiller=Prefiller(model, choices, shared_state(model)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self.model, self.tokenizer, self.choices)
@@ -189,22 +173,16 @@ class InvariantModel:
 
         A new method resets the ordering to its default and removes the intervention, unless they are given too.
         """
-        changes: dict[str, Any] = {}
-        resolved = self.method
-        if method is not None:
-            resolved = resolve_method(method)
-            default = resolve_ordering(resolved.default_ordering)
-            changes |= {"method": resolved, "ordering": default, "intervention": None}
-        if ordering is not None:
-            changes["ordering"] = resolve_ordering(ordering)
-        if backend is not None:
-            changes["backend"] = resolve_backend(backend)
-        if max_segment_tokens is not None or overflow is not None:
-            longest = self.max_segment_tokens if max_segment_tokens is None else max_segment_tokens
-            changes["limits"] = TokenLimits(self.context_window, longest, overflow or self.overflow)
-        if intervention is not None:
-            changes["intervention"] = resolve_intervention(intervention, resolved, self.model)
-        return self._with(**changes)
+        choices = self.choices.with_method(
+            self.model,
+            method=method,
+            ordering=ordering,
+            backend=backend,
+            max_segment_tokens=max_segment_tokens,
+            overflow=overflow,
+            intervention=intervention,
+        )
+        return self._with(choices)
 
     def with_cache(self, cache: KeyValueCache | None) -> Self:
         """Return a wrapper of the same weights that stores keys and values in a cache. None: no cache.
@@ -214,12 +192,11 @@ class InvariantModel:
             UnsupportedCombination: The model's rotary frequencies depend on the prompt length, the model is spread over
                 several devices, or there is an intervention.
         """
-        return self._with(cache=cache)
+        return self._with(self.choices.with_cache(self.model, cache))
 
-    def _with(self, **changes: Any) -> Self:
+    def _with(self, choices: Choices) -> Self:
         other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other._set(self.tokenizer, replace(self.prefiller, choices=replace(self.choices, **changes)))
+        vars(other).update(vars(self), prefiller=replace(self.prefiller, choices=choices))
         return other
 
     def with_routing(self, alpha: float = 0.2, *, plain_order: Literal["given", "canonical"] = "given") -> RoutedModel:
@@ -255,31 +232,6 @@ class InvariantModel:
         return self.prefiller.choices
 
     @property
-    def method(self) -> Method:
-        """The method: which segments each segment attends to."""
-        return self.choices.method
-
-    @property
-    def ordering(self) -> Ordering:
-        """The ordering: how segments are ranked."""
-        return self.choices.ordering
-
-    @property
-    def backend(self) -> Backend:
-        """The attention implementation."""
-        return self.choices.backend
-
-    @property
-    def intervention(self) -> Intervention | None:
-        """The change to the plain model's attention, or None."""
-        return self.choices.intervention
-
-    @property
-    def cache(self) -> KeyValueCache | None:
-        """The cache of keys and values, or None."""
-        return self.choices.cache
-
-    @property
     def invariant(self) -> bool:
         """Whether permuting the input segments changes no bit of the output."""
         return self.ordering.invariant
@@ -293,21 +245,6 @@ class InvariantModel:
     def device(self) -> torch.device:
         """Device of the input ids."""
         return input_device(self.model)
-
-    @property
-    def context_window(self) -> int | None:
-        """Maximum number of tokens of prompt and answer together; None if the config has no limit."""
-        return self.choices.limits.context_window
-
-    @property
-    def overflow(self) -> Overflow:
-        """Strategy for prompts that are too long."""
-        return self.choices.limits.overflow
-
-    @property
-    def max_segment_tokens(self) -> int | None:
-        """Maximum number of tokens of one segment; None: no limit."""
-        return self.choices.limits.max_segment_tokens
 
     def __repr__(self) -> str:
         return (
@@ -449,23 +386,9 @@ class InvariantModel:
         options = self.candidate_ids(candidates)
         if not options:
             return []
-        longest = max(map(len, options))
-        prepared = self.prepare_to_generate(prompt, longest)
-        last = prepared.input_ids[-1]
-        rows = [[last, *option[:-1]] + [option[-1]] * (longest - len(option)) for option in options]
+        prepared = self.prepare_to_generate(prompt, max(map(len, options)))
         with self.prefiller.exclusive():
-            prefilled = self.prefiller.prefill(prepared)
-            cache = batch_caches([prefilled.cache], [0], len(options))
-            with self.prefiller.decoding_attention([prefilled.state]):
-                ids = torch.tensor(rows, device=self.device)
-                first = prepared.positions[-1]
-                positions = torch.arange(first, first + longest, device=self.device).expand(len(options), -1)
-                logits = self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits
-            logprobs = torch.log_softmax(logits.float(), dim=-1)
-            return [
-                float(logprobs[row, torch.arange(len(option)), torch.tensor(option)].double().sum())
-                for row, option in enumerate(options)
-            ]
+            return score_continuations(self.prefiller, prepared, options)
 
     def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
         """Return the token ids of candidate continuations.
@@ -548,5 +471,5 @@ def _unpickled(
     kind: type[InvariantModel], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, choices: Choices
 ) -> InvariantModel:
     lm = object.__new__(kind)
-    lm._set(tokenizer, Prefiller(model, choices, shared_state(model)))
+    vars(lm).update(_tokenizer=tokenizer, prefiller=Prefiller(model, choices, shared_state(model)))
     return lm

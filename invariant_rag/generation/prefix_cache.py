@@ -18,22 +18,22 @@ from invariant_rag.generation.prepare import PreparedPrompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from invariant_rag.generation.choices import Choices
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.prefill import Prefiller
+    from invariant_rag.interventions import Intervention
     from invariant_rag.methods import Method
 
 
-def check_cacheable(model: PreTrainedModel, choices: Choices) -> None:
+def check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -> None:
     """Check that the keys and values of a prefix can be reused by other prompts.
 
     Raises:
         UnsupportedCombination: An intervention changes them, the model's rotary frequencies depend on the length of the
             prompt, or the model is spread over several devices.
     """
-    if choices.intervention is not None:
+    if intervention is not None:
         raise UnsupportedCombination(
-            f"expected a model without an intervention for a key-value cache, got {choices.intervention.name!r}",
+            f"expected a model without an intervention for a key-value cache, got {intervention.name!r}",
             hint="Use with_cache(None), or a model without an intervention.",
         )
     if has_dynamic_rope(model):

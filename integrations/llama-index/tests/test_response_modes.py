@@ -36,7 +36,7 @@ class RecordingModel(InvariantModel):
 
     def __init__(self, other: InvariantModel) -> None:
         self.__dict__.update(other.__dict__)
-        self.prompts: list[Prompt] = []
+        vars(self)["prompts"] = list[Prompt]()
 
     def generate(self, prompt: Any, **kwargs: Any) -> Any:
         self.prompts.append(prompt)
