@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from invariant_rag.errors import InvalidChoice
+from invariant_rag.generation.identity import identity
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_option
 from invariant_rag.generation.outputs import Generation
@@ -23,7 +24,7 @@ class _Request:
     lm: InvariantModel
     prompt: Prompt
     options: Mapping[str, Any]
-    identity: object
+    identity: str
     result: Future[Generation] = field(default_factory=Future)
 
     def can_batch_with(self, other: _Request) -> bool:
@@ -34,6 +35,7 @@ class _Request:
         return (
             not resolve_option(self.options, "do_sample")
             and self.options == other.options
+            and self.lm.model is other.lm.model
             and self.identity == other.identity
         )
 
@@ -42,9 +44,9 @@ class MicroBatcher:
     """A queue that batches concurrent `generate` calls of several threads.
 
     There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
-    the next thread then generates for its own prompt and for the waiting calls of the same model and options. In a
-    batch, an answer equals that of a single call up to rounding. Prompts with sampling are not batched. Pickling gives
-    a batcher with an empty queue.
+    the next thread then generates for its own prompt and for the waiting calls with the same weights, choices and
+    options. In a batch, an answer equals that of a single call up to rounding. Prompts with sampling are not batched.
+    Pickling gives a batcher with an empty queue.
 
     >>> batcher = MicroBatcher()
     >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
@@ -65,7 +67,6 @@ class MicroBatcher:
         prompt: Prompt,
         options: Mapping[str, Any] | None = None,
         *,
-        identity: object = None,
         batch_size: int = 8,
     ) -> Generation:
         """Generate for a prompt, possibly in a batch with waiting prompts of other threads.
@@ -74,8 +75,6 @@ class MicroBatcher:
             lm: The model.
             prompt: The prompt.
             options: Keyword arguments of `InvariantModel.generate`.
-            identity: A key that is equal for wrappers with the same model and choices, whose prompts may be batched.
-                None: batch with the same wrapper object only.
             batch_size: Maximum number of prompts in a batch.
 
         Raises:
@@ -89,7 +88,7 @@ class MicroBatcher:
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
-        request = _Request(lm, prompt, options or {}, id(lm) if identity is None else identity)
+        request = _Request(lm, prompt, options or {}, identity(lm))
         with self._waiting_lock:
             self._waiting.append(request)
         with self._generate_lock:

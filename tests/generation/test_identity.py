@@ -173,8 +173,8 @@ def test_a_batch_holds_prompts_of_one_identity(model: InvariantModel) -> None:
     alone = [lm.generate(prompt, **options).text for lm in lms]
     assert len(set(alone)) == 3
     with ThreadPoolExecutor(len(lms)) as pool:
-        with batcher._turn:
-            calls = [pool.submit(batcher.generate, lm, prompt, options, identity=identity(lm)) for lm in lms]
+        with batcher._generate_lock:
+            calls = [pool.submit(batcher.generate, lm, prompt, options) for lm in lms]
             while len(batcher._waiting) < len(lms):
                 time.sleep(0.001)
         assert [call.result().text for call in calls] == alone

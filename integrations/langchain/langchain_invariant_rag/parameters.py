@@ -235,8 +235,7 @@ class InvariantParameters(BaseLanguageModel[Any]):
         lm = self.lm
         if self.micro_batching and len(prompts) == 1 and not call.alone:
             options = replace(call, abandoned=None).options(lm)  # others may be in the batch
-            key = identity(lm)
-            return [self._batcher.generate(lm, prompts[0], options, identity=key, batch_size=self.batch_size)]
+            return [self._batcher.generate(lm, prompts[0], options, batch_size=self.batch_size)]
         size = 1 if call.alone else self.batch_size
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         return [each for batch in batches for each in lm.generate(batch, **call.options(lm))]
