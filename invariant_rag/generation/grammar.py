@@ -225,16 +225,19 @@ class GrammarText:
                 return None
         if matcher.is_terminated():
             return ()
-        before, too_long = pending(self._text + word), False
+        before = pending(self._text + word)
         shorter = (known[len(word) :] for known in self._endings if word)  # where characters are counted
+        too_long = []
         for known in (*self._endings, *shorter):
-            if finishes(matcher, known) and not BROKEN.search(before + known[:1]):
-                tokens = self._tokens.segment(known)
-                if tokens is not None and len(tokens) <= most:
-                    self._remember(known)
-                    return tokens
-                too_long = True
-        found = None if too_long else shortest_ending(matcher, self._text + word)
+            tokens = self._tokens.segment(known)
+            if tokens is None or len(tokens) > most:
+                too_long.append(known)
+            elif finishes(matcher, known) and not BROKEN.search(before + known[:1]):
+                self._remember(known)
+                return tokens
+        if any(finishes(matcher, known) for known in too_long):
+            return None
+        found = shortest_ending(matcher, self._text + word)
         tokens = None if found is None else self._tokens.segment(found)
         if found is None or tokens is None:
             return None

@@ -127,7 +127,7 @@ FIELDS = {
     "words": Annotated[str, Field(pattern=r"^\w+$")],
     "loop and end": Annotated[str, Field(pattern=r"^\w+ing$")],
     "optional group": Annotated[str, Field(pattern=r"^\d(\.\d+)?$")],
-    "beyond ASCII": Annotated[str, Field(pattern=r"^[a-z]*é$")],
+    "beyond ASCII": Annotated[str, Field(pattern=r"^[ab]?é{1,2}$")],
     "any character": Annotated[str, Field(pattern=r"^.{3}$")],
     "long": Annotated[str, Field(min_length=30, max_length=40)],
     "number": Annotated[int, Field(ge=1000, le=99999)],

@@ -8,22 +8,25 @@ from invariant_rag.generation.structured import json_schema, parse_object
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import Generation
 from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
 
 def object_parser(schema: dict[str, Any] | type) -> ObjectParser | SchemaParser:
     """Return the parser of answers that a schema describes: a pydantic class, a TypedDict, or a JSON schema."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
         return ObjectParser(pydantic_object=schema)
     return SchemaParser(target=convert_to_json_schema(schema))
 
 
 class ObjectParser(PydanticOutputParser[BaseModel]):
-    """Parses instances of a pydantic class."""
+    """Parses instances of a pydantic class; those of `pydantic.v1` as LangChain does."""
 
     def get_json_schema(self) -> dict[str, Any]:
         """Return what decoding follows."""
-        return json_schema(self.pydantic_object)
+        if issubclass(self.pydantic_object, BaseModel):
+            return json_schema(self.pydantic_object)
+        return convert_to_json_schema(self.pydantic_object)
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """Return an instance. Of a part of an answer: None, unless it is enough for one.
@@ -32,8 +35,8 @@ class ObjectParser(PydanticOutputParser[BaseModel]):
             IncompleteObject: The answer was cut off.
             InvalidObject: The class rejects it.
         """
-        if partial:
-            return super().parse_result(result, partial=True)
+        if partial or not issubclass(self.pydantic_object, BaseModel):
+            return super().parse_result(result, partial=partial)
         return parse_object(result[0].text, self.pydantic_object)
 
 
