@@ -68,6 +68,8 @@ class UnsupportedCombination(InvariantRAGError):
 class ImmutableModel(InvariantRAGError, AttributeError):
     """An attribute of an `InvariantModel` was assigned or deleted."""
 
+    hint = "Make another wrapper, with with_method or with_cache."
+
     _CALLS: ClassVar[dict[str, str]] = {
         "cache": "lm.with_cache(cache)",
         "alpha": "lm.with_routing(alpha=...)",
@@ -84,7 +86,7 @@ class ImmutableModel(InvariantRAGError, AttributeError):
         call = self._CALLS.get(attribute)
         super().__init__(
             f"expected no assignment to {attribute!r}: a wrapper never changes",
-            hint=f"Make another one: {call}." if call else "Make another one, with with_method or with_cache.",
+            hint=f"Make another one: {call}." if call else None,
         )
 
 

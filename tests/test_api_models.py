@@ -134,7 +134,7 @@ def test_the_ordering_is_given_the_query(query: str | None, expected: str) -> No
     class Spy(Ordering):
         name = "spy"
 
-        def keys(self, candidates: Sequence[Candidate], query: str) -> list[int]:
+        def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[int]:
             seen.append(query)
             return [0] * len(candidates)
 
