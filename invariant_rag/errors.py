@@ -203,5 +203,7 @@ class ExtraRequired(InvariantRAGError, ImportError):
         distribution: The distribution that defines the extra.
     """
 
+    hint = "Install the extra that the message names."
+
     def __init__(self, package: str, extra: str, *, distribution: str = "invariant-rag") -> None:
         super().__init__(f'{package} is not installed; run `pip install "{distribution}[{extra}]"`')
