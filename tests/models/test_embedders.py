@@ -68,7 +68,7 @@ def test_a_model_that_is_nowhere_is_refused_with_both_ways_out(world, monkeypatc
 
 
 def test_a_folder_is_loaded_as_it_is():
-    assert load_embedder(BUNDLED, device="cpu").get_embedding_dimension() == 384
+    assert load_embedder(BUNDLED, device="cpu").encode_document(["text"]).shape == (1, 384)
 
 
 def test_a_folder_without_a_model_is_refused_by_its_name(tmp_path):
