@@ -108,7 +108,7 @@ class Row:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the span sees everything before it where it lies, as in a plain causal model."""
+        """Whether the span sees everything before it at its natural position, as in a plain causal model."""
         return len(self.runs) == 1 and self.runs[0] == Run(0, self.queries.stop, 0)
 
 
@@ -127,7 +127,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Causal:
-    """Queries that see everything before them where it lies, as in a plain causal model."""
+    """Queries that see everything before them at its natural position, as in a plain causal model."""
 
     queries: Span
 
@@ -173,7 +173,7 @@ class Arrangement(Protocol):
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
         """Return the attention output `[H, Q, D_v]` of one layer for one prompt.
 
-        The queries are all tokens of the prompt, or a stretch of its last text and the tokens generated behind it.
+        The queries are all tokens of the prompt, or a stretch of its last text and the tokens generated after it.
         """
         ...
 
@@ -206,7 +206,7 @@ class RowArrangement:
     def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
         """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text.
 
-        The last text, which generated tokens continue, sees everything before it where it lies.
+        The last text, which generated tokens continue, sees everything before it at its natural position.
         """
         return (Causal(Span(query_start, stop)),) if query_start else self.blocks
 
@@ -221,7 +221,7 @@ class RowArrangement:
 
 @dataclass(frozen=True)
 class Weighting:
-    """How the texts behind a set weigh its segments against all other keys.
+    """How the texts after a set weigh its segments against all other keys.
 
     The keys of the set get a softmax of their own, over scores divided by the temperature. It is merged with the rest
     by log-sum-exps, of which the set's becomes `factor * log-sum-exp + offset`.
@@ -234,7 +234,7 @@ class Weighting:
 
 @dataclass(frozen=True)
 class WeightedArrangement(RowArrangement):
-    """Rows, and for each set the weighting that texts behind it apply; None: its keys are weighed like all others."""
+    """Rows, and for each set the weighting that texts after it apply; None: its keys are weighed like all others."""
 
     weightings: tuple[Weighting | None, ...]
 
@@ -255,7 +255,7 @@ def natural_positions(layout: Layout) -> tuple[int, ...]:
 
 
 def shared_positions(layout: Layout) -> tuple[int, ...]:
-    """Return positions at which all segments of a set start alike; the next text starts behind the longest of them."""
+    """Return positions at which all segments of a set start alike; the next text starts after the longest of them."""
     positions: list[int] = []
     start = 0
     for text, segments in zip(layout.texts, (*layout.sets, ()), strict=True):
@@ -275,9 +275,9 @@ def arrange_rows(
     Args:
         layout: Where the texts and segments lie in memory.
         orders: For each set and each of its segments, the segments that it sees, far to near, itself last. Texts see
-            everything before them where it lies.
-        slots: Where a row sees its segments. `stacked`: one behind the other. `natural`: each where it lies. `shared`:
-            likewise, but all segments of a set have the same positions.
+            everything before them at its natural position.
+        slots: Where a row sees its segments. `stacked`: one after the other. `natural`: at their natural positions.
+            `shared`: likewise, but all segments of a set have the same positions.
 
     Raises:
         InvalidChoice: A row does not end with its own segment.
@@ -304,7 +304,7 @@ def _blocks(rows: Iterable[Row]) -> tuple[Block, ...]:
 
 
 def _stacked(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
-    """Return the runs of a row whose spans are stacked one behind the other, as the last of them sees it."""
+    """Return the runs of a row whose spans are stacked one after the other, as the last of them sees it."""
     starts = list(accumulate((len(span) for span in row), initial=prefix))
     moved = starts[-2] - row[-1].start  # distance of the row's own segment from its natural position
     seen = ((span.start, span.stop, at - span.start - moved) for at, span in zip(starts, row, strict=False))
@@ -312,7 +312,7 @@ def _stacked(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
 
 
 def _in_place(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
-    """Return the runs of a row whose spans are seen where they lie."""
+    """Return the runs of a row whose spans are seen at their natural positions."""
     return _joined([(0, prefix, 0), *((span.start, span.stop, 0) for span in row)])
 
 

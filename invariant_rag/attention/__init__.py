@@ -1,4 +1,4 @@
-"""Attention: computing arrangements, and standing in for a model's own attention while they are at work."""
+"""Attention: computing arrangements, and replacing a model's own attention while they are active."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ class Flex(Blockwise):
         if call.dropout:
             self.row_by_row(block, call, out)
             return
-        start, last_stop, behind = block.origin, block.ends[-2], block.ends[0]
-        rotated = call.rotation.rotate(call.keys[:, behind : block.stop], block.shift)
+        start, last_stop, first_end = block.origin, block.ends[-2], block.ends[0]
+        rotated = call.rotation.rotate(call.keys[:, first_end : block.stop], block.shift)
         keys = torch.cat((rotated, call.keys[:, start:last_stop]), dim=1)
-        values = torch.cat((call.values[:, behind : block.stop], call.values[:, start:last_stop]), dim=1)
+        values = torch.cat((call.values[:, first_end : block.stop], call.values[:, start:last_stop]), dim=1)
         mask = _doubled_mask(block, call.sliding_window, keys.device)
         states = [_attend(call, call.queries[:, start:last_stop], keys, values, mask)]
         if start:
@@ -83,19 +83,19 @@ def _softcap(softcap: float) -> Any:
 
 
 def _doubled_mask(ring: Ring, sliding_window: int | None, device: torch.device) -> BlockMask:
-    """Return which of `[segments behind the first, rotated | segments]` each query sees; kept for each ring."""
+    """Return which of `[segments after the first, rotated | segments]` each query sees; kept for each ring."""
     key = (ring, sliding_window, device)
     if key not in _masks:
         if len(_masks) >= _MAX_MASKS:
             _masks.pop(next(iter(_masks)))
-        start, behind = ring.origin, ring.ends[0]
-        rotated, count = ring.stop - behind, ring.ends[-2] - start
+        start, first_end = ring.origin, ring.ends[0]
+        rotated, count = ring.stop - first_end, ring.ends[-2] - start
         ends = torch.tensor([each.stop for each in ring.segments for _ in range(len(each))], device=device)
         limit = sliding_window if sliding_window is not None else 1 << 30
 
         def sees(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             is_rotated = key < rotated
-            token = torch.where(is_rotated, key + behind, key - rotated + start)
+            token = torch.where(is_rotated, key + first_end, key - rotated + start)
             position = torch.where(is_rotated, token + ring.shift, token)
             distance = query + start - position
             return torch.where(is_rotated, token >= ends[query], distance >= 0) & (distance < limit)

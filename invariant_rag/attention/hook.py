@@ -1,7 +1,7 @@
 """The hook into transformers: an attention function that a model uses for the length of a `with` block.
 
 No modelling code is patched. Inside the block the model's configs name our function in transformers' attention
-interface. The function at work is held in a context variable, so other threads that call the same model meanwhile still
+interface. The active function is held in a context variable, so other threads that call the same model meanwhile still
 get the model's own attention.
 """
 

@@ -1,4 +1,4 @@
-"""Facts about a model that are found out once."""
+"""Values that are computed once per model."""
 
 from __future__ import annotations
 

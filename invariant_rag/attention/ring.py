@@ -1,9 +1,9 @@
 """RoToR on a CPU, in parts of which only the keys that a few neighbouring segments share need a mask.
 
-The segments of a ring share nearly all keys: each sees the segments before it where they lie, those behind it `T`
-positions earlier, and the prefix at a shift of its own. So the segments are laid out twice, `[segments behind the
-first, rotated by -T | segments]`, and what a segment sees of the others is one window of that layout. For the prefix,
-queries are rotated instead of keys.
+The segments of a ring share nearly all keys: each sees the segments before it at their natural positions, those after
+it `T` positions earlier, and the prefix at a shift of its own. So the segments are laid out twice, `[segments after the
+first, rotated by -T | segments]`, and the keys that a segment sees of the others are one window of that layout. For the
+prefix, queries are rotated instead of keys.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def attend_ring(ring: Ring, call: AttentionCall, out: torch.Tensor) -> None:
     """Fill `out` `[H, Q, D_v]` where the queries of a ring are.
 
     Neighbouring segments are computed together. All keys that they see, apart from their own, are one window of the
-    doubled layout, without a mask: the segments behind them, and then those before them.
+    doubled layout, without a mask: the segments after them, and then those before them.
     """
-    start, last_stop, behind = ring.origin, ring.ends[-2], ring.ends[0]
-    rotated = call.rotation.rotate(call.keys[:, behind : ring.stop], ring.shift)
+    start, last_stop, first_end = ring.origin, ring.ends[-2], ring.ends[0]
+    rotated = call.rotation.rotate(call.keys[:, first_end : ring.stop], ring.shift)
     keys = torch.cat((rotated, call.keys[:, start:last_stop]), dim=1)
-    values = torch.cat((call.values[:, behind : ring.stop], call.values[:, start:last_stop]), dim=1)
-    offset = ring.stop - behind - start  # from a token's index in memory to its index in the doubled layout
+    values = torch.cat((call.values[:, first_end : ring.stop], call.values[:, start:last_stop]), dim=1)
+    offset = ring.stop - first_end - start  # from a token's index in memory to its index in the doubled layout
     for segments in _batches(ring, call.num_key_value_groups):
         a, b = segments[0].start, segments[-1].stop
         queries = call.queries[:, a:b]
         own = slice(offset + a, offset + b)
         states = [partial_attention(call, queries, keys[:, own], values[:, own], is_causal=True)]
-        others = slice(b - behind, offset + a)
+        others = slice(b - first_end, offset + a)
         if others.start < others.stop:
             states.append(partial_attention(call, queries, keys[:, others], values[:, others]))
         if start:
@@ -49,8 +49,8 @@ def attend_ring(ring: Ring, call: AttentionCall, out: torch.Tensor) -> None:
         last = segments[-1].start
         out[:, last:b] = merge_attn_states([each.queries(slice(last - a, None)) for each in states]).out
         if len(segments) > 1:
-            inner = slice(segments[0].stop - behind, b - behind)
-            mask = _behind_mask(segments)
+            inner = slice(segments[0].stop - first_end, b - first_end)
+            mask = _later_keys_mask(segments)
             extra = partial_attention(call, queries[:, : last - a], keys[:, inner], values[:, inner], mask=mask)
             out[:, a:last] = merge_attn_states([*(each.queries(slice(last - a)) for each in states), extra]).out
 
@@ -75,8 +75,8 @@ def rotate_for_prefix(ring: Ring, segments: list[Span] | tuple[Span, ...], call:
     return rotated.to(queries.dtype)
 
 
-def _behind_mask(segments: list[Span]) -> torch.Tensor:
-    """Return a boolean mask: which keys behind the first of some segments the queries of all but the last see."""
+def _later_keys_mask(segments: list[Span]) -> torch.Tensor:
+    """Return a boolean mask: which keys after the first of some segments the queries of all but the last see."""
     first, last = segments[0].stop, segments[-1].stop
     ends = torch.tensor([each.stop for each in segments[:-1] for _ in range(len(each))])
     return torch.arange(first, last) >= ends[:, None]

@@ -44,7 +44,7 @@ class Choices:
 
     @property
     def stock_decoding(self) -> bool:
-        """Whether tokens behind a prefilled prompt use the model's own attention."""
+        """Whether tokens after a prefilled prompt use the model's own attention."""
         return self.method.stock_decoding and self.intervention is None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Prefilling: the model's own forward pass over prompts, with arranged attention, behind the prefix that a cache holds.
+"""Prefilling: the model's own forward pass over prompts, with arranged attention, after the prefix that a cache holds.
 
 Everything here is called inside `Prefiller.exclusive`.
 """
@@ -90,7 +90,7 @@ class Prefiller:
         return override_attention(self.model, attention, until_layer=len(self.rotations) - 1 if once else None)
 
     def decoding_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
-        """Override the model's attention while it decodes behind prefilled prompts; nothing with stock decoding."""
+        """Override the model's attention while it decodes after prefilled prompts; nothing with stock decoding."""
         if self.choices.stock_decoding:
             return nullcontext()
         return self.arranged_attention(prompts, last_text_only=True)
@@ -121,7 +121,7 @@ class Prefiller:
         return logits
 
     def forward_plain(self, tokens: Sequence[int], start: int, cache: DynamicCache) -> None:
-        """Run the model with its own attention over tokens at the positions from `start` on, behind a cache."""
+        """Run the model with its own attention over tokens at the positions from `start` on, after a cache."""
         ids = torch.tensor([tokens], device=self.device)
         positions = torch.arange(start, start + len(tokens), device=self.device)[None]
         self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **self._keep_logits(1))

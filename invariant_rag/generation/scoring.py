@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of given continuations behind one prefill."""
+"""Scoring: log-probabilities of given continuations after one prefill."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from invariant_rag.methods.parallel_windows import ParallelWindows
 
 @dataclass(frozen=True)
 class APE(ParallelWindows):
-    """Parallel windows behind a shared prefix, attended to with temperature and scale (arXiv 2502.05431, section 4).
+    """Parallel windows after a shared prefix, attended to with temperature and scale (arXiv 2502.05431, section 4).
 
-    Tokens behind a set divide the scores of its keys by `temperature`, and multiply their log-sum-exp by
+    Tokens after a set divide the scores of its keys by `temperature`, and multiply their log-sum-exp by
     `scale * temperature` before it is merged with that of all other keys. A set of one segment gets plain attention.
 
     Attributes:

@@ -21,9 +21,9 @@ class Method(ABC):
         default_ordering: The ordering to use where none is chosen.
         fair: Whether accuracy cannot depend on which slot a segment lands in, because all slots are alike.
         context_free_segments: Whether a segment's keys and values depend on the prefix and on the segment alone, so
-            that a cache can reuse them in any set behind the same prefix.
-        stock_decoding: Whether the suffix and generated tokens see every key where it lies, so that decoding after the
-            prefill uses the model's own attention.
+            that a cache can reuse them in any set after the same prefix.
+        stock_decoding: Whether the suffix and generated tokens see every key at its natural position, so that decoding
+            after the prefill uses the model's own attention.
     """
 
     name: ClassVar[str]
@@ -45,8 +45,8 @@ class RowMethod(Method):
     """A method with one rule for every layer, head and input: which segments a segment sees, in which order.
 
     Attributes:
-        slots: Where a row sees its segments. `stacked`: one behind the other. `natural`: where they lie. `shared`:
-            likewise, with all segments of a set at the same positions.
+        slots: Where a row sees its segments. `stacked`: one after the other. `natural`: at their natural positions.
+            `shared`: likewise, with all segments of a set at the same positions.
     """
 
     slots: ClassVar[Slots] = "stacked"

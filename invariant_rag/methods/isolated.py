@@ -10,7 +10,7 @@ from invariant_rag.methods.base import RowMethod
 
 
 class Isolated(RowMethod):
-    """No inter-segment attention: every segment sees the prefix and itself, where they lie (arXiv 2407.01100)."""
+    """No inter-segment attention: each segment sees the prefix and itself, at natural positions (arXiv 2407.01100)."""
 
     name: ClassVar[str] = "isolated"
     paper: ClassVar[str] = "arXiv 2407.01100"

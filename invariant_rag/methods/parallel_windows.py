@@ -12,7 +12,7 @@ from invariant_rag.methods.base import RowMethod
 class ParallelWindows(RowMethod):
     """PCW: segments start at the same position and do not see each other; the suffix sees all (arXiv 2212.10947).
 
-    The suffix starts behind the longest segment. Nothing tells the segments apart but their contents, so the answer is
+    The suffix starts after the longest segment. Nothing tells the segments apart but their contents, so the answer is
     fair: up to rounding, it ignores the ordering too. In a model with a sliding window, the window counts tokens as
     they lie in memory.
     """

@@ -77,7 +77,7 @@ class PINEReverse(PINE):
 class PINEInPlace(RowMethod):
     """Ablation: segments see all others, and no position is re-assigned (arXiv 2407.01100, section 4.3).
 
-    In a model with a sliding window, a segment counts as standing behind all others, as in PINE.
+    In a model with a sliding window, a segment counts as standing after all others, as in PINE.
     """
 
     name: ClassVar[str] = "pine-in-place"

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ring:
-    """The segments of one set in a ring: each sees the prefix, the segments behind it, those before it, then itself.
+    """The segments of one set in a ring: each sees the prefix, the segments after it, those before it, then itself.
 
-    A segment that ends at `e` sees the segments behind it at the shift `-T`, where `T` is the length of the set, the
-    segments before it where they lie, and the prefix at the shift `e - stop` (RoToR, arXiv 2502.08662, section 3.2).
-    The last segment of the set sees everything where it lies, as in a plain causal model, so it is no part of the
-    block.
+    A segment that ends at `e` sees the segments after it at the shift `-T`, where `T` is the length of the set, the
+    segments before it at their natural positions, and the prefix at the shift `e - stop` (arXiv 2502.08662, section
+    3.2). The last segment of the set sees everything at its natural position, as in a plain causal model, so it is no
+    part of the block.
 
     Attributes:
         origin: First token of the set: the length of the prefix.
@@ -40,7 +40,7 @@ class Ring:
 
     @property
     def shift(self) -> int:
-        """Shift of the segments behind the one that sees them."""
+        """Shift of the segments after the one that sees them."""
         return self.origin - self.stop
 
     @cached_property
@@ -75,7 +75,7 @@ class Ring:
 class RoToR(Method):
     """Circular arrangement around one global, content-based order (arXiv 2502.08662, section 3.2).
 
-    Segment i of n sees the segments i+1 to n-1 and then 0 to i: the ring, cut behind itself.
+    Segment i of n sees the segments i+1 to n-1 and then 0 to i: the ring, cut after itself.
     """
 
     name: ClassVar[str] = "rotor"
@@ -83,7 +83,7 @@ class RoToR(Method):
     cost: ClassVar[str] = "attention both ways"
 
     def arrange(self, layout: Layout) -> RowArrangement:
-        """Arrange every set as a ring; texts see everything before them where it lies."""
+        """Arrange every set as a ring; texts see everything before them at its natural position."""
         blocks: list[Block] = []
         causal_from = 0
         for spans in layout.set_spans:

@@ -10,7 +10,7 @@ from invariant_rag.methods.parallel_windows import ParallelWindows
 
 
 class Structured(ParallelWindows):
-    """Parallel windows whose keys have 1/n of the weight for the tokens behind them (arXiv 2212.06713, section 3.3)."""
+    """Parallel windows whose keys have 1/n of the weight for the tokens after them (arXiv 2212.06713, section 3.3)."""
 
     name: ClassVar[str] = "structured"
     paper: ClassVar[str] = "arXiv 2212.06713"

@@ -21,11 +21,11 @@ OPTIONS: list[dict[str, Any]] = [{}, {"by": "texts"}, {"criteria": CRITERIA}]
 
 
 @pytest.fixture(scope="module", params=["tiny", "plain", "embedded"])
-def chat(request: pytest.FixtureRequest, engine: InvariantModel) -> ChatInvariant:
+def chat(request: pytest.FixtureRequest, lm: InvariantModel) -> ChatInvariant:
     """A tiny random model, the same weights without any invariance of their own, and the embedded model."""
     if request.param == "embedded":
         return ChatInvariant(max_tokens=8)
-    return ChatInvariant(model=engine.with_method("sequential") if request.param == "plain" else engine, max_tokens=8)
+    return ChatInvariant(model=lm.with_method("sequential") if request.param == "plain" else lm, max_tokens=8)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -89,7 +89,7 @@ async def test_the_pairwise_evaluator_runs_asynchronously(chat: ChatInvariant) -
     assert await evaluator.aevaluate_string_pairs(**pair) == evaluator.evaluate_string_pairs(**pair)
 
 
-def test_too_few_or_too_many_predictions_are_refused(engine: InvariantModel) -> None:
+def test_too_few_or_too_many_predictions_are_refused(lm: InvariantModel) -> None:
     for predictions in ([], [str(number) for number in range(27)]):
         with pytest.raises(InvalidPrompt, match="1 to 26"):
             InvariantListwiseEvaluator(ChatInvariant(model=engine)).evaluate(predictions)
