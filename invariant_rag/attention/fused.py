@@ -52,26 +52,35 @@ def attention_with_lse(
 
 @cache
 def _kernel() -> Kernel:
-    """Return the fused kernel if this PyTorch has it and it works as expected, else the matrix products."""
+    """Return the fastest kernel that computes the right thing with this PyTorch."""
+    wrong = ""
+    for kernel in (fused_kernel, ungrouped_fused_kernel):
+        wrong = _difference(kernel)
+        if not wrong:
+            return kernel
+    _logger.warning(
+        "PyTorch %s has no usable operator aten::%s (%s): attention on this CPU is computed by matrix products, which "
+        "is slower; results agree up to rounding. Install a PyTorch that invariant-rag was tested with.",
+        torch.__version__,
+        OPERATOR,
+        wrong,
+    )
+    return matmul_kernel
+
+
+def _difference(kernel: Kernel) -> str:
+    """Return how a kernel differs from matrix products on grouped heads; empty if it does not."""
     queries, keys = torch.linspace(-1, 1, 48).reshape(1, 2, 3, 8), torch.linspace(1, -1, 24).reshape(1, 1, 3, 8)
-    try:
-        for found, wanted in zip(
-            fused_kernel(queries, keys, keys, None, True, 0.5),
-            matmul_kernel(queries, keys, keys, None, True, 0.5),
-            strict=True,
-        ):
-            if found.shape != wanted.shape or not torch.allclose(found, wanted, atol=1e-5):
-                raise RuntimeError("its results are not those of matrix products")
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        _logger.warning(
-            "PyTorch %s has no usable operator aten::%s (%s): attention on this CPU is computed by matrix products, "
-            "which is slower; results agree up to rounding. Install a PyTorch that invariant-rag was tested with.",
-            torch.__version__,
-            OPERATOR,
-            error,
-        )
-        return matmul_kernel
-    return fused_kernel
+    for is_causal in (True, False):
+        try:
+            results = kernel(queries, keys, keys, None, is_causal, 0.5)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            return str(error)
+        expected = matmul_kernel(queries, keys, keys, None, is_causal, 0.5)
+        for found, right in zip(results, expected, strict=True):
+            if found.shape != right.shape or not torch.allclose(found, right, atol=1e-5):
+                return "its results are not those of matrix products"
+    return ""
 
 
 def fused_kernel(
@@ -86,6 +95,20 @@ def fused_kernel(
     operator = getattr(torch.ops.aten, OPERATOR)
     out, lse = operator(queries, keys, values, is_causal=is_causal, attn_mask=mask, scale=scaling)
     return out, lse
+
+
+def ungrouped_fused_kernel(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention with the fused CPU kernel of PyTorch below 2.9, which is wrong for grouped heads."""
+    groups = queries.shape[1] // keys.shape[1]
+    keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
+    return fused_kernel(queries, keys, values, mask, is_causal, scaling)
 
 
 def matmul_kernel(

@@ -23,10 +23,11 @@ def fresh_choice() -> Iterator[None]:
     fused._kernel.cache_clear()
 
 
+@pytest.mark.parametrize("kernel", [fused.fused_kernel, fused.ungrouped_fused_kernel])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("count", "is_causal"), [(1, False), (5, True), (5, False)])
 def test_matrix_products_compute_what_the_fused_operator_computes(
-    dtype: torch.dtype, count: int, is_causal: bool
+    kernel: fused.Kernel, dtype: torch.dtype, count: int, is_causal: bool
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     queries = torch.randn(3, 4, count, 16, generator=draw, dtype=torch.float64).to(dtype)
@@ -34,7 +35,7 @@ def test_matrix_products_compute_what_the_fused_operator_computes(
     mask = torch.zeros(3, 1, count, 5, dtype=dtype)
     mask[..., 0] = float("-inf")
     for bias in (None, None if is_causal else mask):
-        one = fused.fused_kernel(queries, keys, values, bias, is_causal, 0.3)
+        one = kernel(queries, keys, values, bias, is_causal, 0.3)
         other = fused.matmul_kernel(queries, keys, values, bias, is_causal, 0.3)
         for fast, slow in zip(one, other, strict=True):
             tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]

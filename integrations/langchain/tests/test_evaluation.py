@@ -92,7 +92,7 @@ async def test_the_pairwise_evaluator_runs_asynchronously(chat: ChatInvariant) -
 def test_too_few_or_too_many_predictions_are_refused(lm: InvariantModel) -> None:
     for predictions in ([], [str(number) for number in range(27)]):
         with pytest.raises(InvalidPrompt, match="1 to 26"):
-            InvariantListwiseEvaluator(ChatInvariant(model=engine)).evaluate(predictions)
+            InvariantListwiseEvaluator(ChatInvariant(model=lm)).evaluate(predictions)
 
 
 @pytest.mark.parametrize("evaluator", [InvariantListwiseEvaluator, InvariantPairwiseEvaluator])
