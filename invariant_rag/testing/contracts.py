@@ -15,7 +15,7 @@ from invariant_rag.generation.model import InvariantModel
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.segments import Prompt
 from invariant_rag.testing.families import tiny_model
-from invariant_rag.testing.tiny_models import random_prompt
+from invariant_rag.testing.toy_inputs import random_prompt
 
 _LENGTHS = ((2, 2, 2), (1, 5, 3, 2), (4, 1, 1, 6, 2), (3, 3))
 

@@ -219,4 +219,6 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
         failed = RunnablePassthrough.assign(parsed=lambda _: None)
-        return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+        # The model is the first step of the sequence: no other step gets the keywords of a call, such as `documents`.
+        raw = model | RunnableMap(raw=RunnablePassthrough())
+        return raw | parsed.with_fallbacks([failed], exception_key="parsing_error")

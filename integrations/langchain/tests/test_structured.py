@@ -192,3 +192,19 @@ def test_what_a_validator_rejects_is_an_error_or_the_parsing_error_of_raw_output
     result = chat.with_structured_output(Small, include_raw=True, max_tokens=20).invoke(QUESTION)
     assert result["parsed"] is None
     assert isinstance(result["parsing_error"], InvalidObject)
+
+
+async def test_documents_of_a_call_are_read_with_and_without_the_raw_message(chat: ChatInvariant) -> None:
+    plain = chat.with_structured_output(Pair, max_tokens=60)
+    raw = chat.with_structured_output(Pair, max_tokens=60, include_raw=True)
+    expected = plain.invoke(QUESTION, documents=DOCUMENTS)
+    assert expected != plain.invoke(QUESTION), "the documents make a difference"
+    result = raw.invoke(QUESTION, documents=DOCUMENTS)
+    assert result["parsed"] == expected
+    assert len(result["raw"].response_metadata["order"]) == len(DOCUMENTS)
+    assert (await raw.ainvoke(QUESTION, documents=DOCUMENTS))["parsed"] == expected
+    assert raw.batch([QUESTION], documents=DOCUMENTS)[0]["parsed"] == expected
+    merged: dict[str, Any] = {}
+    for piece in raw.stream(QUESTION, documents=DOCUMENTS):
+        merged |= {name: value for name, value in piece.items() if name != "raw"}
+    assert merged == {"parsed": expected, "parsing_error": None}
