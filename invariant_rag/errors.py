@@ -85,7 +85,7 @@ class ImmutableModel(InvariantRAGError, AttributeError):
     def __init__(self, attribute: str) -> None:
         call = self._CALLS.get(attribute)
         super().__init__(
-            f"expected no assignment to {attribute!r}: a wrapper never changes",
+            f"expected {attribute!r} to be neither assigned nor deleted: a wrapper never changes",
             hint=f"Make another one: {call}." if call else None,
         )
 

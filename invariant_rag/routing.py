@@ -186,6 +186,17 @@ class RoutedModel(InvariantModel):
         vars(routed).update(vars(lm), _routing=(alpha, plain_order))
         return routed
 
+    def with_routing(self, alpha: float | None = None, *, plain_order: PlainOrder | None = None) -> RoutedModel:
+        """Return a model with another margin or order of the plain branch. What is not given stays as it is."""
+        return self.over(
+            self.invariant_branch,
+            alpha=self.alpha if alpha is None else alpha,
+            plain_order=self.plain_order if plain_order is None else plain_order,
+        )
+
+    def __repr__(self) -> str:
+        return f"RoutedModel({self.invariant_branch!r}, alpha={self.alpha}, plain_order={self.plain_order!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.invariant_branch, self.alpha, self.plain_order)
 

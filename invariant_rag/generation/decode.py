@@ -23,11 +23,16 @@ class Decoded:
         sequences: Left-padded prompt and generated tokens of each row.
         logprobs: Log-probabilities of each row's generated tokens.
         start: Index of the first generated token.
+        beam_lengths: Number of generated tokens of each row, with beam search; finished beams are padded after them.
+            None: without beams.
+        max_new_tokens: Maximum number of tokens that were to be generated.
     """
 
     sequences: list[list[int]]
     logprobs: list[list[float]]
     start: int
+    beam_lengths: list[int] | None
+    max_new_tokens: int
 
 
 def decode(
@@ -69,5 +74,11 @@ def decode(
             "prefilled the prompt again with its own attention",
             hint="Phi-3 does so when an answer passes original_max_position_embeddings: reduce max_new_tokens.",
         )
-    start = ids.shape[1]
-    return Decoded(output.sequences.tolist(), logprobs.of(output.sequences, start, output.get("beam_indices")), start)
+    start, beams = ids.shape[1], output.get("beam_indices")
+    return Decoded(
+        sequences=output.sequences.tolist(),
+        logprobs=logprobs.of(output.sequences, start, beams),
+        start=start,
+        beam_lengths=None if beams is None else (beams >= 0).sum(dim=1).tolist(),
+        max_new_tokens=max_new_tokens,
+    )

@@ -275,6 +275,11 @@ class InvariantModel(ReadOnlyChoices):
         """
         if (question is None) == (messages is None):
             raise InvalidPrompt("expected either a question or messages")
+        if messages is not None and (segments or system is not None):
+            raise InvalidPrompt(
+                "expected messages alone, got segments or a system message beside them",
+                hint="Put segments into the content of a message, and the system message first.",
+            )
         if messages is not None:
             return render_chat(messages, self.tokenizer)
         chosen = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 _OWN_PREFILL = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing")
 """Options with which transformers prefills the prompt itself: assisted decoding and token healing."""
 
+_OWN_INPUTS = (
+    "attention_mask",
+    "cache_implementation",
+    "input_ids",
+    "inputs_embeds",
+    "past_key_values",
+    "position_ids",
+    "return_dict_in_generate",
+)
+"""Options of transformers' `generate` that the prompt and its arrangement determine."""
+
 
 def generation_options(
     kwargs: dict[str, Any],
@@ -66,6 +77,11 @@ def generation_options(
 
 def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_decoding: bool) -> None:
     """Raise for options with which transformers would prefill the prompt with the plain model's attention."""
+    if own := [name for name in _OWN_INPUTS if name in options]:
+        raise UnsupportedCombination(
+            f"expected options of decoding, got {', '.join(own)}, which the prompt and its arrangement determine",
+            hint="Remove the option. Token ids go into the Prompt.",
+        )
     values = {name: resolve_option(options, name, defaults) for name in _OWN_PREFILL}
     if refused := [name for name, value in values.items() if value is not None and value is not False]:
         raise UnsupportedCombination(

@@ -82,9 +82,9 @@ def to_generations(
     """
     copies = options["num_return_sequences"]
     generations = []
-    for row, (sequence, logprobs) in enumerate(zip(decoded.sequences, decoded.logprobs, strict=True)):
+    for row, logprobs in enumerate(decoded.logprobs):
         prompt = prompts[row // copies]
-        tokens, stopped = trim_at_stop(row, sequence, decoded.start, options)
+        tokens, stopped = trim_at_stop(row, decoded, options)
         generations.append(
             Generation(
                 text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
@@ -100,16 +100,14 @@ def to_generations(
     return generations
 
 
-def trim_at_stop(row: int, sequence: list[int], start: int, options: dict[str, Any]) -> tuple[list[int], bool]:
+def trim_at_stop(row: int, decoded: Decoded, options: dict[str, Any]) -> tuple[list[int], bool]:
     """Return the generated tokens of a row up to its end, and whether it ended before `max_new_tokens`."""
-    generated = sequence[start:]
+    generated = decoded.sequences[row][decoded.start :]
+    if decoded.beam_lengths is not None:  # beams move between rows during the search, so recorded lengths do not apply
+        generated = generated[: decoded.beam_lengths[row]]
+        ended = bool(generated) and generated[-1] in as_ids(options["eos_token_id"])
+        return generated, ended or len(generated) < decoded.max_new_tokens
     end_tokens = as_ids(options["eos_token_id"])
     ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
-    if options["num_beams"] == 1:
-        ends += [each.lengths[row] - start for each in options["stopping_criteria"] if row in each.lengths]
-        return generated[: min(ends, default=None)], bool(ends)
-    # Beams move between rows during the search, so recorded lengths do not apply; finished beams are padded.
-    tokens = generated[: min(ends, default=None)]
-    while tokens and not ends and tokens[-1] == options["pad_token_id"]:
-        tokens.pop()
-    return tokens, bool(ends) or len(tokens) < len(generated)
+    ends += [each.lengths[row] - decoded.start for each in options["stopping_criteria"] if row in each.lengths]
+    return generated[: min(ends, default=None)], bool(ends)

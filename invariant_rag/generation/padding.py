@@ -53,6 +53,8 @@ def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies:
             keys = [_left_pad_states(layer.keys, count) for layer, count in zip(layers, padding, strict=True)]
             values = [_left_pad_states(layer.values, count) for layer, count in zip(layers, padding, strict=True)]
             cache.update(torch.cat(keys), torch.cat(values), index)
+    if not cache.get_seq_length():
+        return DynamicCache()  # of a prompt with one token; transformers does not repeat an empty cache
     if copies > 1:
         cache.batch_repeat_interleave(copies)
     return cache

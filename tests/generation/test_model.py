@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 import invariant_rag
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
@@ -384,3 +390,60 @@ def test_one_generation_takes_few_calls(llama: PreTrainedModel, cached: bool) ->
     finally:
         sys.setprofile(None)
     assert len(calls) <= (250 if cached else 200), calls
+
+
+def test_tokens_that_equal_the_padding_are_kept_by_beams() -> None:
+    lm = InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=None, pad_token_id=None))
+    only_zero = {"suppress_tokens": list(range(1, 128))}
+    for beams in (1, 2):
+        answer = lm.generate(PROMPT, max_new_tokens=4, num_beams=beams, **only_zero)
+        assert (answer.token_ids, answer.finish_reason) == ((0, 0, 0, 0), "length")
+
+
+def test_beams_that_a_criterion_ends_have_stopped(llama: PreTrainedModel) -> None:
+    class Four(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            ended = input_ids.shape[1] >= len(InvariantModel(llama).prepare(PROMPT).input_ids) + 4
+            return torch.full((input_ids.shape[0],), ended)
+
+    for beams in (1, 3):
+        answer = InvariantModel(llama).generate(
+            PROMPT, max_new_tokens=9, num_beams=beams, stopping_criteria=StoppingCriteriaList([Four()])
+        )
+        assert (len(answer.token_ids), answer.finish_reason) == (4, "stop")
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
+def test_a_prompt_of_one_token_is_decoded_in_every_way(llama: PreTrainedModel, method: str) -> None:
+    lm = InvariantModel(llama, method=method)
+    for prompt in (Prompt([7], [], []), Prompt([], [[]], [7])):
+        greedy = lm.generate(prompt, max_new_tokens=3).token_ids
+        assert lm.generate([prompt, prompt], max_new_tokens=3)[1].token_ids == greedy
+        assert len(lm.generate(prompt, max_new_tokens=3, num_beams=4).token_ids) == 3
+        assert len(lm.generate(prompt, max_new_tokens=3, num_return_sequences=2, do_sample=True, seed=1)) == 2
+        logprobs = torch.log_softmax(lm.logits(Prompt([7], [], [5]))[-2:], dim=-1) if prompt.prefix else None
+        one, two = lm.score(prompt, [[5], [5, 6]])
+        assert two < one < 0
+        if logprobs is not None:
+            assert two - one == pytest.approx(float(logprobs[-1, 6]), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "position_ids", "inputs_embeds", "past_key_values"])
+def test_options_that_the_prompt_determines_are_refused_by_name(llama: PreTrainedModel, name: str) -> None:
+    with pytest.raises(UnsupportedCombination, match=name):
+        InvariantModel(llama).generate(PROMPT, max_new_tokens=2, **{name: torch.tensor([[1]])})
+
+
+def test_routing_anew_keeps_what_is_not_given(llama: PreTrainedModel) -> None:
+    routed = InvariantModel(llama).with_routing(0.3, plain_order="canonical")
+    again = routed.with_routing(alpha=0.5)
+    assert (again.alpha, again.plain_order, again.invariant) == (0.5, "canonical", True)
+    assert routed.with_routing(plain_order="given").alpha == 0.3
+    assert repr(again).startswith("RoutedModel(InvariantModel(")
+
+
+def test_segments_beside_messages_are_refused(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm, messages = InvariantModel(chat_llama, tokenizer), [{"role": "user", "content": "Hello"}]
+    for lost in ({"segments": ["LOST"]}, {"system": "LOST"}):
+        with pytest.raises(InvalidPrompt, match="messages alone"):
+            lm.chat_prompt(messages=messages, **lost)
