@@ -28,6 +28,15 @@ class InvariantRAGError(Exception):
         return (copyreg.__newobj__, (type(self), *self.args), self.__dict__)  # type: ignore[attr-defined]
 
 
+class OrderWarning(InvariantRAGError, UserWarning):
+    """An answer may depend on the order in which documents are listed. The message says why, the hint what to do.
+
+    It is issued as a warning, and raised as an error by models with `strict=True`.
+    """
+
+    hint = "Pass the documents as segments."
+
+
 class UnknownName(InvariantRAGError, ValueError):
     """A name that is not in a registry."""
 

@@ -1,9 +1,9 @@
 """invariant-rag for LlamaIndex: an LLM whose answer does not depend on the order of the segments."""
 
+from invariant_rag.errors import OrderWarning
 from llama_index.llms.invariant_rag.api_models import canonical, vote
 from llama_index.llms.invariant_rag.base import InvariantLLM
 from llama_index.llms.invariant_rag.choices import UnknownParameter
-from llama_index.llms.invariant_rag.markers import OrderWarning
 from llama_index.llms.invariant_rag.messages import SegmentBlock
 
 __all__ = ["InvariantLLM", "OrderWarning", "SegmentBlock", "UnknownParameter", "canonical", "vote"]

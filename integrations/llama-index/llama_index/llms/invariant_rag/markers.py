@@ -10,6 +10,7 @@ import re
 import warnings
 from dataclasses import replace
 
+from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import mark, parse_marked
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
@@ -23,10 +24,6 @@ _FIX = (
     "Use response_synthesizer=InvariantSynthesizer(llm), which passes all nodes in one call, or retrieve so few nodes "
     'that response_mode="compact" needs one call.'
 )
-
-
-class OrderWarning(UserWarning):
-    """Warns that an answer may depend on the order of the segments; the message says why and what to do."""
 
 
 def mark_in_set(segment: Segment | str, size: int) -> str:
