@@ -1,0 +1,147 @@
+"""What an entry is, and what entries are made of: nodes, an index that lists them as told, and other LLMs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from cases import TEXTS as THREE
+from cases import ListRetriever, WordEmbedding
+from invariant_rag import InvariantModel
+from llama_index.core import Settings, VectorStoreIndex
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata
+from llama_index.core.llms import LLM, CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
+
+from llama_index.llms.invariant_rag import InvariantLLM, canonical, vote
+
+Expected: TypeAlias = Literal["invariant", "warns"]
+Nodes: TypeAlias = list[NodeWithScore]
+
+TEXTS = (*THREE, "The bell of Varn rings twice a day.")
+NAMES = ("ferry", "mill", "bridge", "bell")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way in which retrieved nodes reach a model.
+
+    Attributes:
+        name: The entry, as a user would write it.
+        todo: What a user has to do, for the table in the README.
+        expected: `invariant`: one answer for all orders, and no warning. `warns`: several, and a warning at each.
+        ask: Builds everything anew around an LLM and nodes in the order given, and returns the answer.
+        wrapper: What stands around the LLM: `InvariantLLM` is one itself; the others are around an LLM behind an API.
+        ordered: Whether a plain model answers by the order of the nodes. Not so where it reads none of them, or where
+            the entry puts them in order whatever the model.
+        sizes: How many nodes are permuted.
+    """
+
+    name: str
+    todo: str
+    expected: Expected
+    ask: Callable[[Any, Nodes], str]
+    wrapper: str = "InvariantLLM"
+    ordered: bool = True
+    sizes: tuple[int, ...] = (3,)
+
+    def answer(self, llm: LLM, nodes: Nodes) -> str:
+        """Return the answer of an LLM, which is LlamaIndex's global one meanwhile."""
+        Settings.llm, Settings.embed_model = llm, WordEmbedding()
+        return self.ask(llm, nodes)
+
+    def around(self, wrapper: str) -> Entry:
+        """Return the same entry with a wrapper around the LLM."""
+        return replace(self, name=f"{self.name}, `{wrapper}(llm)`", wrapper=wrapper, sizes=(3,))
+
+
+def nodes_in(order: Sequence[int]) -> Nodes:
+    """Return the nodes in an order, as a reader of files makes them, all with one score: they are tied."""
+    return [
+        NodeWithScore(
+            node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata={"file_name": f"{NAMES[i]}.txt"}), score=0.5
+        )
+        for i in order
+    ]
+
+
+class HashingLLM(CustomLLM):
+    """An LLM behind an API, as far as order is concerned: another prompt gets another answer."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(context_window=4096, num_output=64, is_chat_model=True)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return CompletionResponse(text=hashlib.sha256(prompt.encode()).hexdigest()[:12])
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer as `complete` does, to all blocks: an API reads citable blocks and documents, too."""
+        text = self.complete("".join(message.model_dump_json() for message in messages), formatted=True).text
+        return ChatResponse(message=ChatMessage(text, role="assistant"))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        text = self.complete(prompt, formatted=True).text
+        return (CompletionResponse(text=text[: i + 4], delta=text[i : i + 4]) for i in range(0, len(text), 4))
+
+
+class SayingLLM(HashingLLM):
+    """Another LLM, which plans, chooses or writes what an entry has to parse: always the same."""
+
+    says: str
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return CompletionResponse(text=self.says)
+
+
+WRAPPERS: dict[str, Callable[[InvariantModel], LLM]] = {
+    "InvariantLLM": lambda model: InvariantLLM(model, max_tokens=8),
+    "canonical": lambda _: canonical(HashingLLM()),
+    "vote": lambda _: vote(HashingLLM(), votes=3),
+}
+CONTROLS: dict[str, Callable[[InvariantModel], LLM]] = {
+    "InvariantLLM": lambda model: InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=8),
+    "canonical": lambda _: HashingLLM(),
+    "vote": lambda _: HashingLLM(),
+}
+
+
+class ListedStore(BasePydanticVectorStore):
+    """A vector store that finds these nodes in this order, however many are asked for."""
+
+    stores_text: bool = True
+    listed: list[BaseNode]
+
+    @property
+    def client(self) -> None:
+        return None
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        raise NotImplementedError
+
+    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        return VectorStoreQueryResult(
+            nodes=self.listed, similarities=[0.5] * len(self.listed), ids=[node.node_id for node in self.listed]
+        )
+
+
+def index_of(nodes: Nodes) -> VectorStoreIndex:
+    """Return an index whose retriever lists the nodes in this order."""
+    return VectorStoreIndex.from_vector_store(ListedStore(listed=[each.node for each in nodes]))
+
+
+def engine_of(nodes: Nodes, **options: Any) -> RetrieverQueryEngine:
+    """Return a query engine over these nodes."""
+    return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
