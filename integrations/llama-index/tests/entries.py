@@ -7,40 +7,37 @@ import entries_chat
 import entries_engines
 import entries_judges
 import entries_query
+import entries_retrieval
 from entry import Entry
 
-GROUPS: dict[str, list[Entry]] = {
-    "query engines": entries_query.ENTRIES,
-    "engines, retrievers and postprocessors around others": entries_engines.ENTRIES,
-    "chat engines, workflows and agents": entries_chat.ENTRIES,
-    "prompts by hand": entries_by_hand.ENTRIES,
-    "evaluators": entries_judges.ENTRIES,
-}
-_OWN = [each for entries in GROUPS.values() for each in entries]
+_MODULES = (entries_query, entries_engines, entries_retrieval, entries_chat, entries_by_hand, entries_judges)
+_OWN: dict[str, Entry] = {entry.title: entry for module in _MODULES for entry in module.ENTRIES}
 
-WRAPPED = (
-    "`index.as_query_engine()`",
-    "`as_query_engine(streaming=True)`",
-    "`as_query_engine().aquery`",
-    '`as_query_engine(response_mode="compact")`, `SegmentMarkerPostprocessor`',
-    '`as_query_engine(response_mode="refine")`, `SegmentMarkerPostprocessor`',
-    "`as_query_engine(response_synthesizer=InvariantSynthesizer(llm))`",
-    "`CitationQueryEngine.from_args(index)`",
-    "`SubQuestionQueryEngine`",
-    '`index.as_chat_engine(chat_mode="context")`',
-    "`ContextChatEngine`, `SegmentMarkerPostprocessor`",
-    "a workflow whose step joins the nodes and calls `llm.acomplete`",
-    "`llm.complete`, nodes numbered `[1] ...`, apart from the retriever",
-    "`llm.complete`, nodes numbered `[1] ...`, marked",
-    "`llm.chat` with `SegmentBlock`s",
-    "`FaithfulnessEvaluator.evaluate(contexts=...)`",
+_WRAPPED = (
+    "`index.as_query_engine(...)`: as it is",
+    "`index.as_query_engine(...)`: `streaming=True`",
+    "`index.as_query_engine(...)`: `aquery`",
+    '`SegmentMarkerPostprocessor`, `response_mode=...`: `"compact"`',
+    '`SegmentMarkerPostprocessor`, `response_mode=...`: `"refine"`',
+    "`response_synthesizer=InvariantSynthesizer(llm, ...)`: as it is",
+    "`CitationQueryEngine`: as it is",
+    "query engines around others: `SubQuestionQueryEngine`",
+    '`index.as_chat_engine(chat_mode=...)`: `"context"`',
+    "chat engines with the parts of this package: `ContextChatEngine` with `SegmentMarkerPostprocessor`",
+    "workflows: a step that joins the nodes and calls `llm.acomplete`",
+    "nodes in `llm.complete(...)`, retrieved elsewhere: numbered `[1] ...`",
+    "nodes in `llm.complete(...)`, marked: numbered `[1] ...`",
+    "`llm.chat`: `SegmentBlock`s",
+    "evaluators with nodes as `contexts`: `FaithfulnessEvaluator`",
 )
-"""Entries that are asked of an LLM behind an API, too."""
+"""Entries of which an LLM behind an API is asked, too."""
 
-GROUPS["LLMs behind an API"] = [
-    next(each for each in _OWN if each.name == name).around(wrapper)
-    for wrapper in ("canonical", "vote")
-    for name in WRAPPED
-]
-ENTRIES = {each.name: each for entries in GROUPS.values() for each in entries}
-assert len(ENTRIES) == sum(map(len, GROUPS.values())), "two entries have one name"
+ENTRIES = {
+    **_OWN,
+    **{
+        entry.title: entry
+        for wrapper in ("canonical", "vote")
+        for entry in (_OWN[name].around(wrapper) for name in _WRAPPED)
+    },
+}
+assert len(_OWN) == sum(len(module.ENTRIES) for module in _MODULES), "two entries have one title"

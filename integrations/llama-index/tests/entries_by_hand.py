@@ -8,7 +8,7 @@ from typing import Any
 
 from cases import QUERY, ListRetriever
 from entries_query import Found, longer, numbered
-from entry import Entry, Nodes
+from entry import MORE, Ask, Entry, Nodes, invariant, under, warns
 from llama_index.core import ChatPromptTemplate, PromptTemplate
 from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock
 from llama_index.core.instrumentation import get_dispatcher
@@ -20,7 +20,6 @@ from llama_index.llms.invariant_rag import SegmentBlock
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 
 dispatcher = get_dispatcher(__name__)
-Ask = Callable[[Any, Nodes], str]
 
 IN_ONE_SPAN = "retrieve and ask in one function under `@dispatcher.span`, or in one workflow"
 APART = "mark the nodes (`SegmentMarkerPostprocessor`), or give `SegmentBlock`s"
@@ -85,17 +84,23 @@ def marked(nodes: Nodes) -> Nodes:
     return SegmentMarkerPostprocessor().postprocess_nodes(retrieve(nodes))
 
 
-def ways(name: str, ask: Ask, expected_together: Any = "invariant") -> list[Entry]:
-    """Return three entries: retrieved in the same span, retrieved in another one, and marked."""
-    return [
-        Entry(
-            f"{name}, in one span with the retriever",
-            IN_ONE_SPAN,
-            expected_together,
-            lambda llm, nodes: in_one_span(llm, nodes, ask),
+def ways(topic: str, asks: dict[str, Ask]) -> list[Entry]:
+    """Return what asks with nodes from the same span, with nodes from another one, and with marked nodes."""
+    together, apart, with_marks = zip(
+        *(
+            (
+                invariant(name, lambda llm, nodes, ask=ask: in_one_span(llm, nodes, ask), IN_ONE_SPAN),
+                warns(name, lambda llm, nodes, ask=ask: ask(llm, retrieve(nodes)), APART),
+                invariant(name, lambda llm, nodes, ask=ask: ask(llm, marked(nodes)), MORE),
+            )
+            for name, ask in asks.items()
         ),
-        Entry(f"{name}, apart from the retriever", APART, "warns", lambda llm, nodes: ask(llm, retrieve(nodes))),
-        Entry(f"{name}, marked", "nothing more", "invariant", lambda llm, nodes: ask(llm, marked(nodes))),
+        strict=True,
+    )
+    return [
+        *under(f"{topic}, retrieved in the same span", *together),
+        *under(f"{topic}, retrieved elsewhere", *apart),
+        *under(f"{topic}, marked", *with_marks),
     ]
 
 
@@ -172,34 +177,34 @@ def dumped(llm: Any, nodes: Nodes) -> str:
 
 
 BLOCKS = {
-    "`llm.chat` with `SegmentBlock`s": blocks(SegmentBlock.of),
-    "`llm.chat` with `CitableBlock`s": blocks(citable),
-    "`llm.chat` with `DocumentBlock`s of plain text": blocks(document),
+    "`SegmentBlock`s": blocks(SegmentBlock.of),
+    "`CitableBlock`s": blocks(citable),
+    "`DocumentBlock`s of plain text": blocks(document),
     "`SegmentBlock`s with white space between them": blocks(SegmentBlock.of, "\n\n"),
     "`SegmentBlock`s with `---` between them": blocks(SegmentBlock.of, "\n---\n"),
     "`SegmentBlock`s, numbered by text blocks": numbered_blocks,
     "one `SegmentBlock` per message": one_message_each,
 }
+PROMPTS = {
+    '`llm.chat`, joined with `"\\n\\n"`': chatting(FORMATS['joined with `"\\n\\n"`']),
+    "`RichPromptTemplate` with a Jinja loop": looped,
+    "`PromptTemplate`": predicting(PLAIN),
+    "`PromptTemplate` with a function that numbers": predicting(NUMBERED),
+    "`ChatPromptTemplate`": predicting(CHAT_TEMPLATE),
+    "`structured_predict`, numbered": structured,
+    "`as_structured_llm`, bullets": structured_chat,
+}
 ENTRIES = [
-    *(entry for name, write in FORMATS.items() for entry in ways(f"`llm.complete`, nodes {name}", completing(write))),
-    *ways('`llm.chat`, nodes joined with `"\\n\\n"`', chatting(FORMATS['joined with `"\\n\\n"`'])),
-    *ways("`llm.predict(RichPromptTemplate(...))` with a Jinja loop", looped),
-    *ways("`llm.predict(PromptTemplate(...))`", predicting(PLAIN)),
-    *ways("`llm.predict(PromptTemplate(..., function_mappings=...))` that numbers", predicting(NUMBERED)),
-    *ways("`llm.predict(ChatPromptTemplate(...))`", predicting(CHAT_TEMPLATE)),
-    *ways("`llm.structured_predict(...)` with numbered nodes", structured),
-    *ways("`llm.as_structured_llm(...).complete` with bullets", structured_chat),
-    *(Entry(name, "nothing", "invariant", ask) for name, ask in BLOCKS.items()),
-    Entry(
-        "`llm.complete` with `json.dumps` of whole nodes, in one span with the retriever",
-        "write the texts alone",
-        "warns",
-        lambda llm, nodes: in_one_span(llm, nodes, dumped),
-    ),
-    Entry(
-        "`llm.complete` with `json.dumps` of whole nodes, apart from the retriever",
-        APART,
-        "warns",
-        lambda llm, nodes: dumped(llm, retrieve(nodes)),
+    *ways("nodes in `llm.complete(...)`", {name: completing(write) for name, write in FORMATS.items()}),
+    *ways("nodes in other calls", PROMPTS),
+    *under("`llm.chat`", *(invariant(name, ask, MORE) for name, ask in BLOCKS.items())),
+    *under(
+        "`json.dumps` of whole nodes",
+        warns(
+            "retrieved in the same span",
+            lambda llm, nodes: in_one_span(llm, nodes, dumped),
+            APART,
+        ),
+        warns("retrieved elsewhere", lambda llm, nodes: dumped(llm, retrieve(nodes)), APART),
     ),
 ]

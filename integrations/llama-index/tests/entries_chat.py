@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases import QUERY, ListRetriever
-from entries_query import GLOBAL
-from entry import Entry, Nodes, engine_of, index_of
+from entry import MORE, Nodes, engine_of, index_of, invariant, under
 from llama_index.core import get_response_synthesizer
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -137,103 +136,86 @@ def react(llm: InvariantLLM, nodes: Nodes, **options: Any) -> str:
 
 
 MARKER = [SegmentMarkerPostprocessor()]
+CHAT_MODES = ("best", "context", "condense_question", "condense_plus_context")
+
+
+def chat_engine(nodes: Nodes, mode: str, **options: Any) -> Any:
+    return index_of(nodes).as_chat_engine(chat_mode=mode, **options)
+
+
 ENTRIES = [
-    *(
-        Entry(
-            f'`index.as_chat_engine(chat_mode="{mode}")`',
-            GLOBAL,
-            "invariant",
-            lambda _, nodes, mode=mode: chat(index_of(nodes).as_chat_engine(chat_mode=mode)),
-        )
-        for mode in ("best", "context", "condense_question", "condense_plus_context")
-    ),
-    Entry(
-        '`index.as_chat_engine(chat_mode="simple")`',
-        "nothing: it reads no node",
-        "invariant",
-        lambda _, nodes: chat(index_of(nodes).as_chat_engine(chat_mode="simple")),
-        ordered=False,
-    ),
-    Entry(
-        '`as_chat_engine(chat_mode="context").stream_chat`',
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: stream_chat(index_of(nodes).as_chat_engine(chat_mode="context")),
-    ),
-    Entry(
-        '`as_chat_engine(chat_mode="context").achat`',
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: achat(index_of(nodes).as_chat_engine(chat_mode="context")),
-    ),
-    Entry(
-        '`as_chat_engine(chat_mode="condense_plus_context").stream_chat`',
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: stream_chat(index_of(nodes).as_chat_engine(chat_mode="condense_plus_context")),
-    ),
-    Entry(
-        '`as_chat_engine("context", response_synthesizer=...)`, which LlamaIndex ignores',
-        GLOBAL,
-        "invariant",
-        lambda llm, nodes: chat(
-            index_of(nodes).as_chat_engine(chat_mode="context", response_synthesizer=InvariantSynthesizer(llm))
+    *under(
+        "`index.as_chat_engine(chat_mode=...)`",
+        *(invariant(f'`"{mode}"`', lambda _, nodes, mode=mode: chat(chat_engine(nodes, mode))) for mode in CHAT_MODES),
+        invariant('`"context"`, `stream_chat`', lambda _, nodes: stream_chat(chat_engine(nodes, "context"))),
+        invariant('`"context"`, `achat`', lambda _, nodes: achat(chat_engine(nodes, "context"))),
+        invariant(
+            '`"condense_plus_context"`, `stream_chat`',
+            lambda _, nodes: stream_chat(chat_engine(nodes, "condense_plus_context")),
+        ),
+        invariant(
+            "`ContextChatEngine.from_defaults`",
+            lambda _, nodes: chat(ContextChatEngine.from_defaults(ListRetriever(nodes))),
+        ),
+        invariant(
+            '`"context"` with a `response_synthesizer`, which LlamaIndex ignores',
+            lambda llm, nodes: chat(
+                chat_engine(nodes, "context", response_synthesizer=InvariantSynthesizer(llm)),
+            ),
+        ),
+        invariant(
+            '`"simple"`, which reads no node', lambda _, nodes: chat(chat_engine(nodes, "simple")), ordered=False
         ),
     ),
-    Entry(
-        '`as_chat_engine("condense_question", response_synthesizer=...)`',
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: chat(
-            index_of(nodes).as_chat_engine(
-                chat_mode="condense_question", response_synthesizer=InvariantSynthesizer(llm)
-            )
+    *under(
+        "chat engines with the parts of this package",
+        invariant(
+            '`"condense_question"` with `InvariantSynthesizer`',
+            lambda llm, nodes: chat(
+                chat_engine(nodes, "condense_question", response_synthesizer=InvariantSynthesizer(llm))
+            ),
+            MORE,
+        ),
+        invariant(
+            "`ContextChatEngine` with `SegmentMarkerPostprocessor`",
+            lambda _, nodes: chat(ContextChatEngine.from_defaults(ListRetriever(nodes), node_postprocessors=MARKER)),
+            MORE,
+        ),
+        invariant(
+            "`CondensePlusContextChatEngine` with `SegmentMarkerPostprocessor`",
+            lambda _, nodes: chat(
+                CondensePlusContextChatEngine.from_defaults(ListRetriever(nodes), node_postprocessors=MARKER)
+            ),
+            MORE,
         ),
     ),
-    Entry(
-        "`ContextChatEngine.from_defaults(retriever)`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: chat(ContextChatEngine.from_defaults(ListRetriever(nodes))),
-    ),
-    Entry(
-        "`ContextChatEngine`, `SegmentMarkerPostprocessor`",
-        "nothing more",
-        "invariant",
-        lambda _, nodes: chat(ContextChatEngine.from_defaults(ListRetriever(nodes), node_postprocessors=MARKER)),
-    ),
-    Entry(
-        "`CondensePlusContextChatEngine`, `SegmentMarkerPostprocessor`",
-        "nothing more",
-        "invariant",
-        lambda _, nodes: chat(
-            CondensePlusContextChatEngine.from_defaults(ListRetriever(nodes), node_postprocessors=MARKER)
+    *under(
+        "workflows",
+        invariant(
+            "the one of LlamaIndex's documentation: retrieve, synthesize",
+            lambda _, nodes: run_workflow(SynthesizingWorkflow(timeout=60), nodes),
+        ),
+        invariant(
+            "a step that joins the nodes and calls `llm.acomplete`",
+            lambda llm, nodes: run_workflow(FormattingWorkflow(llm), nodes),
         ),
     ),
-    Entry(
-        "the RAG workflow of the documentation: retrieve, then synthesize",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: run_workflow(SynthesizingWorkflow(timeout=60), nodes),
+    *under(
+        "agents",
+        invariant("`FunctionAgent` with a `QueryEngineTool`", lambda _, nodes: agent_tool(nodes)),
+        invariant("`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`", react),
     ),
-    Entry(
-        "a workflow whose step joins the nodes and calls `llm.acomplete`",
-        GLOBAL,
-        "invariant",
-        lambda llm, nodes: run_workflow(FormattingWorkflow(llm), nodes),
-    ),
-    Entry("`FunctionAgent` with a `QueryEngineTool`", GLOBAL, "invariant", lambda _, nodes: agent_tool(nodes)),
-    Entry(
-        "`FunctionAgent` with a `QueryEngineTool` over `InvariantSynthesizer`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: agent_tool(nodes, response_synthesizer=InvariantSynthesizer(llm)),
-    ),
-    Entry("`ReActAgent(llm=InvariantLLM(...))` with a `RetrieverTool`", GLOBAL, "invariant", react),
-    Entry(
-        "`ReActAgent` with a `RetrieverTool`, `SegmentMarkerPostprocessor`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: react(llm, nodes, node_postprocessors=MARKER),
+    *under(
+        "agents with the parts of this package",
+        invariant(
+            "`FunctionAgent` with a `QueryEngineTool` over `InvariantSynthesizer`",
+            lambda llm, nodes: agent_tool(nodes, response_synthesizer=InvariantSynthesizer(llm)),
+            MORE,
+        ),
+        invariant(
+            "`ReActAgent` with a `RetrieverTool` and `SegmentMarkerPostprocessor`",
+            lambda llm, nodes: react(llm, nodes, node_postprocessors=MARKER),
+            MORE,
+        ),
     ),
 ]

@@ -6,20 +6,14 @@ import json
 from typing import Any
 
 import torch
-from cases import QUERY, ListRetriever
-from entries_query import GLOBAL, longer, marked, query
-from entry import NAMES, TEXTS, Entry, Nodes, SayingLLM, engine_of, index_of
-from llama_index.core import DocumentSummaryIndex, SimpleKeywordTableIndex, StorageContext, SummaryIndex
+from cases import QUERY
+from entries_query import marked
+from entry import MORE, Nodes, SayingLLM, engine_of, index_of, invariant, under, warns
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.postprocessor import (
     LLMRerank,
-    LongContextReorder,
-    MetadataReplacementPostProcessor,
-    PrevNextNodePostprocessor,
-    SimilarityPostprocessor,
 )
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     FLAREInstructQueryEngine,
@@ -31,15 +25,11 @@ from llama_index.core.query_engine import (
 )
 from llama_index.core.query_engine.flare.answer_inserter import DirectLookaheadAnswerInserter
 from llama_index.core.question_gen import LLMQuestionGenerator
-from llama_index.core.retrievers import AutoMergingRetriever, QueryFusionRetriever, RecursiveRetriever
-from llama_index.core.schema import Document, IndexNode, NodeRelationship, NodeWithScore, TextNode
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
-from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.tools import QueryEngineTool
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from llama_index.llms.invariant_rag import InvariantLLM
-from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 # --- a random model that writes what has to be parsed, and chooses only the number in it ---
@@ -126,216 +116,70 @@ def retried(llm: Any, nodes: Nodes) -> str:
     return str(RetryQueryEngine(engine_of(nodes), evaluator, max_retries=1).query(QUERY))
 
 
+class Inserter(DirectLookaheadAnswerInserter):
+    """Inserts answers without brackets: a random model writes any, and they would be taken for another search."""
+
+    def insert(
+        self, response: str, query_tasks: list[Any], answers: list[str], prev_response: str | None = None
+    ) -> str:
+        plain = [each.replace("[", "(").replace("]", ")") for each in answers]
+        return super().insert(response, query_tasks, plain, prev_response)
+
+
 def looked_ahead(nodes: Nodes) -> str:
     planner = SayingLLM(says=f"The ferry leaves at [Search({QUERY})].")
-    inserter = DirectLookaheadAnswerInserter()
     engine = FLAREInstructQueryEngine(
-        engine_of(nodes), llm=planner, lookahead_answer_inserter=inserter, max_iterations=1
+        engine_of(nodes), llm=planner, lookahead_answer_inserter=Inserter(), max_iterations=1
     )
     return str(engine.query(QUERY))
 
 
-# --- retrievers around retrievers ---
-
-
-def over(retriever: Any, **options: Any) -> str:
-    return str(engine_of([], **options).with_retriever(retriever).query(QUERY))
-
-
-def fused(nodes: Nodes, **options: Any) -> str:
-    retriever = QueryFusionRetriever(
-        [ListRetriever(nodes)], llm=SayingLLM(says="When?"), use_async=False, similarity_top_k=9, **options
-    )
-    return over(retriever)
-
-
-def merging(nodes: Nodes) -> str:
-    """Retrieve leaves, of which two have one parent, which takes their place."""
-    leaves = [*nodes, NodeWithScore(node=TextNode(text="It needs an hour.", id_="leaf"), score=0.5)]
-    first = next(each.node for each in nodes if each.node.node_id == "node 0")
-    children = [first, leaves[-1].node]
-    parent = TextNode(text=f"{TEXTS[0]} It needs an hour.", id_="parent")
-    parent.relationships[NodeRelationship.CHILD] = [each.as_related_node_info() for each in children]
-    for each in children:
-        each.relationships[NodeRelationship.PARENT] = parent.as_related_node_info()
-    storage = StorageContext.from_defaults()
-    storage.docstore.add_documents([parent, *(each.node for each in leaves)])
-    return over(AutoMergingRetriever(ListRetriever(leaves), storage))
-
-
-def recursive(nodes: Nodes) -> str:
-    """Retrieve references, each of which leads to its node."""
-    references = [
-        NodeWithScore(node=IndexNode(text=each.text[:9], index_id=each.node.node_id), score=0.5) for each in nodes
-    ]
-    known = {each.node.node_id: each.node for each in nodes}
-    return over(RecursiveRetriever("root", {"root": ListRetriever(references)}, node_dict=known))
-
-
-# --- postprocessors ---
-
-
-def processed(nodes: Nodes, *processors: BaseNodePostprocessor) -> str:
-    return query(nodes, node_postprocessors=list(processors))
-
-
-def windows(nodes: Nodes) -> Nodes:
-    """Return sentences, each with its window of sentences, as a `SentenceWindowNodeParser` writes them."""
-    for each in nodes:
-        each.node.metadata["window"] = f"Before it. {each.text} After it."
-        each.node.excluded_llm_metadata_keys = ["window", "file_name"]
-    return nodes
-
-
-def neighbours(nodes: Nodes) -> PrevNextNodePostprocessor:
-    """Return a postprocessor that adds what stands behind each node in its file."""
-    store = SimpleDocumentStore()
-    for each in nodes:
-        following = TextNode(text=f"So much of {each.node.metadata['file_name']}.", id_=f"behind {each.node.node_id}")
-        each.node.relationships[NodeRelationship.NEXT] = following.as_related_node_info()
-        following.relationships[NodeRelationship.PREVIOUS] = each.node.as_related_node_info()
-        store.add_documents([each.node, following])
-    return PrevNextNodePostprocessor(docstore=store, num_nodes=1, mode="next")
-
-
-# --- other indices ---
-
-
-def documents(nodes: Nodes) -> list[Document]:
-    return [Document(text=each.text, id_=each.node.node_id, metadata=each.node.metadata) for each in nodes]
-
-
-def summaries(nodes: Nodes) -> str:
-    synthesized = DocumentSummaryIndex.from_documents(documents(nodes), llm=SayingLLM(says="Of boats."))
-    return str(synthesized.as_query_engine(retriever_mode="embedding", similarity_top_k=len(nodes)).query(QUERY))
-
-
-def keywords(nodes: Nodes) -> str:
-    index = SimpleKeywordTableIndex.from_documents(documents(nodes))
-    return str(index.as_query_engine(retriever_mode="simple").query(" ".join(NAMES)))
-
-
-MARKER = SegmentMarkerPostprocessor()
 ENTRIES = [
-    Entry("`CitationQueryEngine.from_args(index)`", GLOBAL, "invariant", citation, sizes=(3, 4)),
-    Entry(
-        "`CitationQueryEngine`, `InvariantSynthesizer(llm)`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: citation(llm, nodes, response_synthesizer=InvariantSynthesizer(llm)),
+    *under(
+        "`CitationQueryEngine`",
+        invariant("as it is", citation, sizes=(3, 4)),
+        invariant("the source that `[n]` leads to", cited),
     ),
-    Entry(
-        "`CitationQueryEngine`, `SegmentMarkerPostprocessor`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: citation(llm, nodes, **marked()),
-    ),
-    Entry("the source that `[n]` of a `CitationQueryEngine` leads to", GLOBAL, "invariant", cited),
-    Entry(
-        "the source that `[n]` leads to, with `InvariantSynthesizer(llm)`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: cited(llm, nodes, synthesizer=True),
-    ),
-    Entry("`RouterQueryEngine`", GLOBAL, "invariant", lambda _, nodes: routed(nodes)),
-    Entry("`RouterQueryEngine` to two engines", GLOBAL, "invariant", lambda _, nodes: routed_to_two(nodes)),
-    Entry("`SubQuestionQueryEngine`", GLOBAL, "invariant", lambda _, nodes: sub_questions(nodes)),
-    Entry(
-        "`SubQuestionQueryEngine`, `use_async=False`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: sub_questions(nodes, use_async=False),
-    ),
-    Entry(
-        "`SubQuestionQueryEngine`, `InvariantSynthesizer(llm)`",
-        GLOBAL,
-        "invariant",
-        lambda llm, nodes: sub_questions(nodes, response_synthesizer=InvariantSynthesizer(llm)),
-    ),
-    Entry("`MultiStepQueryEngine`", GLOBAL, "invariant", steps),
-    Entry(
-        "`TransformQueryEngine` (HyDE)",
-        GLOBAL,
-        "invariant",
-        lambda llm, nodes: str(TransformQueryEngine(engine_of(nodes), HyDEQueryTransform(llm)).query(QUERY)),
-    ),
-    Entry("`RetryQueryEngine`", GLOBAL, "invariant", retried),
-    Entry("`FLAREInstructQueryEngine`", GLOBAL, "invariant", lambda _, nodes: looked_ahead(nodes)),
-    Entry(
-        "`QueryFusionRetriever`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: fused(nodes, num_queries=1, mode="reciprocal_rerank"),
-    ),
-    Entry("`QueryFusionRetriever` with written queries", GLOBAL, "invariant", lambda _, nodes: fused(nodes)),
-    Entry("`AutoMergingRetriever`", GLOBAL, "invariant", lambda _, nodes: merging(nodes)),
-    Entry("`RecursiveRetriever`", GLOBAL, "invariant", lambda _, nodes: recursive(nodes)),
-    Entry(
-        "sentence windows: `MetadataReplacementPostProcessor`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: processed(windows(nodes), MetadataReplacementPostProcessor(target_metadata_key="window")),
-    ),
-    Entry(
-        "sentence windows, then `SegmentMarkerPostprocessor`",
-        "nothing more",
-        "invariant",
-        lambda _, nodes: processed(
-            windows(nodes), MetadataReplacementPostProcessor(target_metadata_key="window"), MARKER
+    *under(
+        "`CitationQueryEngine` with the parts of this package",
+        invariant(
+            "`InvariantSynthesizer`",
+            lambda llm, nodes: citation(llm, nodes, response_synthesizer=InvariantSynthesizer(llm)),
+            MORE,
+        ),
+        invariant("`SegmentMarkerPostprocessor`", lambda llm, nodes: citation(llm, nodes, **marked()), MORE),
+        invariant(
+            "`InvariantSynthesizer`, the source that `[n]` leads to",
+            lambda llm, nodes: cited(llm, nodes, synthesizer=True),
+            MORE,
         ),
     ),
-    Entry("`LongContextReorder`", GLOBAL, "invariant", lambda _, nodes: processed(nodes, LongContextReorder())),
-    Entry(
-        "`LongContextReorder`, then `SegmentMarkerPostprocessor`",
-        "nothing more",
-        "invariant",
-        lambda _, nodes: processed(nodes, LongContextReorder(), MARKER),
-    ),
-    Entry(
-        "`SimilarityPostprocessor`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: processed(nodes, SimilarityPostprocessor(similarity_cutoff=0.1)),
-    ),
-    Entry("`PrevNextNodePostprocessor`", GLOBAL, "invariant", lambda _, nodes: processed(nodes, neighbours(nodes))),
-    Entry(
-        "`PrevNextNodePostprocessor`, then `SegmentMarkerPostprocessor`",
-        "nothing more",
-        "invariant",
-        lambda _, nodes: processed(nodes, neighbours(nodes), MARKER),
-    ),
-    Entry(
-        "`SegmentMarkerPostprocessor`, then `PrevNextNodePostprocessor`",
-        "put the marker last; it is invariant all the same",
-        "invariant",
-        lambda _, nodes: processed(nodes, MARKER, neighbours(nodes)),
-    ),
-    Entry(
-        "`LLMRerank`: the node that the LLM chooses by number",
-        "rerank with a cross-encoder, or ask about one node at a time",
-        "warns",
-        reranked,
-    ),
-    Entry(
-        "`SummaryIndex(nodes).as_query_engine()`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: str(SummaryIndex([each.node for each in nodes]).as_query_engine().query(QUERY)),
-    ),
-    Entry(
-        '`SummaryIndex`, `response_mode="tree_summarize"`',
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: str(
-            SummaryIndex([each.node for each in nodes]).as_query_engine(response_mode="tree_summarize").query(QUERY)
+    *under(
+        "query engines around others",
+        invariant("`RouterQueryEngine`", lambda _, nodes: routed(nodes)),
+        invariant("`RouterQueryEngine` to two engines", lambda _, nodes: routed_to_two(nodes)),
+        invariant("`SubQuestionQueryEngine`", lambda _, nodes: sub_questions(nodes)),
+        invariant(
+            "`SubQuestionQueryEngine`, `use_async=False`", lambda _, nodes: sub_questions(nodes, use_async=False)
         ),
+        invariant(
+            "`SubQuestionQueryEngine`, `InvariantSynthesizer` for the last answer",
+            lambda llm, nodes: sub_questions(nodes, response_synthesizer=InvariantSynthesizer(llm)),
+        ),
+        invariant("`MultiStepQueryEngine`", steps),
+        invariant(
+            "`TransformQueryEngine` with HyDE",
+            lambda llm, nodes: str(TransformQueryEngine(engine_of(nodes), HyDEQueryTransform(llm)).query(QUERY)),
+        ),
+        invariant("`RetryQueryEngine`", retried),
+        invariant("`FLAREInstructQueryEngine`", lambda _, nodes: looked_ahead(nodes)),
     ),
-    Entry("`DocumentSummaryIndex`", GLOBAL, "invariant", lambda _, nodes: summaries(nodes)),
-    Entry(
-        "`SimpleKeywordTableIndex`, which lists nodes by keyword",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: keywords(nodes),
-        ordered=False,
+    *under(
+        "`LLMRerank`",
+        warns(
+            "the node that the LLM chooses by its number",
+            reranked,
+            "rerank with a cross-encoder, or ask about one node at a time",
+        ),
     ),
 ]

@@ -6,8 +6,7 @@ import zlib
 from typing import Any
 
 from cases import QUERY
-from entries_query import GLOBAL
-from entry import Entry, Nodes, engine_of
+from entry import MORE, Nodes, engine_of, invariant, under, warns
 from llama_index.core.evaluation import (
     AnswerRelevancyEvaluator,
     ContextRelevancyEvaluator,
@@ -18,7 +17,6 @@ from llama_index.core.evaluation import (
     RelevancyEvaluator,
 )
 from llama_index.core.evaluation.guideline import EvaluationData
-from llama_index.core.evaluation.pairwise import EvaluationSource
 from llama_index.core.types import BaseOutputParser
 
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
@@ -49,62 +47,49 @@ def verdict(text: str) -> tuple[bool | None, float | None, str | None]:
     return first, float(first), text
 
 
-def of_pair(evaluator: Any, nodes: Nodes) -> str:
-    """Compare the first two texts by their id, in the order given; return the better one, and why."""
+def better(evaluator: Any, nodes: Nodes) -> tuple[str, str]:
+    """Compare two of the texts in the order in which they are listed; return the better one, and what was said."""
     one, other = (each.text for each in nodes if each.node.node_id in {"node 0", "node 1"})
     result = evaluator.evaluate(query=QUERY, response=one, second_response=other)
-    # Which text an evaluator calls the first depends on what it saw: in the flipped comparison, they are flipped.
-    flipped = result.pairwise_source == EvaluationSource.FLIPPED
-    first, second = (other, one) if flipped else (one, other)
-    winner = {1.0: first, 0.0: second}.get(result.score, "a tie")
-    return f"{winner} {'' if isinstance(evaluator, InvariantPairwiseEvaluator) else result.feedback}"
+    return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
 
 
-ANSWERS = "`InvariantPairwiseEvaluator(llm)`"
 ENTRIES = [
-    *(
-        Entry(
-            f"`{kind.__name__}.evaluate(contexts=...)`",
-            GLOBAL,
-            "invariant",
-            lambda llm, nodes, kind=kind: of_contexts(kind, llm, nodes),
-        )
-        for kind in (FaithfulnessEvaluator, RelevancyEvaluator, ContextRelevancyEvaluator)
-    ),
-    *(
-        Entry(
-            f"`{kind.__name__}.evaluate_response` of `engine.query`",
-            GLOBAL,
-            "invariant",
-            lambda llm, nodes, kind=kind, options=options: of_response(kind(llm=llm, **options), nodes),
-        )
-        for kind, options in (
-            (FaithfulnessEvaluator, {}),
-            (RelevancyEvaluator, {}),
-            (CorrectnessEvaluator, {"parser_function": lambda text: (None, text)}),
-            (GuidelineEvaluator, {"output_parser": Taking()}),
-            (AnswerRelevancyEvaluator, {}),
-        )
-    ),
-    Entry(
-        "`PairwiseComparisonEvaluator(enforce_consensus=False)`: the order of the two answers",
-        ANSWERS,
-        "warns",
-        lambda llm, nodes: of_pair(
-            PairwiseComparisonEvaluator(llm, parser_function=verdict, enforce_consensus=False), nodes
+    *under(
+        "evaluators with nodes as `contexts`",
+        *(
+            invariant(f"`{kind.__name__}`", lambda llm, nodes, kind=kind: of_contexts(kind, llm, nodes))
+            for kind in (FaithfulnessEvaluator, RelevancyEvaluator, ContextRelevancyEvaluator)
         ),
     ),
-    Entry(
-        "`PairwiseComparisonEvaluator`: the order of the two answers",
-        ANSWERS,
-        "warns",
-        lambda llm, nodes: of_pair(PairwiseComparisonEvaluator(llm, parser_function=verdict), nodes),
+    *under(
+        "evaluators of the answer of a query engine",
+        invariant("`FaithfulnessEvaluator`", lambda llm, nodes: of_response(FaithfulnessEvaluator(llm), nodes)),
+        invariant("`RelevancyEvaluator`", lambda llm, nodes: of_response(RelevancyEvaluator(llm), nodes)),
+        invariant("`AnswerRelevancyEvaluator`", lambda llm, nodes: of_response(AnswerRelevancyEvaluator(llm), nodes)),
+        invariant(
+            "`CorrectnessEvaluator`",
+            lambda llm, nodes: of_response(CorrectnessEvaluator(llm, parser_function=lambda text: (None, text)), nodes),
+        ),
+        invariant(
+            "`GuidelineEvaluator`",
+            lambda llm, nodes: of_response(GuidelineEvaluator(llm, output_parser=Taking()), nodes),
+        ),
     ),
-    Entry(
-        "`InvariantPairwiseEvaluator`: the order of the two answers",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: of_pair(InvariantPairwiseEvaluator(llm), nodes),
-        ordered=False,
+    *under(
+        "two answers",
+        warns(
+            "`PairwiseComparisonEvaluator`, `enforce_consensus=False`",
+            lambda llm, nodes: " ".join(
+                better(PairwiseComparisonEvaluator(llm, parser_function=verdict, enforce_consensus=False), nodes)
+            ),
+            "`InvariantPairwiseEvaluator(llm)`",
+        ),
+        invariant(
+            "`InvariantPairwiseEvaluator`",
+            lambda llm, nodes: better(InvariantPairwiseEvaluator(llm), nodes)[0],
+            MORE,
+            ordered=False,
+        ),
     ),
 ]

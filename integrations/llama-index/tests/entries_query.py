@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from cases import QUERY
-from entry import Entry, Nodes, engine_of, index_of
+from entry import MORE, Entry, Nodes, engine_of, index_of, invariant, under, warns
 from llama_index.core import PromptTemplate
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.llms import LLM
@@ -22,7 +22,6 @@ from llama_index.core.schema import MetadataMode
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-GLOBAL = "nothing but `Settings.llm = InvariantLLM(...)`"
 ONE_CALL = "`response_synthesizer=InvariantSynthesizer(llm)`: one call reads all nodes"
 
 
@@ -99,151 +98,117 @@ WHOLE = {  # modes whose one call holds all nodes
     ResponseMode.REFINE: False,
     ResponseMode.ACCUMULATE: False,
 }
-NO_CALL_WITH_NODES = {ResponseMode.GENERATION, ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY}
+NO_NODES = {ResponseMode.GENERATION, ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY}
 """Modes that show no node to an LLM; the last two ask none at all."""
 
 
-def mode_entry(mode: ResponseMode, with_marker: bool) -> Entry:
-    options = {"response_mode": mode} | (marked() if with_marker else {})
-    name = f'`as_query_engine(response_mode="{mode.value}")`' + ", `SegmentMarkerPostprocessor`" * with_marker
-    todo = (GLOBAL if not with_marker else "nothing more") if WHOLE[mode] else ONE_CALL
-    return Entry(name, todo, "invariant" if WHOLE[mode] else "warns", lambda _, nodes: query(nodes, **options))
+def mode_entry(mode: ResponseMode, **options: Any) -> Entry:
+    def ask(_: LLM, nodes: Nodes) -> str:
+        return query(nodes, response_mode=mode, **options)
+
+    name = f'`"{mode.value}"`'
+    if not WHOLE[mode]:
+        return warns(name, ask, ONE_CALL)
+    return invariant(name, ask, MORE) if options else invariant(name, ask)
 
 
-def synthesized(llm: LLM, nodes: Nodes, **options: Any) -> dict[str, Any]:
+def with_synthesizer(llm: LLM, **options: Any) -> dict[str, Any]:
     return {"response_synthesizer": InvariantSynthesizer(llm, **options)}
-
-
-ENTRIES = [
-    Entry("`index.as_query_engine()`", GLOBAL, "invariant", lambda _, nodes: query(nodes), sizes=(3, 4)),
-    Entry("`as_query_engine().aquery`", GLOBAL, "invariant", lambda _, nodes: aquery(nodes)),
-    Entry("`as_query_engine(streaming=True)`", GLOBAL, "invariant", lambda _, nodes: streamed(nodes)),
-    Entry("`as_query_engine(streaming=True).aquery`", GLOBAL, "invariant", lambda _, nodes: astreamed(nodes)),
-    Entry("`as_query_engine(use_async=True)`", GLOBAL, "invariant", lambda _, nodes: query(nodes, use_async=True)),
-    Entry("`as_query_engine(multimodal=True)`", GLOBAL, "invariant", lambda _, nodes: query(nodes, multimodal=True)),
-    Entry(
-        "`RetrieverQueryEngine(retriever)`", GLOBAL, "invariant", lambda _, nodes: str(engine_of(nodes).query(QUERY))
-    ),
-    *(mode_entry(mode, with_marker) for with_marker in (False, True) for mode in WHOLE),
-    Entry(
-        '`as_query_engine(response_mode="generation")`',
-        "nothing: it reads no node",
-        "invariant",
-        lambda _, nodes: query(nodes, response_mode=ResponseMode.GENERATION),
-        ordered=False,
-    ),
-    Entry(
-        '`response_mode="tree_summarize"`, several batches',
-        ONE_CALL,
-        "warns",
-        lambda _, nodes: in_small_batches(bare(nodes), ResponseMode.TREE_SUMMARIZE),
-    ),
-    Entry(
-        '`response_mode="compact"`, several batches',
-        ONE_CALL,
-        "warns",
-        lambda _, nodes: in_small_batches(bare(nodes), ResponseMode.COMPACT),
-    ),
-    Entry(
-        "`as_query_engine(text_qa_template=...)`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: query(nodes, text_qa_template=SHORT),
-    ),
-    Entry(
-        "`text_qa_template` with a function that numbers the nodes",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: query(bare(nodes), text_qa_template=NUMBERING),
-    ),
-    Entry(
-        "`text_qa_template` with a function that numbers marked nodes",
-        "nothing more",
-        "invariant",
-        lambda _, nodes: query(bare(nodes), **marked(text_qa_template=NUMBERING)),
-    ),
-    Entry(
-        "`as_query_engine(refine_template=...)`, all nodes in one call",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: query(nodes, refine_template=REFINING),
-    ),
-    Entry(
-        '`response_mode="refine", refine_template=...`',
-        ONE_CALL,
-        "warns",
-        lambda _, nodes: query(nodes, refine_template=REFINING, response_mode=ResponseMode.REFINE),
-    ),
-    Entry(
-        "`as_query_engine(response_synthesizer=InvariantSynthesizer(llm))`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: query(nodes, **synthesized(llm, nodes)),
-        sizes=(3, 4),
-    ),
-    Entry(
-        "`InvariantSynthesizer(llm)`, `aquery`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: aquery(nodes, **synthesized(llm, nodes)),
-    ),
-    Entry(
-        "`InvariantSynthesizer(llm, streaming=True)`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: streamed(nodes, **synthesized(llm, nodes, streaming=True)),
-    ),
-    Entry(
-        "`InvariantSynthesizer(llm, text_qa_template=...)` that numbers the nodes",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: query(bare(nodes), **synthesized(llm, nodes, text_qa_template=NUMBERING)),
-    ),
-    Entry(
-        "`InvariantSynthesizer(llm, output_cls=...)`",
-        "nothing more",
-        "invariant",
-        lambda llm, nodes: query(nodes, **synthesized(longer(llm), nodes, output_cls=Found)),
-    ),
-    Entry(
-        "`as_query_engine(output_cls=...)`",
-        GLOBAL,
-        "invariant",
-        lambda llm, nodes: query(nodes, llm=longer(llm), output_cls=Found),
-    ),
-    Entry(
-        "`as_query_engine(llm=llm.as_structured_llm(...))`",
-        GLOBAL,
-        "invariant",
-        lambda llm, nodes: query(nodes, llm=longer(llm).as_structured_llm(Found)),
-    ),
-    Entry(
-        "`get_response_synthesizer().synthesize(query, nodes)`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: str(get_response_synthesizer().synthesize(QUERY, nodes)),
-    ),
-    Entry(
-        "`TreeSummarize().get_response(query, texts)`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: str(TreeSummarize().get_response(QUERY, contents(nodes))),
-    ),
-    Entry(
-        "`CompactAndRefine().get_response(query, texts)`",
-        GLOBAL,
-        "invariant",
-        lambda _, nodes: str(CompactAndRefine().get_response(QUERY, contents(nodes))),
-    ),
-    Entry(
-        "`Refine().get_response(query, texts)`",
-        ONE_CALL,
-        "warns",
-        lambda _, nodes: str(Refine().get_response(QUERY, contents(nodes))),
-    ),
-]
 
 
 def contents(nodes: Nodes) -> list[str]:
     """Return what an LLM reads of each node."""
     return [each.get_content(MetadataMode.LLM) for each in nodes]
+
+
+ENTRIES = [
+    *under(
+        "`index.as_query_engine(...)`",
+        invariant("as it is", lambda _, nodes: query(nodes), sizes=(3, 4)),
+        invariant("`aquery`", lambda _, nodes: aquery(nodes)),
+        invariant("`streaming=True`", lambda _, nodes: streamed(nodes)),
+        invariant("`streaming=True`, `aquery`", lambda _, nodes: astreamed(nodes)),
+        invariant("`use_async=True`", lambda _, nodes: query(nodes, use_async=True)),
+        invariant("`multimodal=True`", lambda _, nodes: query(nodes, multimodal=True)),
+        invariant("`RetrieverQueryEngine`", lambda _, nodes: str(engine_of(nodes).query(QUERY))),
+        invariant("`text_qa_template=`", lambda _, nodes: query(nodes, text_qa_template=SHORT)),
+        invariant(
+            "a `text_qa_template` that numbers the nodes",
+            lambda _, nodes: query(bare(nodes), text_qa_template=NUMBERING),
+        ),
+        invariant("`refine_template=`, all nodes in one call", lambda _, nodes: query(nodes, refine_template=REFINING)),
+        invariant("`output_cls=`", lambda llm, nodes: query(nodes, llm=longer(llm), output_cls=Found)),
+        invariant("`as_structured_llm`", lambda llm, nodes: query(nodes, llm=longer(llm).as_structured_llm(Found))),
+        invariant(
+            '`"generation"`, which reads no node',
+            lambda _, nodes: query(nodes, response_mode=ResponseMode.GENERATION),
+            ordered=False,
+        ),
+    ),
+    *under(
+        "`index.as_query_engine(response_mode=...)`",
+        *map(mode_entry, WHOLE),
+        warns(
+            '`"tree_summarize"`, several batches',
+            lambda _, nodes: in_small_batches(bare(nodes), ResponseMode.TREE_SUMMARIZE),
+            ONE_CALL,
+        ),
+        warns(
+            '`"compact"`, several batches',
+            lambda _, nodes: in_small_batches(bare(nodes), ResponseMode.COMPACT),
+            ONE_CALL,
+        ),
+        warns(
+            '`"refine"`, `refine_template=`',
+            lambda _, nodes: query(nodes, refine_template=REFINING, response_mode=ResponseMode.REFINE),
+            ONE_CALL,
+        ),
+    ),
+    *under(
+        "`SegmentMarkerPostprocessor`, `response_mode=...`",
+        *(mode_entry(mode, **marked()) for mode in WHOLE),
+        invariant(
+            "a `text_qa_template` that numbers the nodes",
+            lambda _, nodes: query(bare(nodes), **marked(text_qa_template=NUMBERING)),
+            MORE,
+        ),
+    ),
+    *under(
+        "`response_synthesizer=InvariantSynthesizer(llm, ...)`",
+        invariant("as it is", lambda llm, nodes: query(nodes, **with_synthesizer(llm)), MORE, sizes=(3, 4)),
+        invariant("`aquery`", lambda llm, nodes: aquery(nodes, **with_synthesizer(llm)), MORE),
+        invariant(
+            "`streaming=True`", lambda llm, nodes: streamed(nodes, **with_synthesizer(llm, streaming=True)), MORE
+        ),
+        invariant(
+            "a `text_qa_template` that numbers the nodes",
+            lambda llm, nodes: query(bare(nodes), **with_synthesizer(llm, text_qa_template=NUMBERING)),
+            MORE,
+        ),
+        invariant(
+            "`output_cls=`",
+            lambda llm, nodes: query(nodes, **with_synthesizer(longer(llm), output_cls=Found)),
+            MORE,
+        ),
+    ),
+    *under(
+        "a response synthesizer by hand",
+        invariant(
+            "`get_response_synthesizer().synthesize(query, nodes)`",
+            lambda _, nodes: str(get_response_synthesizer().synthesize(QUERY, nodes)),
+        ),
+        invariant(
+            "`TreeSummarize().get_response(query, texts)`",
+            lambda _, nodes: str(TreeSummarize().get_response(QUERY, contents(nodes))),
+        ),
+        invariant(
+            "`CompactAndRefine().get_response(query, texts)`",
+            lambda _, nodes: str(CompactAndRefine().get_response(QUERY, contents(nodes))),
+        ),
+        warns(
+            "`Refine().get_response(query, texts)`",
+            lambda _, nodes: str(Refine().get_response(QUERY, contents(nodes))),
+            ONE_CALL,
+        ),
+    ),
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -22,7 +23,11 @@ from llama_index.llms.invariant_rag import InvariantLLM, canonical, vote
 
 Expected: TypeAlias = Literal["invariant", "warns"]
 Nodes: TypeAlias = list[NodeWithScore]
+Ask: TypeAlias = Callable[[Any, Nodes], str]
+"""Builds everything anew around an LLM and nodes in the order given, and returns the answer."""
 
+GLOBAL = "nothing but `Settings.llm = InvariantLLM(...)`"
+MORE = "nothing more"
 TEXTS = (*THREE, "The bell of Varn rings twice a day.")
 NAMES = ("ferry", "mill", "bridge", "bell")
 
@@ -40,34 +45,63 @@ class Entry:
         ordered: Whether a plain model answers by the order of the nodes. Not so where it reads none of them, or where
             the entry puts them in order whatever the model.
         sizes: How many nodes are permuted.
+        topic: What the entry belongs to: a row of the table lists the entries of one topic that behave alike.
     """
 
     name: str
     todo: str
     expected: Expected
-    ask: Callable[[Any, Nodes], str]
+    ask: Ask
     wrapper: str = "InvariantLLM"
     ordered: bool = True
     sizes: tuple[int, ...] = (3,)
+    topic: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name, with its topic."""
+        return f"{self.topic}: {self.name}"
 
     def answer(self, llm: LLM, nodes: Nodes) -> str:
         """Return the answer of an LLM, which is LlamaIndex's global one meanwhile."""
         Settings.llm, Settings.embed_model = llm, WordEmbedding()
         return self.ask(llm, nodes)
 
+    def nodes(self, order: Sequence[int]) -> Nodes:
+        """Return nodes in an order, as a reader of files makes them, all with one score: they are tied.
+
+        Each entry has texts of its own, so that no entry sees what another one retrieved.
+        """
+        page = zlib.crc32(self.title.encode()) % 10_000
+        return [
+            NodeWithScore(
+                node=TextNode(
+                    text=f"{TEXTS[i]} See page {page}.", id_=f"node {i}", metadata={"file_name": f"{NAMES[i]}.txt"}
+                ),
+                score=0.5,
+            )
+            for i in order
+        ]
+
     def around(self, wrapper: str) -> Entry:
         """Return the same entry with a wrapper around the LLM."""
-        return replace(self, name=f"{self.name}, `{wrapper}(llm)`", wrapper=wrapper, sizes=(3,))
+        todo = self.todo.replace(GLOBAL, f"nothing but `Settings.llm = {wrapper}(llm)`")
+        return replace(self, name=self.title, todo=todo, wrapper=wrapper, sizes=(3,), topic=f"`{wrapper}(llm)`")
 
 
-def nodes_in(order: Sequence[int]) -> Nodes:
-    """Return the nodes in an order, as a reader of files makes them, all with one score: they are tied."""
-    return [
-        NodeWithScore(
-            node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata={"file_name": f"{NAMES[i]}.txt"}), score=0.5
-        )
-        for i in order
-    ]
+def invariant(name: str, ask: Ask, todo: str = GLOBAL, **options: Any) -> Entry:
+    """Return an entry that gives one answer for all orders."""
+    return Entry(name, todo, "invariant", ask, **options)
+
+
+def warns(name: str, ask: Ask, todo: str, **options: Any) -> Entry:
+    """Return an entry whose user is warned."""
+    return Entry(name, todo, "warns", ask, **options)
+
+
+def under(topic: str, *entries: Entry) -> list[Entry]:
+    """Return entries with their topic."""
+    return [replace(each, topic=topic) for each in entries]
 
 
 class HashingLLM(CustomLLM):
