@@ -128,7 +128,11 @@ def react(llm: InvariantLLM, nodes: Nodes, **options: Any) -> str:
     tool = RetrieverTool.from_defaults(ListRetriever(nodes), name="harbour", description="Knows boats.", **options)
 
     async def run() -> str:
-        agent = ReActAgent(tools=[tool], llm=SearchingLLM(llm.lm, max_tokens=8), streaming=False)
+        agent = ReActAgent(
+            tools=[tool],
+            llm=SearchingLLM(llm.lm, max_tokens=8, generation_kwargs=llm.generation_kwargs),
+            streaming=False,
+        )
         agent.formatter.system_header = "Tools:\n{tool_desc}\n{tool_names}"
         return str(await agent.run(QUERY))
 

@@ -116,20 +116,10 @@ def retried(llm: Any, nodes: Nodes) -> str:
     return str(RetryQueryEngine(engine_of(nodes), evaluator, max_retries=1).query(QUERY))
 
 
-class Inserter(DirectLookaheadAnswerInserter):
-    """Inserts answers without brackets: a random model writes any, and they would be taken for another search."""
-
-    def insert(
-        self, response: str, query_tasks: list[Any], answers: list[str], prev_response: str | None = None
-    ) -> str:
-        plain = [each.replace("[", "(").replace("]", ")") for each in answers]
-        return super().insert(response, query_tasks, plain, prev_response)
-
-
 def looked_ahead(nodes: Nodes) -> str:
     planner = SayingLLM(says=f"The ferry leaves at [Search({QUERY})].")
     engine = FLAREInstructQueryEngine(
-        engine_of(nodes), llm=planner, lookahead_answer_inserter=Inserter(), max_iterations=1
+        engine_of(nodes), llm=planner, lookahead_answer_inserter=DirectLookaheadAnswerInserter(), max_iterations=1
     )
     return str(engine.query(QUERY))
 

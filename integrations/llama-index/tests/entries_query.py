@@ -61,8 +61,8 @@ def marked(**options: Any) -> dict[str, Any]:
 
 
 def longer(llm: Any) -> Any:
-    """Return the LLM with tokens enough for a small object."""
-    return llm.model_copy(update={"max_tokens": 60})
+    """Return the LLM with tokens enough for a small object, which its grammar alone constrains."""
+    return llm.model_copy(update={"max_tokens": 60, "generation_kwargs": {}})
 
 
 def numbered(**variables: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import torch
 from cases import TEXTS as THREE
 from cases import ListRetriever, WordEmbedding
 from invariant_rag import InvariantModel
@@ -18,6 +19,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical, vote
 
@@ -137,13 +139,31 @@ class SayingLLM(HashingLLM):
         return CompletionResponse(text=self.says)
 
 
+class EveryBit(LogitsProcessor):
+    """Chooses each letter by a hash of the scores, so that an answer shows every bit in which two prompts differ."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._letters = torch.tensor(tokenizer.encode("abcdefghijklmnopqrstuvwxyz", add_special_tokens=False))
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        digest = hashlib.sha256(scores.float().numpy().tobytes()).digest()
+        chosen = torch.full_like(scores, float("-inf"))
+        chosen[:, self._letters[digest[0] % len(self._letters)]] = 0.0
+        return chosen
+
+
+def local_llm(model: InvariantModel) -> InvariantLLM:
+    processors = LogitsProcessorList([EveryBit(model.tokenizer)])
+    return InvariantLLM(model, max_tokens=8, generation_kwargs={"logits_processor": processors})
+
+
 WRAPPERS: dict[str, Callable[[InvariantModel], LLM]] = {
-    "InvariantLLM": lambda model: InvariantLLM(model, max_tokens=8),
+    "InvariantLLM": local_llm,
     "canonical": lambda _: canonical(HashingLLM()),
     "vote": lambda _: vote(HashingLLM(), votes=3),
 }
 CONTROLS: dict[str, Callable[[InvariantModel], LLM]] = {
-    "InvariantLLM": lambda model: InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=8),
+    "InvariantLLM": lambda model: local_llm(model.with_method("sequential", ordering="given")),
     "canonical": lambda _: HashingLLM(),
     "vote": lambda _: HashingLLM(),
 }

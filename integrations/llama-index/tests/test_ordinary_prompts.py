@@ -19,10 +19,10 @@ assert len(ORDINARY) >= 200
 WRAPPERS = ("InvariantLLM", "canonical", "vote")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def llms(model: InvariantModel) -> dict[str, LLM]:
     return {
-        "InvariantLLM": InvariantLLM(model, max_tokens=1, overflow="trim_segments"),
+        "InvariantLLM": InvariantLLM(model, max_tokens=1),
         "canonical": canonical(MockLLM()),
         "vote": vote(MockLLM()),
     }
