@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
 from invariant_rag.orderings.base import Candidate
-from invariant_rag.segments import Prompt, Segment, Text, TokenIds, as_token_ids, replace_surrogates
+from invariant_rag.segments import (
+    Prompt,
+    Segment,
+    SegmentSet,
+    Text,
+    TokenIds,
+    as_token_ids,
+    plain_rendering,
+    replace_surrogates,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,10 +65,34 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
             texts[0] = start + texts[0]
     control = {} if tokenizer is None else control_tokens(tokenizer)
     sets = tuple(
-        tuple(_tokenize_segment(segment, prompt, tokenizer, control) for segment in segments)
-        for segments in prompt.sets
+        tuple(
+            _tokenize_segment(segment, prompt.rendering if each.slots is None else plain_rendering, tokenizer, control)
+            for segment in each
+        )
+        for each in prompt.sets
     )
     return TokenizedPrompt(tuple(texts), sets)
+
+
+def tokenize_in_slots(segments: SegmentSet, ranks: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[TokenIds]:
+    """Tokenize the segments of a set that has slots, each in the slot of its physical place.
+
+    The segment of rank 0 takes the last slot: it is placed nearest to what follows.
+
+    Args:
+        segments: The set.
+        ranks: Indices of the segments by rank.
+        tokenizer: The tokenizer.
+
+    Returns:
+        Token ids by rank.
+    """
+    control = control_tokens(tokenizer)
+    slots = reversed(segments.slots or ())
+    return [
+        tokenize_literal(slot.render(segments[index]), tokenizer, control)
+        for index, slot in zip(ranks, slots, strict=True)
+    ]
 
 
 def tokenize_text(text: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> TokenIds:
@@ -133,12 +166,15 @@ def _tokenize_text(text: Text, tokenizer: PreTrainedTokenizerBase | None) -> Tok
 
 
 def _tokenize_segment(
-    segment: Segment, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, control: Mapping[int, str]
+    segment: Segment,
+    rendering: Callable[[Segment], str],
+    tokenizer: PreTrainedTokenizerBase | None,
+    control: Mapping[int, str],
 ) -> Candidate:
     if segment.token_ids is not None:
         text = None if tokenizer is None else str(tokenizer.decode(list(segment.token_ids)))
         return Candidate(segment, segment.token_ids, text)
-    text = prompt.rendering(segment)
+    text = rendering(segment)
     if not text:
         return Candidate(segment, (), text)
     if tokenizer is None:

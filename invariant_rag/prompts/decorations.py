@@ -1,0 +1,238 @@
+r"""Text between the segments of a set that is the same for each: numbers, bullets, tags, separators, `Source: a.txt`.
+
+It belongs to the places of the set. What is the same for each becomes a `Slot`: it stays in its place, with its running
+number, when the segments change places. What shows a segment's own title or metadata is a field of the slot, and goes
+with the segment.
+
+>>> texts, slots = slots_of(["Read:\n[1] ", "\n[2] ", "\nWhy?"], [Segment("a"), Segment("b")])
+>>> texts, [slot.before + slot.after for slot in slots]
+(('Read:', '\nWhy?'), [('\n[1] ',), ('\n[2] ',)])
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from numbers import Real
+
+from invariant_rag.segments import Field, Segment, Slot
+
+_LABEL = re.compile(r"\d+|(?<![A-Za-z0-9])[A-Za-z](?=[.):\]])")
+_NUMBER = "\U0010fffd"  # stands for one running number
+_FIELDS = range(0xF0000, 0xF0800)  # each stands for one field; like `_NUMBER`, private-use characters
+_PLACEHOLDERS = re.compile(f"[{chr(_FIELDS[0])}-{chr(_FIELDS[-1])}{_NUMBER}]")
+_ARROW = re.compile(r"[<>]")
+
+
+def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[str, str], list[Slot]] | None:
+    """Return the slots of segments with text between them, if that text is the same for each.
+
+    Args:
+        texts: The text before the first segment, those between two, and the text after the last: one more than there
+            are segments.
+        segments: The segments, in the order of the prompt.
+
+    Returns:
+        What is left of the first and of the last text, and one slot per segment. None if the text between differs in
+        more than a running number and the segments' own metadata, or says something that is not said of each.
+    """
+    if all(not text.strip() for text in texts[1:-1]):
+        slots = [Slot(after=(text,) if text else ()) for text in [*texts[1:-1], ""]]
+        return (texts[0], texts[-1]), slots
+    if any(_PLACEHOLDERS.search(text) for text in texts):
+        return None
+    keys = _replace_fields(texts, segments)
+    if keys is None:
+        return None
+    shapes = [_Shape.of(text) for text in keys.texts]
+    inner = shapes[1:-1]
+    if any(shape.text != inner[0].text for shape in inner):
+        return None
+    running = _running_columns(inner)
+    if running is None:
+        return None
+    return _split(shapes, running, keys.names)
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Texts with a character in place of each field, and the names of these characters."""
+
+    texts: list[str]
+    names: dict[str, str] = field(default_factory=dict)
+
+
+def _replace_fields(texts: Sequence[str], segments: Sequence[Segment]) -> _Fields | None:
+    """Replace, in every text, the values of fields that are shown for each segment. None: they may be numbers too."""
+    replaced = _Fields(list(texts))
+    for key, values in _own_fields(segments):
+        after = False
+        places = _occurrences(replaced.texts[:-1], values, last=True)
+        if places is None:
+            after = True
+            places = _occurrences(replaced.texts[1:], values, last=False)
+        if places is None:
+            continue
+        kind = _kind_of_numbers(values)
+        named = all(re.search(re.escape(key), text, re.IGNORECASE) for text in texts[1:-1])
+        if kind == "running" and not named:
+            continue
+        if kind == "shuffled" and not named:
+            return None  # a running number in another order of the same segments
+        character = chr(_FIELDS[len(replaced.names)])
+        replaced.names[character] = key
+        for index, (start, stop) in enumerate(places, start=int(after)):
+            text = replaced.texts[index]
+            replaced.texts[index] = text[:start] + character + text[stop:]
+    return replaced
+
+
+def _own_fields(segments: Sequence[Segment]) -> Iterator[tuple[str, list[str]]]:
+    """Yield fields that every segment has, and that are not the same for all; longest values first."""
+    found = []
+    for key in ("title", *segments[0].metadata):
+        values = [segment.title if key == "title" else segment.metadata.get(key) for segment in segments]
+        if all(isinstance(value, str | Real) and not isinstance(value, bool) and str(value) for value in values):
+            listed = [str(value) for value in values]
+            if len(set(listed)) > 1:
+                found.append((key, listed))
+    yield from sorted(found, key=lambda pair: -min(map(len, pair[1])))
+
+
+def _occurrences(texts: Sequence[str], values: Sequence[str], *, last: bool) -> list[tuple[int, int]] | None:
+    """Return where each text holds its value as a whole word, nearest to its segment; None if one does not."""
+    places = []
+    for text, value in zip(texts, values, strict=True):
+        matches = list(re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text))
+        if not matches:
+            return None
+        places.append(matches[-1 if last else 0].span())
+    return places
+
+
+def _kind_of_numbers(values: Sequence[str]) -> str:
+    """Return whether values look like running numbers: `running`, `shuffled`, or neither (an empty string)."""
+    if all(value.isdecimal() for value in values):
+        numbers = list(map(int, values))
+    elif all(len(value) == 1 for value in values):
+        numbers = list(map(ord, values))
+    else:
+        return ""
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return "running"
+    return "shuffled" if sorted(numbers) == list(range(min(numbers), min(numbers) + len(numbers))) else ""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A text with a character in place of each number or letter that may count; and these labels."""
+
+    text: str
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> _Shape:
+        return cls(_LABEL.sub(_NUMBER, text), tuple(_LABEL.findall(text)))
+
+    def restored(self, start: int, stop: int) -> str:
+        """Return `text[start:stop]` with its labels."""
+        labels = iter(self.labels[self.text[:start].count(_NUMBER) :])
+        return "".join(next(labels) if each == _NUMBER else each for each in self.text[start:stop])
+
+
+def _follows(label: str, before: str) -> bool:
+    """Return whether a label counts on from another one: 2 from 1, b from a."""
+    if label.isdecimal() and before.isdecimal():
+        return int(label) == int(before) + 1
+    return not label.isdecimal() and not before.isdecimal() and ord(label) == ord(before) + 1
+
+
+def _running_columns(inner: Sequence[_Shape]) -> list[bool | None] | None:
+    """Return which labels of the texts between segments count (None: one text alone does not say). None: neither."""
+    columns: list[bool | None] = []
+    for labels in zip(*(shape.labels for shape in inner), strict=True):
+        pairs = list(pairwise(labels))
+        if not pairs:
+            columns.append(None)
+        elif all(a == b for a, b in pairs):
+            columns.append(False)
+        elif all(_follows(b, a) for a, b in pairs):
+            columns.append(True)
+        else:
+            return None
+    return columns
+
+
+def _split(
+    shapes: Sequence[_Shape], running: Sequence[bool | None], names: dict[str, str]
+) -> tuple[tuple[str, str], list[Slot]] | None:
+    """Split what stands between two segments into what belongs to the one before and to the one after it."""
+    first, last, between = shapes[0], shapes[-1], shapes[1].text
+    size = len(between)
+    tail = _common(first, shapes[1], running, backwards=True)
+    head = _common(shapes[-2], last, running, backwards=False)
+    if tail + head < size:
+        rest = between[head : size - tail]
+        if _ARROW.search(rest) or any(each.isalnum() or _PLACEHOLDERS.match(each) for each in rest):
+            return None  # it says something that is not said of the first or of the last segment
+        cut = size - tail
+    else:
+        line = between.rfind("\n", 0, head) + 1
+        cut = max(line, size - tail)
+    if not between[cut:].strip():
+        cut = size
+    begin = len(first.text) - (size - cut)
+    end = min(head, cut) if between[: min(head, cut)].strip() else 0
+    spans_before = [(first, begin, len(first.text)), *((shape, cut, size) for shape in shapes[1:-1])]
+    spans_after = [*((shape, 0, cut) for shape in shapes[1:-1]), (last, 0, end)]
+    before = [shape.restored(start, stop) for shape, start, stop in spans_before]
+    after = [shape.restored(start, stop) for shape, start, stop in spans_after]
+    around = first.restored(0, begin), last.restored(end, len(last.text))
+    if any(_PLACEHOLDERS.search(text) for text in around):
+        return None
+    numbers: Sequence[str | None] = _numbers(before) or _numbers(after) or [None] * len(before)
+    slots = [
+        Slot(_with_fields(one, names), _with_fields(other, names), number)
+        for one, other, number in zip(before, after, numbers, strict=True)
+    ]
+    return around, slots
+
+
+def _common(first: _Shape, second: _Shape, running: Sequence[bool | None], *, backwards: bool) -> int:
+    """Return how many characters two texts share at their ends, or at their starts, if labels count as they should.
+
+    The shared text does not begin or end within a word.
+    """
+    step = -1 if backwards else 1
+    texts = [shape.text[::step] for shape in (first, second)]
+    labels = [shape.labels[::step] for shape in (first, second)]
+    columns = running[::step]
+    length = label = 0
+    for a, b in zip(*texts, strict=False):
+        if a != b:
+            break
+        if a == _NUMBER:
+            one, two, counts = labels[0][label], labels[1][label], columns[label]
+            if not ((one == two and counts is not True) or (_follows(two, one) and counts is not False)):
+                break
+            label += 1
+        length += 1
+    while length and any(text[length - 1].isalnum() and text[length : length + 1].isalnum() for text in texts):
+        length -= 1
+    return length
+
+
+def _numbers(texts: Sequence[str]) -> list[str] | None:
+    """Return the label that counts from text to text; None if there is none."""
+    for column in zip(*(_LABEL.findall(text) for text in texts), strict=False):
+        if len(column) > 1 and all(_follows(b, a) for a, b in pairwise(column)):
+            return list(column)
+    return None
+
+
+def _with_fields(text: str, names: dict[str, str]) -> tuple[str | Field, ...]:
+    """Split a text at the characters that stand for fields."""
+    pieces: Iterable[str] = re.split(f"([{''.join(names)}])", text) if names else [text]
+    return tuple(Field(names[piece]) if piece in names else piece for piece in pieces if piece)
