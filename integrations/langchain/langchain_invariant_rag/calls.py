@@ -90,7 +90,18 @@ class Call:
             yield pieces.generation
 
 
-def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
+def stop_sequences(stop: Any) -> Any:
+    """Return stop sequences as a list: a str is one of them, and not as many as it has letters.
+
+    >>> stop_sequences("and"), stop_sequences(("a", "b")), stop_sequences(None)
+    (['and'], ['a', 'b'], None)
+    """
+    if isinstance(stop, str):
+        return [stop]
+    return list(stop) if isinstance(stop, tuple | set | frozenset) else stop
+
+
+def call_of(parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
     """Return what a call asks for: its own keywords, over the parameters of the model object.
 
     Args:
@@ -107,7 +118,7 @@ def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords:
         raise ToolsNotCalled
     for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
         more.pop(name, None)
-    given = stop if stop is not None else parameters["stop"]
+    given = stop_sequences(stop if stop is not None else parameters["stop"])
     schema = more.pop("json_schema", None)
     return Call(
         max_tokens=more.pop("max_tokens", parameters["max_tokens"]),

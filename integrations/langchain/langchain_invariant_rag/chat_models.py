@@ -61,7 +61,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         profile = ModelProfile(
-            name=self.display_name,
+            name=self.model_name,
             open_weights=True,
             max_output_tokens=self.max_tokens,
             text_inputs=True,
@@ -160,7 +160,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             yield chunk
 
     def _report(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
-        return report_of(generation, prompt, call.text(generation), self.display_name)
+        return report_of(generation, prompt, call.text(generation), self.model_name)
 
     def bind_tools(
         self,
