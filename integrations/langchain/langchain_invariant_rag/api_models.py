@@ -22,6 +22,7 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
+from langchain_invariant_rag.call_documents import ModelListsDocuments
 from langchain_invariant_rag.plain import message_requests
 from langchain_invariant_rag.sorting import sorted_messages
 from langchain_invariant_rag.voting import AnswerOf, elected
@@ -33,7 +34,7 @@ _TAKEN_OVER = (
 )  # fmt: skip
 
 
-class CanonicalChatModel(BaseChatModel):
+class CanonicalChatModel(ModelListsDocuments, BaseChatModel):
     """A chat model that gets segments in canonical order; made by `canonical`."""
 
     model: BaseChatModel

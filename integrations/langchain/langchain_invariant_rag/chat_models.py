@@ -185,7 +185,8 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             raise ToolsNotCalled
         if response_format is not None:
             kwargs["json_schema"] = json.dumps(response_format["json_schema"]["schema"])
-        return self.bind(**kwargs)
+        bound: Runnable[LanguageModelInput, AIMessage] = self.bind(**kwargs)
+        return bound
 
     def with_structured_output(
         self,
@@ -210,7 +211,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             **kwargs: As for `bind`.
         """
         parser = object_parser(schema)
-        model = self.bind(
+        model: Runnable[LanguageModelInput, AIMessage] = self.bind(
             json_schema=json.dumps(parser.get_json_schema()),
             ls_structured_output_format={"kwargs": {"method": method, "strict": strict}, "schema": schema},
             **kwargs,

@@ -23,10 +23,12 @@ from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import tokenize_text
 from invariant_rag.segments import Prompt
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
+from langchain_core.outputs import LLMResult
 from langchain_core.runnables import run_in_executor
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from langchain_invariant_rag import __version__
+from langchain_invariant_rag.call_documents import ModelListsDocuments
 from langchain_invariant_rag.calls import SAMPLING, Call, call_of, stop_sequences
 from langchain_invariant_rag.errors import UnknownParameter
 
@@ -41,7 +43,7 @@ PER_CALL = ("max_tokens", *SAMPLING)
 """Parameters that a single call may set for itself."""
 
 
-class InvariantParameters(BaseLanguageModel[Any]):
+class InvariantParameters(ModelListsDocuments, BaseLanguageModel[Any]):
     """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed.
 
     A choice that is left open stays None, and is resolved when it is used. So a copy with another model or method has
@@ -180,10 +182,10 @@ class InvariantParameters(BaseLanguageModel[Any]):
         lm = self._lazy.lm(**{name: getattr(self, name) for name in _CHOICES})
         return lm if self.key_value_cache is None else lm.with_cache(self.key_value_cache)
 
-    async def agenerate(self, *args: Any, **kwargs: Any) -> Any:
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Generate; see `generate`. LangChain's cache key needs the weights: they are loaded in a thread."""
         await run_in_executor(None, lambda: identity(self.lm))
-        return await super().agenerate(*args, **kwargs)  # type: ignore[misc]
+        return await super().agenerate(*args, **kwargs)
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Stream; see `stream`. The weights are loaded in a thread."""
@@ -210,6 +212,10 @@ class InvariantParameters(BaseLanguageModel[Any]):
         """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
         reads_order = isinstance(self.model, InvariantModel) and not self.lm.invariant
         return self.sort_segments and self.resolved_ordering.invariant and not reads_order
+
+    @property
+    def _sorts_documents(self) -> bool:
+        return self._sorts_segments
 
     @property
     def model_name(self) -> str:
