@@ -16,7 +16,7 @@ from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 
-from langchain_invariant_rag.errors import ToolsNotCalled
+from langchain_invariant_rag.errors import ToolsNotCalled, langchain_errors
 
 T = TypeVar("T")
 
@@ -82,9 +82,11 @@ class Call:
 
         Raises:
             IncompleteObject: As for `text`.
+            InvariantContextOverflowError: The prompt is too long.
         """
-        pieces = lm.stream(prompt, **self.options(lm))
-        yield from stream_until_stop_string(pieces, self.stop)
+        with langchain_errors():
+            pieces = lm.stream(prompt, **self.options(lm))
+            yield from stream_until_stop_string(pieces, self.stop)
         if pieces.generation is not None:
             self.text(pieces.generation)
             yield pieces.generation

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
-from invariant_rag.errors import InvariantRAGError, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvariantRAGError, UnsupportedCombination
+from langchain_core.exceptions import ContextOverflowError
 
 DISTRIBUTION = "langchain-invariant-rag"
 """The distribution whose extras `ExtraRequired` names."""
@@ -18,6 +20,21 @@ class ToolsNotCalled(UnsupportedCombination, NotImplementedError):
 
     def __init__(self) -> None:
         super().__init__("expected a call without tools: this model does not call them")
+
+
+class InvariantContextOverflowError(ContextOverflow, ContextOverflowError):
+    """A prompt does not fit into the context window. LangChain's middleware and fallbacks know its second base."""
+
+
+@contextmanager
+def langchain_errors() -> Iterator[None]:
+    """Raise errors for which LangChain has a class of its own as that class too."""
+    try:
+        yield
+    except ContextOverflowError:
+        raise
+    except ContextOverflow as error:
+        raise InvariantContextOverflowError(str(error), hint=error.hint) from error
 
 
 class UnknownParameter(InvariantRAGError, TypeError):

@@ -30,7 +30,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from langchain_invariant_rag import __version__
 from langchain_invariant_rag.call_documents import ModelListsDocuments
 from langchain_invariant_rag.calls import SAMPLING, Call, call_of, stop_sequences
-from langchain_invariant_rag.errors import UnknownParameter
+from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
 
 _logger = logging.getLogger(__name__)
 
@@ -270,7 +270,15 @@ class InvariantParameters(ModelListsDocuments, BaseLanguageModel[Any]):
         return call_of(self.__dict__, stop, keywords)
 
     def _generate_all(self, prompts: Sequence[Prompt], call: Call) -> list[Generation]:
-        """Return one generation per prompt, decoded in batches where that is possible and wanted."""
+        """Return one generation per prompt, decoded in batches where that is possible and wanted.
+
+        Raises:
+            InvariantContextOverflowError: A prompt is too long.
+        """
+        with langchain_errors():
+            return self._generate_in_batches(prompts, call)
+
+    def _generate_in_batches(self, prompts: Sequence[Prompt], call: Call) -> list[Generation]:
         lm = self.lm
         if self.micro_batching and len(prompts) == 1 and not call.alone:
             options = replace(call, abandoned=None).options(lm)  # others may be in the batch

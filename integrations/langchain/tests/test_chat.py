@@ -20,8 +20,9 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Score
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_core.runnables import ConfigurableField
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import tool
 from pydantic import ValidationError
 from transformers import PreTrainedModel
@@ -82,7 +83,8 @@ def test_the_last_chunk_of_a_stream_says_the_same(chat: ChatInvariant) -> None:
     assert isinstance(total, AIMessageChunk)
     assert total.content == whole.content
     assert total.usage_metadata == whole.usage_metadata
-    assert total.response_metadata["order"] == whole.response_metadata["order"]
+    assert total.response_metadata == whole.response_metadata
+    assert {"order", "finish_reason", "model_name"} <= set(total.response_metadata)
 
 
 def test_a_stop_sequence_is_not_streamed_either(chat: ChatInvariant) -> None:
@@ -114,6 +116,29 @@ def test_segments_that_do_not_fit_are_named(lm: InvariantModel) -> None:
     answer = ChatInvariant(model=lm, max_tokens=4, overflow="drop_last").invoke(QUESTION, documents=documents)
     assert answer.response_metadata["dropped"]
     assert set(answer.response_metadata["dropped"]).isdisjoint(answer.response_metadata["order"])
+
+
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+@pytest.mark.parametrize("micro_batching", [False, True])
+def test_a_prompt_that_is_too_long_is_an_overflow_for_langchain_too(
+    lm: InvariantModel, kind: Any, micro_batching: bool
+) -> None:
+    model = kind(model=lm, max_tokens=4, micro_batching=micro_batching)
+    for call in (model.invoke, lambda text: asyncio.run(model.ainvoke(text)), lambda text: list(model.stream(text))):
+        with pytest.raises(ContextOverflow) as error:
+            call("long " * 2000)
+        assert isinstance(error.value, ContextOverflowError)
+        assert "drop_last" in error.value.hint
+    spare = RunnableLambda(lambda _: "spare")
+    assert model.with_fallbacks([spare], exceptions_to_handle=(ContextOverflowError,)).invoke("long " * 2000) == "spare"
+
+
+def test_a_copy_has_a_profile_of_its_own_unless_one_was_given(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm)
+    copied = chat.model_copy(update={"model": "native", "max_tokens": 7})
+    assert copied.profile == ChatInvariant(model="native", max_tokens=7).profile != chat.profile
+    given = ChatInvariant(model=lm, profile={"max_input_tokens": 3})
+    assert given.model_copy(update={"max_tokens": 7}).profile == {"max_input_tokens": 3}
 
 
 def test_the_profile_is_known_without_weights(lm: InvariantModel) -> None:
