@@ -22,6 +22,7 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
+from langchain_invariant_rag.call_documents import ModelListsDocuments
 from langchain_invariant_rag.plain import message_requests
 from langchain_invariant_rag.sorting import sorted_messages
 from langchain_invariant_rag.voting import AnswerOf, elected
@@ -33,7 +34,7 @@ _TAKEN_OVER = (
 )  # fmt: skip
 
 
-class CanonicalChatModel(BaseChatModel):
+class CanonicalChatModel(ModelListsDocuments, BaseChatModel):
     """A chat model that gets segments in canonical order; made by `canonical`."""
 
     model: BaseChatModel
@@ -230,9 +231,12 @@ class VotingChatModel(CanonicalChatModel):
     def _elected(self, results: Sequence[ChatResult]) -> ChatResult:
         generations = [result.generations[0] for result in results]
         place, message = elected([each.message for each in generations], self.answer_of)
+        combined = self.model._combine_llm_outputs([result.llm_output for result in results])
+        # Providers combine tokens, and leave out the name of the model.
+        output = {**(results[place].llm_output or {}), **(combined or {})}
         return ChatResult(
             generations=[ChatGeneration(message=message, generation_info=generations[place].generation_info)],
-            llm_output=self.model._combine_llm_outputs([result.llm_output for result in results]) or None,
+            llm_output=output or None,
         )
 
     def _model_streams(self, *, asynchronous: bool) -> bool:
@@ -247,9 +251,10 @@ class VotingChatModel(CanonicalChatModel):
 
 
 def _one_chunk(result: ChatResult) -> ChatGenerationChunk:
-    """Return a whole answer as the only chunk of a stream."""
+    """Return a whole answer as the only chunk of a stream, with everything that `invoke` reports of it."""
     generation = result.generations[0]
     said = generation.message.model_dump(exclude={"type"})
+    said["response_metadata"] = {**(result.llm_output or {}), **said["response_metadata"]}
     message = AIMessageChunk(**{**said, "chunk_position": "last"})
     return ChatGenerationChunk(message=message, generation_info=generation.generation_info)
 

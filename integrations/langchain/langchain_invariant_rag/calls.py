@@ -16,7 +16,7 @@ from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 
-from langchain_invariant_rag.errors import ToolsNotCalled
+from langchain_invariant_rag.errors import ToolsNotCalled, langchain_errors
 
 T = TypeVar("T")
 
@@ -82,15 +82,28 @@ class Call:
 
         Raises:
             IncompleteObject: As for `text`.
+            InvariantContextOverflowError: The prompt is too long.
         """
-        pieces = lm.stream(prompt, **self.options(lm))
-        yield from stream_until_stop_string(pieces, self.stop)
+        with langchain_errors():
+            pieces = lm.stream(prompt, **self.options(lm))
+            yield from stream_until_stop_string(pieces, self.stop)
         if pieces.generation is not None:
             self.text(pieces.generation)
             yield pieces.generation
 
 
-def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
+def stop_sequences(stop: Any) -> Any:
+    """Return stop sequences as a list: a str is one of them, and not as many as it has letters.
+
+    >>> stop_sequences("and"), stop_sequences(("a", "b")), stop_sequences(None)
+    (['and'], ['a', 'b'], None)
+    """
+    if isinstance(stop, str):
+        return [stop]
+    return list(stop) if isinstance(stop, tuple | set | frozenset) else stop
+
+
+def call_of(parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
     """Return what a call asks for: its own keywords, over the parameters of the model object.
 
     Args:
@@ -107,7 +120,7 @@ def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords:
         raise ToolsNotCalled
     for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
         more.pop(name, None)
-    given = stop if stop is not None else parameters["stop"]
+    given = stop_sequences(stop if stop is not None else parameters["stop"])
     schema = more.pop("json_schema", None)
     return Call(
         max_tokens=more.pop("max_tokens", parameters["max_tokens"]),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
+from invariant_rag.errors import UnknownName
 from invariant_rag.generation.outputs import Generation as LMGeneration
 from invariant_rag.prompts import render_chat
 from invariant_rag.segments import Prompt
@@ -23,7 +24,7 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel
 
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
-from langchain_invariant_rag.errors import ToolsNotCalled
+from langchain_invariant_rag.errors import ToolsNotCalled, langchain_errors
 from langchain_invariant_rag.marking import mark_documents_in_messages
 from langchain_invariant_rag.messages import convert_messages, last_user_text
 from langchain_invariant_rag.parameters import InvariantParameters
@@ -61,7 +62,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         profile = ModelProfile(
-            name=self.display_name,
+            name=self.model_name,
             open_weights=True,
             max_output_tokens=self.max_tokens,
             text_inputs=True,
@@ -77,6 +78,13 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             profile["max_input_tokens"] = self.context_window
         return profile
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy; see `InvariantParameters.model_copy`. Its profile is its own, unless one was given."""
+        copied = super().model_copy(update=update, deep=deep)
+        if "profile" not in (update or {}) and self.profile == self._resolve_model_profile():
+            copied.profile = copied._resolve_model_profile()
+        return copied
+
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         messages = super()._convert_input(model_input).to_messages()
         if self.known_documents:
@@ -87,7 +95,8 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
         """Return how many tokens the model reads for these messages, chat template and segments included."""
-        return len(self.lm.prepare(self._prompt(messages, None)).input_ids)
+        with langchain_errors():
+            return len(self.lm.prepare(self._prompt(messages, None)).input_ids)
 
     def _prompt(self, messages: Sequence[BaseMessage], documents: Any) -> Prompt:
         turns = convert_messages(messages, documents)
@@ -160,7 +169,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             yield chunk
 
     def _report(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
-        return report_of(generation, prompt, call.text(generation), self.display_name)
+        return report_of(generation, prompt, call.text(generation), self.model_name)
 
     def bind_tools(
         self,
@@ -185,7 +194,8 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             raise ToolsNotCalled
         if response_format is not None:
             kwargs["json_schema"] = json.dumps(response_format["json_schema"]["schema"])
-        return self.bind(**kwargs)
+        bound: Runnable[LanguageModelInput, AIMessage] = self.bind(**kwargs)
+        return bound
 
     def with_structured_output(
         self,
@@ -208,9 +218,14 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             method: All three are the same here.
             strict: Always so.
             **kwargs: As for `bind`.
+
+        Raises:
+            UnknownName: There is no such method.
         """
+        if method not in get_args(StructuredMethod):
+            raise UnknownName("method of structured output", method, get_args(StructuredMethod))
         parser = object_parser(schema)
-        model = self.bind(
+        model: Runnable[LanguageModelInput, AIMessage] = self.bind(
             json_schema=json.dumps(parser.get_json_schema()),
             ls_structured_output_format={"kwargs": {"method": method, "strict": strict}, "schema": schema},
             **kwargs,

@@ -112,7 +112,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
                 ]
                 for prompt, generation in zip(parsed, generations, strict=True)
             ],
-            llm_output={"token_usage": usage, "model_name": self.display_name},
+            llm_output={"token_usage": usage, "model_name": self.model_name},
         )
 
     async def _agenerate(
@@ -157,7 +157,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
             yield chunk
 
     def _generation_info(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
-        report = report_of(generation, prompt, call.text(generation), self.display_name)
+        report = report_of(generation, prompt, call.text(generation), self.model_name)
         return {**report, "usage_metadata": usage_of(generation)}
 
 

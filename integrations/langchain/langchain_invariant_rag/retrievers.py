@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from invariant_rag.errors import RetrievalError
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
+from invariant_rag.segments import Segment
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field, PlainValidator
 
 from langchain_invariant_rag.documents import Segments, to_document, to_segment, to_segments
+from langchain_invariant_rag.embeddings import LangChainEmbedder
 
 
 class SegmentsRetriever(BaseRetriever):
@@ -94,6 +100,22 @@ def _check_retriever(value: Any) -> Any:
     return value
 
 
+_ID = "langchain_document_id"
+"""Metadata key under which a segment keeps the id of its document while it is in a retriever of the core."""
+
+
+def _with_id(segment: Segment, document: Any) -> Segment:
+    if not isinstance(document, Document) or document.id is None:
+        return segment
+    return replace(segment, metadata={**segment.metadata, _ID: document.id})
+
+
+def _document_with_id(segment: Segment) -> Document:
+    document = to_document(segment)
+    document.id = document.metadata.pop(_ID, None)
+    return document
+
+
 class InvariantRetriever(BaseRetriever):
     """LangChain retriever for a retriever of the core, whose results do not depend on the order of the corpus.
 
@@ -106,18 +128,30 @@ class InvariantRetriever(BaseRetriever):
     """Number of documents to return."""
 
     @classmethod
-    def from_documents(cls, documents: Iterable[Any], *, k: int = 4, **kwargs: Any) -> InvariantRetriever:
+    def from_documents(
+        cls,
+        documents: Iterable[Any],
+        *,
+        k: int = 4,
+        embedder: Embeddings | Embedder | str | Path = DEFAULT_EMBEDDER,
+        show_progress: bool = False,
+    ) -> InvariantRetriever:
         """Index documents with FAISS.
 
         Args:
-            documents: Documents, segments or strings.
+            documents: Documents, segments or strings. A document is returned with its id.
             k: Number of documents to return.
-            **kwargs: Keywords of `FaissRetriever`: `embedder`, `show_progress`.
+            embedder: LangChain embeddings, or what `FaissRetriever` takes: a sentence-transformers model, its hub id or
+                its folder.
+            show_progress: Show a progress bar while embedding the documents.
         """
-        return cls(retriever=FaissRetriever(to_segments(documents), **kwargs), k=k)
+        listed = documents if isinstance(documents, str | Document | Mapping) else list(documents)
+        segments = map(_with_id, to_segments(listed), listed)
+        source = LangChainEmbedder(embedder) if isinstance(embedder, Embeddings) else embedder
+        return cls(retriever=FaissRetriever(segments, source, show_progress=show_progress), k=k)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> Segments:
         found = self.retriever.retrieve(query, self.k if k is None else k)
-        return Segments(to_document(segment) for segment in found)
+        return Segments(map(_document_with_id, found))

@@ -468,3 +468,41 @@ def test_it_counts_tokens_and_describes_itself_as_the_model_does() -> None:
     )
     assert model.profile == reader.profile
     assert model._get_ls_params() == reader._get_ls_params()
+
+
+class Town(BaseModel):
+    """A town."""
+
+    place: str
+
+
+class Named(Reader):
+    """The same, with what providers report: the model and its tokens for the call, and why the answer ended."""
+
+    def _generate(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        (generation,) = super()._generate(messages, stop, **kwargs).generations
+        return ChatResult(
+            generations=[ChatGeneration(message=generation.message, generation_info={"finish_reason": "stop"})],
+            llm_output={"model_name": "named-1", "token_usage": {"total_tokens": 12}},
+        )
+
+    def _combine_llm_outputs(self, llm_outputs: list[Any], /) -> dict[str, Any]:
+        return {"token_usage": {"total_tokens": sum(each["token_usage"]["total_tokens"] for each in llm_outputs)}}
+
+
+@pytest.mark.parametrize("tools", [[], [Town]], ids=["text", "tools"])
+@pytest.mark.parametrize("votes", [0, 3])
+async def test_a_stream_in_one_piece_reports_what_invoke_reports(votes: int, tools: list[Any]) -> None:
+    model = vote(Named(), votes=votes) if votes else canonical(Named())
+    asked = model.bind_tools(tools) if tools else model
+    whole = asked.invoke(prompt(DOCUMENTS))
+    (streamed,) = asked.stream(prompt(DOCUMENTS))
+    (later,) = [piece async for piece in asked.astream(prompt(DOCUMENTS))]
+    assert whole.response_metadata["model_name"] == "named-1"
+    assert whole.response_metadata["finish_reason"] == "stop"
+    assert whole.response_metadata["token_usage"] == {"total_tokens": 12 * max(votes, 1)}
+    assert ("vote" in whole.response_metadata) == bool(votes)
+    for piece in (streamed, later):
+        assert piece.response_metadata == whole.response_metadata
+        assert piece.usage_metadata == whole.usage_metadata
+        assert (piece.text, piece.tool_calls) == (whole.text, whole.tool_calls)
