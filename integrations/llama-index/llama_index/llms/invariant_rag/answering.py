@@ -12,8 +12,11 @@ from typing import Any
 from llama_index.core.bridge.pydantic import BaseModel
 
 from invariant_rag import Generation, InvariantModel, Prompt
+from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.generation.structured import check_complete, constrain
+from invariant_rag.segments import SegmentSet
+from llama_index.llms.invariant_rag.errors import no_swallowed_errors
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,20 @@ class Request:
             return constrain(model, self.output_cls, **self.options).options
         return {**self.options, "stop_strings": list(self.stops) or None}
 
-    def check(self, generation: Generation) -> None:
-        """Raise IncompleteObject where an object was asked for, and the answer was cut off."""
+    @property
+    def alone(self) -> bool:
+        """Whether it shares no batch: a seed or a grammar is for one text."""
+        return self.output_cls is not None or bool(self.options.get("do_sample"))
+
+    def answer(self, prompt: Prompt, generation: Generation) -> Answer:
+        """Return the answer that a generation for this request's prompt is.
+
+        Raises:
+            IncompleteObject: An object was asked for, and the answer was cut off.
+        """
         if self.output_cls is not None:
             check_complete(generation.text)
+        return Answer(trim_at_stop_string(generation.text, self.stops), generation, prompt.segments)
 
 
 def generation_options(
@@ -61,21 +74,70 @@ def generation_options(
     return options
 
 
-def answer(load: Callable[[], InvariantModel], request: Request) -> tuple[str, Generation]:
-    """Return the text of an answer, without the stop string that ended it, and all else about it.
+@dataclass(frozen=True)
+class Answer:
+    """What came of a call.
+
+    Attributes:
+        text: The text, without the stop string that ended it.
+        generation: All else about it.
+        segments: The segments of the prompt, which the generation names by their index.
+    """
+
+    text: str
+    generation: Generation
+    segments: SegmentSet
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """A queue in which concurrent calls wait to be decoded together.
+
+    Attributes:
+        batcher: The queue.
+        size: The most calls to decode together.
+    """
+
+    batcher: MicroBatcher
+    size: int
+
+    def generate(self, model: InvariantModel, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
+        """Generate, possibly together with other calls that wait."""
+        return self.batcher.generate(model, prompt, options, batch_size=self.size)
+
+
+def answer(load: Callable[[], InvariantModel], request: Request, batches: MicroBatches | None = None) -> Answer:
+    """Answer a request.
+
+    Args:
+        load: Returns the model.
+        request: What is asked for.
+        batches: Where to wait for concurrent calls; None: nowhere. Sampled answers and objects are decoded alone.
 
     Raises:
+        AnswerFailed: transformers refused the call.
         IncompleteObject: An object was asked for, and something else than its end ended the answer.
         UnsupportedCombination: An object was asked for, and none is known to fit into `max_tokens`.
     """
-    model = load()
-    generation = model.generate(request.prompt(model), **request.keywords(model))
-    request.check(generation)
-    return trim_at_stop_string(generation.text, request.stops), generation
+    with no_swallowed_errors():
+        model = load()
+        prompt, options = request.prompt(model), request.keywords(model)
+        if batches is None or request.alone:
+            generation = model.generate(prompt, **options)
+        else:
+            generation = batches.generate(model, prompt, options)
+        return request.answer(prompt, generation)
 
 
-async def answer_in_thread(load: Callable[[], InvariantModel], request: Request) -> tuple[str, Generation]:
-    """Return what `answer` does; the event loop goes on meanwhile, and cancelling the task ends the generation."""
+async def answer_in_thread(
+    load: Callable[[], InvariantModel], request: Request, batches: MicroBatches | None = None
+) -> Answer:
+    """Return what `answer` does; the event loop goes on meanwhile, and cancelling the task ends the generation.
+
+    With `batches`, a cancelled generation runs on: others may be decoded with it.
+    """
+    if batches is not None and not request.alone:
+        return await asyncio.to_thread(answer, load, request, batches)
     abandoned = Event()
     criteria = [*(request.options.get("stopping_criteria") or ()), StopOnEvent(abandoned)]
     stoppable = replace(request, options={**request.options, "stopping_criteria": criteria})
@@ -85,16 +147,18 @@ async def answer_in_thread(load: Callable[[], InvariantModel], request: Request)
         abandoned.set()
 
 
-def stream(load: Callable[[], InvariantModel], request: Request) -> Generator[str | Generation, None, None]:
-    """Yield the text of `answer` as it comes, and then all else about it. Nothing is loaded before it is read.
+def stream(load: Callable[[], InvariantModel], request: Request) -> Generator[str | Answer, None, None]:
+    """Yield the text of `answer` as it comes, and then the whole answer. Nothing is loaded before it is read.
 
     Raises:
+        AnswerFailed: transformers refused the call.
         IncompleteObject: An object was asked for, and something else than its end ended the answer.
         UnsupportedCombination: An object was asked for, and none is known to fit into `max_tokens`.
     """
-    model = load()
-    with closing(model.stream(request.prompt(model), **request.keywords(model))) as pieces:
-        yield from stream_until_stop_string(pieces, request.stops)
-        if pieces.generation is not None:
-            request.check(pieces.generation)
-            yield pieces.generation
+    with no_swallowed_errors():
+        model = load()
+        prompt = request.prompt(model)
+        with closing(model.stream(prompt, **request.keywords(model))) as pieces:
+            yield from stream_until_stop_string(pieces, request.stops)
+            if pieces.generation is not None:
+                yield request.answer(prompt, pieces.generation)

@@ -51,6 +51,12 @@ class CanonicalLLM(LLM):
         """Return the stable id of this class."""
         return "CanonicalLLM"
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a callback manager is that of the wrapped LLM too, which emits the callbacks."""
+        super().__setattr__(name, value)
+        if name == "callback_manager":
+            self.llm.callback_manager = value
+
     def about(self, query: str) -> Self:
         """Return a copy with a default query: what relevance orderings compare segments with."""
         copied = self.model_copy()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +15,6 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
-    MessageRole,
-    TextBlock,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
@@ -29,21 +26,31 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import Model
 from llama_index_instrumentation import get_dispatcher
 
-from invariant_rag import Generation, InvariantModel, Prompt
+from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.generation.structured import parse_object
+from invariant_rag.methods import resolve_method
+from invariant_rag.orderings import resolve_ordering
 from invariant_rag.prompts import render_chat
-from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import document_rendering
-from llama_index.llms.invariant_rag.answering import Request, answer, answer_in_thread, generation_options, stream
-from llama_index.llms.invariant_rag.choices import check_model, check_names, check_parameters
+from llama_index.llms.invariant_rag.answering import (
+    MicroBatches,
+    Request,
+    answer,
+    answer_in_thread,
+    generation_options,
+    stream,
+)
+from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
 from llama_index.llms.invariant_rag.markers import parse_marked_text
 from llama_index.llms.invariant_rag.messages import convert_messages
-from llama_index.llms.invariant_rag.streaming import iterate_in_thread
+from llama_index.llms.invariant_rag.responses import as_async_stream, as_chat, as_completion, as_stream
 from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
+from llama_index.llms.invariant_rag.templates import bind_variables
 
 dispatcher = get_dispatcher(__name__)
 
@@ -51,6 +58,7 @@ _NO_LIMIT = 2**31 - 1
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _DECODING = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
+_PER_CALL = (*_DECODING, "query", "output_cls")
 
 
 class InvariantLLM(CustomLLM):
@@ -70,7 +78,7 @@ class InvariantLLM(CustomLLM):
 
     Raises:
         UnknownName: No such method, ordering or backend.
-        UnknownParameter: There is no such field.
+        UnknownParameter: There is no such field. Calls raise it for keywords that they do not know.
         UnsupportedCombination: There are loading options for a model in memory.
         UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
@@ -80,7 +88,7 @@ class InvariantLLM(CustomLLM):
         frozen=True, default="rotor", description="How segments see each other: see `invariant-rag methods`."
     )
     ordering: str | None = Field(
-        frozen=True, default="lexical", description="The order of the segments; None: the method's own."
+        frozen=True, default=None, description="The order of the segments; None: the method's own."
     )
     backend: str = Field(
         frozen=True, default="auto", description="The implementation of attention: auto, sdpa or reference."
@@ -104,7 +112,18 @@ class InvariantLLM(CustomLLM):
     seed: int | None = Field(default=None, description="Seed for sampling.")
     generation_kwargs: dict[str, Any] = Field(default_factory=dict, description="More keywords of `generate`.")
 
+    batch_size: int = Field(default=8, description="With micro_batching: the most calls to decode together.", ge=1)
+    micro_batching: bool = Field(
+        default=False,
+        description=(
+            "Whether to decode concurrent calls (achat, acomplete, aquery; or threads) together. It is faster under "
+            "load. But rounding depends on what else is in a batch, and then so may a low-precision model's answer; "
+            "and a cancelled call runs on. Streams, sampled answers and objects are decoded alone."
+        ),
+    )
+
     _lazy: LazyModel = PrivateAttr()
+    _batcher: MicroBatcher = PrivateAttr(default_factory=MicroBatcher)
 
     def __init__(
         self,
@@ -155,8 +174,9 @@ class InvariantLLM(CustomLLM):
 
     def to_payload(self) -> dict[str, Any]:
         """Return what events report of this model. It needs no configuration: no event waits for a disk or a hub."""
-        said = ("model", "method", "ordering", "max_tokens", "temperature")
-        return {"class_name": self.class_name(), **{name: getattr(self, name) for name in said}}
+        said = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
+        ordering = resolve_ordering(self.ordering, resolve_method(self.method).default_ordering)
+        return {"class_name": self.class_name(), **said, "ordering": ordering.name}
 
     @property
     def lm(self) -> InvariantModel:
@@ -167,55 +187,60 @@ class InvariantLLM(CustomLLM):
         choices = {} if self._lazy.in_memory else {name: getattr(self, name) for name in _CHOICES}
         return self._lazy.lm(**choices)
 
-    def formatted(self, template: BasePromptTemplate, **variables: Any) -> list[ChatMessage]:
-        """Return the messages of a prompt template, after this LLM's `system_prompt`."""
-        return self._get_messages(template, **variables)
+    @property
+    def _batches(self) -> MicroBatches | None:
+        return MicroBatches(self._batcher, self.batch_size) if self.micro_batching else None
+
+    def formatted(self, template: BasePromptTemplate, variables: Mapping[str, Any]) -> list[ChatMessage]:
+        """Return the messages of a prompt template, after this LLM's `system_prompt`; variables may have any name."""
+        bound, others = bind_variables(template, variables)
+        return self._get_messages(bound, **others)
 
     # --- the eight methods ---
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, without chat template. Marked segments form sets."""
-        return _completion(*answer(self._load, self._text_request(prompt, formatted, kwargs)))
+        return as_completion(answer(self._load, self._text_request(prompt, formatted, kwargs), self._batches))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with segments in any turn."""
-        return _as_chat(_completion(*answer(self._load, self._chat_request(messages, kwargs))))
+        return as_chat(as_completion(answer(self._load, self._chat_request(messages, kwargs), self._batches)))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text."""
-        return _grown(stream(self._load, self._text_request(prompt, formatted, kwargs)))
+        return as_stream(stream(self._load, self._text_request(prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation."""
-        grown = _grown(stream(self._load, self._chat_request(messages, kwargs)))
-        return (_as_chat(each) for each in grown)
+        grown = as_stream(stream(self._load, self._chat_request(messages, kwargs)))
+        return (as_chat(each) for each in grown)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text in a thread; cancelling the task ends the generation."""
         request = self._text_request(prompt, formatted, kwargs)
-        return _completion(*await answer_in_thread(self._load, request))
+        return as_completion(await answer_in_thread(self._load, request, self._batches))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation in a thread; cancelling the task ends the generation."""
         request = self._chat_request(messages, kwargs)
-        return _as_chat(_completion(*await answer_in_thread(self._load, request)))
+        return as_chat(as_completion(await answer_in_thread(self._load, request, self._batches)))
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text; closing the stream ends the generation."""
-        return _agrown(stream(self._load, self._text_request(prompt, formatted, kwargs)))
+        return as_async_stream(stream(self._load, self._text_request(prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
-        grown = _agrown(stream(self._load, self._chat_request(messages, kwargs)))
-        return (_as_chat(each) async for each in grown)
+        grown = as_async_stream(stream(self._load, self._chat_request(messages, kwargs)))
+        return (as_chat(each) async for each in grown)
 
     # --- objects as answers ---
 
@@ -237,7 +262,7 @@ class InvariantLLM(CustomLLM):
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
         )
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         response = self.chat(messages, output_cls=output_cls, **(llm_kwargs or {}))
         return _object(response, output_cls)
 
@@ -259,7 +284,7 @@ class InvariantLLM(CustomLLM):
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
         )
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         response = await self.achat(messages, output_cls=output_cls, **(llm_kwargs or {}))
         return _object(response, output_cls)
 
@@ -271,7 +296,7 @@ class InvariantLLM(CustomLLM):
         **prompt_args: Any,
     ) -> Generator[Model | FlexibleModel, None, None]:
         """Yield the object as it grows, for `stream_structured_predict`: with what is there so far, and then whole."""
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         growing = GrowingObject(output_cls)
         for response in self.stream_chat(messages, output_cls=output_cls, **(llm_kwargs or {})):
             yield from growing.read(response.message.content or "", whole=response.raw is not None)
@@ -284,7 +309,7 @@ class InvariantLLM(CustomLLM):
         **prompt_args: Any,
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
         """Return the same, without blocking the event loop, for `astream_structured_predict`."""
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         responses = await self.astream_chat(messages, output_cls=output_cls, **(llm_kwargs or {}))
 
         async def read() -> AsyncGenerator[Model | FlexibleModel, None]:
@@ -308,6 +333,7 @@ class InvariantLLM(CustomLLM):
 
     def _request(self, build: Callable[[InvariantModel, str | None], Prompt], kwargs: dict[str, Any]) -> Request:
         given = {**{name: getattr(self, name) for name in _DECODING}, **self.generation_kwargs, **kwargs}
+        check_call_keywords(given, _PER_CALL)
         query, stop, output_cls = given.pop("query", None), given.pop("stop") or [], given.pop("output_cls", None)
         stops = [] if output_cls is not None else [stop] if isinstance(stop, str) else list(stop)
         return Request(lambda model: build(model, query), generation_options(**given), stops, output_cls)
@@ -347,59 +373,6 @@ class InvariantLLM(CustomLLM):
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",
             )
-
-
-def _completion(text: str, generation: Generation, delta: str | None = None) -> CompletionResponse:
-    usage = generation.usage
-    tokens = {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-    raw: dict[str, Any] = {
-        "usage": tokens,
-        "finish_reason": generation.finish_reason,
-        "order": list(generation.order),
-        "dropped": list(generation.dropped),
-        "trimmed": list(generation.trimmed),
-    }
-    if isinstance(generation, RoutedGeneration):
-        raw["routing"] = {
-            "branch": generation.branch,
-            "plain_confidence": generation.plain_confidence,
-            "invariant_confidence": generation.invariant_confidence,
-        }
-    return CompletionResponse(text=text, delta=delta, raw=raw, additional_kwargs=dict(tokens))
-
-
-def _grown(pieces: Iterable[str | Generation]) -> CompletionResponseGen:
-    """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
-    text = ""
-    for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-            yield CompletionResponse(text=text, delta=piece)
-        else:
-            yield _completion(text, piece, delta="")
-
-
-async def _agrown(pieces: Generator[str | Generation, None, None]) -> CompletionResponseAsyncGen:
-    text = ""
-    async with aclosing(iterate_in_thread(pieces)) as read:
-        async for piece in read:
-            if isinstance(piece, str):
-                text += piece
-                yield CompletionResponse(text=text, delta=piece)
-            else:
-                yield _completion(text, piece, delta="")
-
-
-def _as_chat(response: CompletionResponse) -> ChatResponse:
-    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=response.text)])
-    return ChatResponse(
-        message=message, delta=response.delta, raw=response.raw, additional_kwargs=response.additional_kwargs
-    )
 
 
 def _object(response: ChatResponse, output_cls: type[Model]) -> Model:

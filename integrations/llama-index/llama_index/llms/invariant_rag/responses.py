@@ -1,0 +1,91 @@
+"""What was generated, as responses of LlamaIndex."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    MessageRole,
+    TextBlock,
+)
+
+from invariant_rag.routing import RoutedGeneration
+from llama_index.llms.invariant_rag.answering import Answer
+from llama_index.llms.invariant_rag.streaming import iterate_in_thread
+
+
+def report_of(answer: Answer) -> dict[str, Any]:
+    """Return what is known of an answer besides its text: the `raw` of a response.
+
+    Segments are named by their content hash (the `source` of their `SegmentBlock`), so the report does not depend on
+    the order in which they came; `dropped` and `trimmed` are sorted.
+    """
+    generation = answer.generation
+    usage = generation.usage
+    report: dict[str, Any] = {
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "finish_reason": generation.finish_reason,
+    }
+    report["order"] = _hashes(answer, generation.order)
+    for name in ("dropped", "trimmed"):
+        report[name] = sorted(_hashes(answer, getattr(generation, name)))
+    if isinstance(generation, RoutedGeneration):
+        report["routing"] = {
+            "branch": generation.branch,
+            "plain_confidence": generation.plain_confidence,
+            "invariant_confidence": generation.invariant_confidence,
+        }
+    return report
+
+
+def _hashes(answer: Answer, indices: Iterable[int]) -> list[str]:
+    return [answer.segments[index].content_hash for index in indices]
+
+
+def as_completion(answer: Answer, delta: str | None = None) -> CompletionResponse:
+    """Return the response to a text."""
+    report = report_of(answer)
+    return CompletionResponse(text=answer.text, delta=delta, raw=report, additional_kwargs=dict(report["usage"]))
+
+
+def as_chat(response: CompletionResponse) -> ChatResponse:
+    """Return the response to a conversation."""
+    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=response.text)])
+    return ChatResponse(
+        message=message, delta=response.delta, raw=response.raw, additional_kwargs=response.additional_kwargs
+    )
+
+
+def as_stream(pieces: Iterable[str | Answer]) -> CompletionResponseGen:
+    """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
+    text = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece
+            yield CompletionResponse(text=text, delta=piece)
+        else:
+            yield as_completion(piece, delta="")
+
+
+async def as_async_stream(pieces: Generator[str | Answer, None, None]) -> CompletionResponseAsyncGen:
+    """Yield the same, without blocking the event loop."""
+    text = ""
+    async with aclosing(iterate_in_thread(pieces)) as read:
+        async for piece in read:
+            if isinstance(piece, str):
+                text += piece
+                yield CompletionResponse(text=text, delta=piece)
+            else:
+                yield as_completion(piece, delta="")
