@@ -20,13 +20,13 @@ from langchain_invariant_rag import InvariantRAGMiddleware, Segments
 
 from .base import ALL, BOUNDARIES, CHAT_PROMPT, NOTHING, ONE_RUN, QUESTION, entry, joined, text_of
 from .segments import PLACEHOLDER
-from .texts import each
+from .texts import format_each
 
 GRAPH = "LangGraph: retrieve, then generate"
 RESUMED = "LangGraph, interrupted before generation and resumed"
 TOOLS = "LangGraph: `ToolNode` with a retriever tool, then the model"
 AGENT = "`create_agent`"
-NUMBERED = each("[{n}] {text}", "\n")
+NUMBERED = format_each("[{n}] {text}", "\n")
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 
 

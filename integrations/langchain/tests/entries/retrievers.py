@@ -28,7 +28,7 @@ from langchain_invariant_rag import SEGMENT_PROMPT, as_segments
 
 from .base import ALL, NOTHING, ONE_RUN, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 from .segments import history
-from .texts import each, lcel
+from .texts import format_each, lcel
 
 OVER = "a retriever over others, then `format_docs`"
 TOOL = "`create_retriever_tool`, called in the run that asks"
@@ -66,7 +66,7 @@ def vector_store_retriever(model: Any, retriever: BaseRetriever) -> str:
 @entry(OVER, "`EnsembleRetriever`", todo=NOTHING, models=ALL)
 def ensemble(model: Any, retriever: BaseRetriever) -> str:
     both = EnsembleRetriever(retrievers=[retriever, retriever], weights=[0.5, 0.5])
-    return lcel(model, both, each("[{n}] {text}"))
+    return lcel(model, both, format_each("[{n}] {text}"))
 
 
 @entry(OVER, "`EnsembleRetriever` over `as_segments`", todo=NOTHING, models=ALL)
@@ -97,7 +97,7 @@ def split_anew(model: Any, retriever: BaseRetriever) -> str:
     splitter = CharacterTextSplitter(separator=" ", chunk_size=20, chunk_overlap=0)
     pipeline = DocumentCompressorPipeline(transformers=[splitter])
     both = ContextualCompressionRetriever(base_compressor=pipeline, base_retriever=retriever)
-    return lcel(model, both, each("- {text}", "\n"))
+    return lcel(model, both, format_each("- {text}", "\n"))
 
 
 @entry(OVER, "`ContextualCompressionRetriever` with `LLMChainExtractor`", todo=NOTHING, models=ALL)
@@ -175,4 +175,4 @@ def tool_called_before(model: Any, retriever: BaseRetriever) -> str:
 def numbered_search(model: Any, retriever: BaseRetriever) -> str:
     store = listed_store(retriever)
     found = RunnableLambda(store.similarity_search)
-    return lcel(model, found, each("Document {n}: {text}"))
+    return lcel(model, found, format_each("Document {n}: {text}"))

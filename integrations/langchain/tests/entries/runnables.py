@@ -31,14 +31,14 @@ from langchain_core.runnables import (
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from .base import ALL, CHAT_PROMPT, NOTHING, ONE_RUN, PASS_SEGMENTS, QUESTION, entry, joined, text_of
-from .texts import each, lcel
+from .texts import format_each, lcel
 
 CALLED = "`chain`, called with"
 COMPOSED = "composed"
 PROMPTED = "other prompts around `format_docs`"
 BEFORE = "retrieved in one run, asked in another"
 BY_HAND = "labelled texts in a string, no retriever"
-NUMBERED = each("[{n}] {text}", "\n")
+NUMBERED = format_each("[{n}] {text}", "\n")
 OBJECT = {"title": "Answer", "type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
 
 
@@ -250,9 +250,9 @@ def add_other_runs() -> None:
 add_other_runs()
 
 LABELS = {
-    "`Document 1: …`": each("Document {n}: {text}", "\n"),
-    "`<doc id=1>…`": each("<doc id={n}>{text}</doc>", "\n"),
-    "`Source: …`, `Content: …`": each("Source: {source}\nContent: {text}"),
+    "`Document 1: …`": format_each("Document {n}: {text}", "\n"),
+    "`<doc id=1>…`": format_each("<doc id={n}>{text}</doc>", "\n"),
+    "`Source: …`, `Content: …`": format_each("Source: {source}\nContent: {text}"),
 }
 
 

@@ -26,7 +26,7 @@ FORMAT_DOCS = '`{"context": retriever | format_docs} | prompt | model`'
 TEMPLATE = "documents formatted in the prompt template"
 
 
-def each(template: str, separator: str = "\n\n", first: int = 1) -> Format:
+def format_each(template: str, separator: str = "\n\n", first: int = 1) -> Format:
     """Format every document with a template of its number `n`, its text and its metadata."""
 
     def format_docs(documents: Documents) -> str:
@@ -46,27 +46,27 @@ def lcel(model: Any, retriever: BaseRetriever, format_docs: Any, prompt: Any = C
 
 UNDERSTOOD: dict[str, Format] = {
     "joined by an empty line": joined,
-    "by a line break": each("{text}", "\n"),
-    "by a space": each("{text}", " "),
-    "by `---`": each("{text}", "\n---\n"),
-    "numbered `[1]`": each("[{n}] {text}"),
-    "from `[0]`": each("[{n}] {text}", first=0),
-    "`1.`": each("{n}. {text}", "\n"),
-    "`Document 1:`": each("Document {n}: {text}", "\n"),
-    "`Document 1 of 3`": each("Document {n} of 3\n{text}"),
-    "bullets": each("- {text}", "\n"),
-    "quoted": each("> {text}"),
-    "in triple quotes": each('"""{text}"""'),
-    "`<doc id=1>`": each("<doc id={n}>{text}</doc>", "\n"),
-    '`<doc id="…">` with an id of the metadata': each('<doc id="{id}">{text}</doc>', "\n"),
-    "XML with index and source": each(
+    "by a line break": format_each("{text}", "\n"),
+    "by a space": format_each("{text}", " "),
+    "by `---`": format_each("{text}", "\n---\n"),
+    "numbered `[1]`": format_each("[{n}] {text}"),
+    "from `[0]`": format_each("[{n}] {text}", first=0),
+    "`1.`": format_each("{n}. {text}", "\n"),
+    "`Document 1:`": format_each("Document {n}: {text}", "\n"),
+    "`Document 1 of 3`": format_each("Document {n} of 3\n{text}"),
+    "bullets": format_each("- {text}", "\n"),
+    "quoted": format_each("> {text}"),
+    "in triple quotes": format_each('"""{text}"""'),
+    "`<doc id=1>`": format_each("<doc id={n}>{text}</doc>", "\n"),
+    '`<doc id="…">` with an id of the metadata': format_each('<doc id="{id}">{text}</doc>', "\n"),
+    "XML with index and source": format_each(
         '<document index="{n}">\n<source>{source}</source>\n<content>\n{text}\n</content>\n</document>', "\n"
     ),
-    "`Source: …`, `Content: …`": each("Source: {source}\nContent: {text}"),
-    "text, then `(source, page)`": each("{text} ({source}, p. {page})", "\n"),
-    "headings with number and source": each("### Document {n} ({source})\n{text}"),
-    "rows of a Markdown table": each("| {n} | {text} | {source} |", "\n"),
-    "YAML": each("- source: {source}\n  text: {text}", "\n"),
+    "`Source: …`, `Content: …`": format_each("Source: {source}\nContent: {text}"),
+    "text, then `(source, page)`": format_each("{text} ({source}, p. {page})", "\n"),
+    "headings with number and source": format_each("### Document {n} ({source})\n{text}"),
+    "rows of a Markdown table": format_each("| {n} | {text} | {source} |", "\n"),
+    "YAML": format_each("- source: {source}\n  text: {text}", "\n"),
     "JSON list of texts": lambda documents: json.dumps([each.page_content for each in documents]),
     "indented JSON list": lambda documents: json.dumps([each.page_content for each in documents], indent=2),
     "JSON with metadata": lambda documents: json.dumps(
@@ -111,7 +111,7 @@ add_formats(UNDERSTOOD, todo=NOTHING, warns=False, models=ALL)
 
 @entry(FORMAT_DOCS, "four documents", todo=NOTHING, models=ALL, documents=FOUR)
 def four_documents(model: Any, retriever: BaseRetriever) -> str:
-    return lcel(model, retriever, each("[{n}] {source}: {text}"))
+    return lcel(model, retriever, format_each("[{n}] {source}: {text}"))
 
 
 @entry(FORMAT_DOCS, "one document within another", todo=NOTHING, models=ALL, documents=NESTED)
@@ -121,7 +121,7 @@ def nested_documents(model: Any, retriever: BaseRetriever) -> str:
 
 @entry(FORMAT_DOCS, "documents of several lines", todo=NOTHING, models=ALL, documents=QUOTED)
 def documents_of_several_lines(model: Any, retriever: BaseRetriever) -> str:
-    return lcel(model, retriever, each("{n}. {text}"))
+    return lcel(model, retriever, format_each("{n}. {text}"))
 
 
 @entry(FORMAT_DOCS, "context in the system message", todo=NOTHING, models=ALL)
@@ -133,7 +133,7 @@ def context_in_the_system_message(model: Any, retriever: BaseRetriever) -> str:
 @entry(FORMAT_DOCS, "question first", todo=NOTHING, models=ALL)
 def question_first(model: Any, retriever: BaseRetriever) -> str:
     prompt = ChatPromptTemplate.from_template("{question}\nAnswer from this only: {context}")
-    return lcel(model, retriever, each("[{n}] {text}", "\n"), prompt)
+    return lcel(model, retriever, format_each("[{n}] {text}", "\n"), prompt)
 
 
 @entry(FORMAT_DOCS, "context twice", todo=NOTHING, models=ALL)
@@ -194,8 +194,8 @@ def two_places(model: Any, retriever: BaseRetriever) -> str:
     other = retriever.model_copy(update={"documents": [Document("Bread costs two crowns."), Document("It rains.")]})
     prompt = ChatPromptTemplate.from_template("Facts:\n{facts}\n\nNews:\n{news}\n\n{question}")
     inputs = {
-        "facts": itemgetter("question") | retriever | each("- {text}", "\n"),
-        "news": itemgetter("question") | other | each("- {text}", "\n"),
+        "facts": itemgetter("question") | retriever | format_each("- {text}", "\n"),
+        "news": itemgetter("question") | other | format_each("- {text}", "\n"),
         "question": itemgetter("question"),
     }
     return (inputs | prompt | model | StrOutputParser()).invoke({"question": QUESTION})
