@@ -67,8 +67,9 @@ types: $(VENV)/.dev $(VENV)/.integrations ## Check types (mypy, strict)
 	$(BIN)/mypy
 	for each in langchain llama-index; do (cd integrations/$$each && $(abspath $(BIN))/mypy) || exit 1; done
 
-docs: $(VENV)/.dev ## Write the tables of README.md anew
+docs: $(VENV)/.dev $(VENV)/.integrations ## Write the tables of the READMEs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
+	cd integrations/langchain && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m tests.entries
 
 embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about three hours)
 	cd cookbook/embedded && export HF_HUB_OFFLINE=1 && python=$(abspath $(BIN))/python && out=../../invariant_rag/models/embedded \
