@@ -7,11 +7,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Literal
 
 from invariant_rag.errors import OrderWarning
-
-Kind = Literal["no_segments", "separate", "incomplete", "split", "marks", "elsewhere", "routing"]
 
 FIXES: dict[str, str] = {
     "no_segments": "Pass the documents as segments, each by itself.",
@@ -36,11 +33,11 @@ class Finding:
     """A reason why an answer may depend on the order in which documents were listed.
 
     Attributes:
-        kind: Which of the reasons.
+        kind: Which of the reasons: a key of `FIXES`, or one of the caller's own fixes.
         message: What was found.
     """
 
-    kind: Kind
+    kind: str
     message: str
 
 
@@ -51,14 +48,14 @@ def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, str
 
     Args:
         findings: What was found.
-        fixes: What to do about each kind; `FIXES` for those that are missing.
+        fixes: What to do about each kind; that of `FIXES` for those that are missing.
         strict: Whether to raise.
 
     Raises:
         OrderWarning: There is a finding, and `strict` is set or Python's filters make warnings errors.
     """
     for finding in findings:
-        fix = fixes.get(finding.kind, FIXES[finding.kind])
+        fix = {**FIXES, **fixes}[finding.kind]
         warning = OrderWarning(f"The answer may depend on the order of the documents: {finding.message} {fix}", hint="")
         if strict:
             raise warning

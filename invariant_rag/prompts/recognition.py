@@ -135,7 +135,7 @@ class _Recognizer:
         ]
         return Recognition(tuple(turns), tuple(self._findings))
 
-    def _find(self, kind: Any, message: str) -> None:
+    def _find(self, kind: str, message: str) -> None:
         self._findings[Finding(kind, message)] = None
 
     # --- finding segments ---

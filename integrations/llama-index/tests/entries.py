@@ -1,0 +1,43 @@
+"""All entries: every way in which retrieved nodes reach the model, and what each gives for other orders of them."""
+
+from __future__ import annotations
+
+import entries_by_hand
+import entries_chat
+import entries_engines
+import entries_judges
+import entries_query
+import entries_retrieval
+from entry import Entry
+
+_MODULES = (entries_query, entries_engines, entries_retrieval, entries_chat, entries_by_hand, entries_judges)
+_OWN: dict[str, Entry] = {entry.title: entry for module in _MODULES for entry in module.ENTRIES}
+
+_WRAPPED = (
+    "`index.as_query_engine(...)`: as it is",
+    "`index.as_query_engine(...)`: `streaming=True`",
+    "`index.as_query_engine(...)`: `aquery`",
+    '`SegmentMarkerPostprocessor`, `response_mode=...`: `"compact"`',
+    '`SegmentMarkerPostprocessor`, `response_mode=...`: `"refine"`',
+    "`response_synthesizer=InvariantSynthesizer(llm, ...)`: as it is",
+    "`CitationQueryEngine`: as it is",
+    "query engines around others: `SubQuestionQueryEngine`",
+    '`index.as_chat_engine(chat_mode=...)`: `"context"`',
+    "chat engines with the parts of this package: `ContextChatEngine` with `SegmentMarkerPostprocessor`",
+    "workflows: a step that joins the nodes and calls `llm.acomplete`",
+    "nodes in `llm.complete(...)`, retrieved elsewhere: numbered `[1] ...`",
+    "nodes in `llm.complete(...)`, marked: numbered `[1] ...`",
+    "`llm.chat`: `SegmentBlock`s",
+    "evaluators with nodes as `contexts`: `FaithfulnessEvaluator`",
+)
+"""Entries of which an LLM behind an API is asked, too."""
+
+ENTRIES = {
+    **_OWN,
+    **{
+        entry.title: entry
+        for wrapper in ("canonical", "vote")
+        for entry in (_OWN[name].around(wrapper) for name in _WRAPPED)
+    },
+}
+assert len(_OWN) == sum(len(module.ENTRIES) for module in _MODULES), "two entries have one title"

@@ -1,0 +1,95 @@
+"""Entries: evaluators, of answers from nodes, with nodes as context, and of two answers."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from cases import QUERY
+from entry import MORE, Nodes, engine_of, invariant, under, warns
+from llama_index.core.evaluation import (
+    AnswerRelevancyEvaluator,
+    ContextRelevancyEvaluator,
+    CorrectnessEvaluator,
+    FaithfulnessEvaluator,
+    GuidelineEvaluator,
+    PairwiseComparisonEvaluator,
+    RelevancyEvaluator,
+)
+from llama_index.core.evaluation.guideline import EvaluationData
+from llama_index.core.types import BaseOutputParser
+
+from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
+
+
+class Taking(BaseOutputParser):
+    """Takes whatever a model writes as its criticism: a random one writes no JSON."""
+
+    def parse(self, output: str) -> EvaluationData:
+        return EvaluationData(passing=True, feedback=output)
+
+
+def of_contexts(kind: Any, llm: Any, nodes: Nodes) -> str:
+    """Evaluate a fixed answer, with the nodes as its contexts."""
+    contexts = [each.text for each in nodes]
+    return str(kind(llm=llm).evaluate(query=QUERY, response="At noon.", contexts=contexts).feedback)
+
+
+def of_response(evaluator: Any, nodes: Nodes) -> str:
+    """Evaluate the answer of a query engine over the nodes."""
+    response = engine_of(nodes).query(QUERY)
+    return str(evaluator.evaluate_response(QUERY, response, reference="At noon.").feedback)
+
+
+def verdict(text: str) -> tuple[bool | None, float | None, str | None]:
+    """Parse whatever a model writes as a vote for one of the answers: a random one names neither."""
+    first = zlib.crc32(text.encode()) % 2 == 0
+    return first, float(first), text
+
+
+def better(evaluator: Any, nodes: Nodes) -> tuple[str, str]:
+    """Compare two of the texts in the order in which they are listed; return the better one, and what was said."""
+    one, other = (each.text for each in nodes if each.node.node_id in {"node 0", "node 1"})
+    result = evaluator.evaluate(query=QUERY, response=one, second_response=other)
+    return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
+
+
+ENTRIES = [
+    *under(
+        "evaluators with nodes as `contexts`",
+        *(
+            invariant(f"`{kind.__name__}`", lambda llm, nodes, kind=kind: of_contexts(kind, llm, nodes))
+            for kind in (FaithfulnessEvaluator, RelevancyEvaluator, ContextRelevancyEvaluator)
+        ),
+    ),
+    *under(
+        "evaluators of the answer of a query engine",
+        invariant("`FaithfulnessEvaluator`", lambda llm, nodes: of_response(FaithfulnessEvaluator(llm), nodes)),
+        invariant("`RelevancyEvaluator`", lambda llm, nodes: of_response(RelevancyEvaluator(llm), nodes)),
+        invariant("`AnswerRelevancyEvaluator`", lambda llm, nodes: of_response(AnswerRelevancyEvaluator(llm), nodes)),
+        invariant(
+            "`CorrectnessEvaluator`",
+            lambda llm, nodes: of_response(CorrectnessEvaluator(llm, parser_function=lambda text: (None, text)), nodes),
+        ),
+        invariant(
+            "`GuidelineEvaluator`",
+            lambda llm, nodes: of_response(GuidelineEvaluator(llm, output_parser=Taking()), nodes),
+        ),
+    ),
+    *under(
+        "two answers",
+        warns(
+            "`PairwiseComparisonEvaluator`, `enforce_consensus=False`",
+            lambda llm, nodes: " ".join(
+                better(PairwiseComparisonEvaluator(llm, parser_function=verdict, enforce_consensus=False), nodes)
+            ),
+            "`InvariantPairwiseEvaluator(llm)`",
+        ),
+        invariant(
+            "`InvariantPairwiseEvaluator`",
+            lambda llm, nodes: better(InvariantPairwiseEvaluator(llm), nodes)[0],
+            MORE,
+            ordered=False,
+        ),
+    ),
+]

@@ -1,0 +1,160 @@
+"""Entries: retrievers around retrievers, postprocessors, and other indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cases import QUERY, ListRetriever
+from entries_query import query
+from entry import MORE, NAMES, Nodes, SayingLLM, engine_of, invariant, under
+from llama_index.core import DocumentSummaryIndex, SimpleKeywordTableIndex, StorageContext, SummaryIndex
+from llama_index.core.postprocessor import (
+    LongContextReorder,
+    MetadataReplacementPostProcessor,
+    PrevNextNodePostprocessor,
+    SimilarityPostprocessor,
+)
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.retrievers import AutoMergingRetriever, QueryFusionRetriever, RecursiveRetriever
+from llama_index.core.schema import Document, IndexNode, NodeRelationship, NodeWithScore, TextNode
+from llama_index.core.storage.docstore import SimpleDocumentStore
+
+from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
+
+# --- retrievers around retrievers ---
+
+
+def over(retriever: Any, **options: Any) -> str:
+    return str(engine_of([], **options).with_retriever(retriever).query(QUERY))
+
+
+def fused(nodes: Nodes, **options: Any) -> str:
+    retriever = QueryFusionRetriever(
+        [ListRetriever(nodes)], llm=SayingLLM(says="When?"), use_async=False, similarity_top_k=9, **options
+    )
+    return over(retriever)
+
+
+def merging(nodes: Nodes) -> str:
+    """Retrieve leaves, of which two have one parent, which takes their place."""
+    leaves = [*nodes, NodeWithScore(node=TextNode(text="It needs an hour.", id_="leaf"), score=0.5)]
+    first = next(each.node for each in nodes if each.node.node_id == "node 0")
+    children = [first, leaves[-1].node]
+    parent = TextNode(text=f"{first.get_content()} It needs an hour.", id_="parent")
+    parent.relationships[NodeRelationship.CHILD] = [each.as_related_node_info() for each in children]
+    for each in children:
+        each.relationships[NodeRelationship.PARENT] = parent.as_related_node_info()
+    storage = StorageContext.from_defaults()
+    storage.docstore.add_documents([parent, *(each.node for each in leaves)])
+    return over(AutoMergingRetriever(ListRetriever(leaves), storage))
+
+
+def recursive(nodes: Nodes) -> str:
+    """Retrieve references, each of which leads to its node."""
+    references = [
+        NodeWithScore(node=IndexNode(text=each.text[:9], index_id=each.node.node_id), score=0.5) for each in nodes
+    ]
+    known = {each.node.node_id: each.node for each in nodes}
+    return over(RecursiveRetriever("root", {"root": ListRetriever(references)}, node_dict=known))
+
+
+# --- postprocessors ---
+
+
+def processed(nodes: Nodes, *processors: BaseNodePostprocessor) -> str:
+    return query(nodes, node_postprocessors=list(processors))
+
+
+def windows(nodes: Nodes) -> Nodes:
+    """Return sentences, each with its window of sentences, as a `SentenceWindowNodeParser` writes them."""
+    for each in nodes:
+        each.node.metadata["window"] = f"Before it. {each.text} After it."
+        each.node.excluded_llm_metadata_keys = ["window", "file_name"]
+    return nodes
+
+
+def neighbours(nodes: Nodes) -> PrevNextNodePostprocessor:
+    """Return a postprocessor that adds what stands behind each node in its file."""
+    store = SimpleDocumentStore()
+    for each in nodes:
+        following = TextNode(text=f"So much of {each.node.metadata['file_name']}.", id_=f"behind {each.node.node_id}")
+        each.node.relationships[NodeRelationship.NEXT] = following.as_related_node_info()
+        following.relationships[NodeRelationship.PREVIOUS] = each.node.as_related_node_info()
+        store.add_documents([each.node, following])
+    return PrevNextNodePostprocessor(docstore=store, num_nodes=1, mode="next")
+
+
+# --- other indices ---
+
+
+def documents(nodes: Nodes) -> list[Document]:
+    return [Document(text=each.text, id_=each.node.node_id, metadata=each.node.metadata) for each in nodes]
+
+
+def summaries(nodes: Nodes) -> str:
+    synthesized = DocumentSummaryIndex.from_documents(documents(nodes), llm=SayingLLM(says="Of boats."))
+    return str(synthesized.as_query_engine(retriever_mode="embedding", similarity_top_k=len(nodes)).query(QUERY))
+
+
+def keywords(nodes: Nodes) -> str:
+    index = SimpleKeywordTableIndex.from_documents(documents(nodes))
+    return str(index.as_query_engine(retriever_mode="simple").query(" ".join(NAMES)))
+
+
+WINDOW = MetadataReplacementPostProcessor(target_metadata_key="window")
+MARKER = SegmentMarkerPostprocessor()
+ENTRIES = [
+    *under(
+        "retrievers around others",
+        invariant("`QueryFusionRetriever`", lambda _, nodes: fused(nodes, num_queries=1, mode="reciprocal_rerank")),
+        invariant("`QueryFusionRetriever` with written queries", lambda _, nodes: fused(nodes)),
+        invariant("`AutoMergingRetriever`", lambda _, nodes: merging(nodes)),
+        invariant("`RecursiveRetriever`", lambda _, nodes: recursive(nodes)),
+    ),
+    *under(
+        "postprocessors",
+        invariant(
+            "sentence windows by `MetadataReplacementPostProcessor`", lambda _, nodes: processed(windows(nodes), WINDOW)
+        ),
+        invariant("`LongContextReorder`", lambda _, nodes: processed(nodes, LongContextReorder())),
+        invariant(
+            "`SimilarityPostprocessor`",
+            lambda _, nodes: processed(nodes, SimilarityPostprocessor(similarity_cutoff=0.1)),
+        ),
+        invariant("`PrevNextNodePostprocessor`", lambda _, nodes: processed(nodes, neighbours(nodes))),
+    ),
+    *under(
+        "postprocessors with `SegmentMarkerPostprocessor`",
+        invariant("behind sentence windows", lambda _, nodes: processed(windows(nodes), WINDOW, MARKER), MORE),
+        invariant("behind `LongContextReorder`", lambda _, nodes: processed(nodes, LongContextReorder(), MARKER), MORE),
+        invariant(
+            "behind `PrevNextNodePostprocessor`",
+            lambda _, nodes: processed(nodes, neighbours(nodes), MARKER),
+            MORE,
+        ),
+        invariant(
+            "in front of `PrevNextNodePostprocessor`",
+            lambda _, nodes: processed(nodes, MARKER, neighbours(nodes)),
+            MORE,
+        ),
+    ),
+    *under(
+        "other indices",
+        invariant(
+            "`SummaryIndex`",
+            lambda _, nodes: str(SummaryIndex([each.node for each in nodes]).as_query_engine().query(QUERY)),
+        ),
+        invariant(
+            '`SummaryIndex`, `response_mode="tree_summarize"`',
+            lambda _, nodes: str(
+                SummaryIndex([each.node for each in nodes]).as_query_engine(response_mode="tree_summarize").query(QUERY)
+            ),
+        ),
+        invariant("`DocumentSummaryIndex`", lambda _, nodes: summaries(nodes)),
+        invariant(
+            "`SimpleKeywordTableIndex`, which lists nodes by keyword",
+            lambda _, nodes: keywords(nodes),
+            ordered=False,
+        ),
+    ),
+]
