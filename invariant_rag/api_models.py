@@ -46,6 +46,23 @@ class PlainRequest:
         """The text of a conversation of one turn."""
         return self.turns[0].text
 
+    def ledger(self, method: str, *, recognized: bool = True) -> dict[str, Any]:
+        """Return what was sent, in the words of `invariant_rag.generation.ledger`.
+
+        Args:
+            method: Name of the strategy.
+            recognized: Whether every document in the conversation is known to be a segment.
+        """
+        return {
+            "sets": [len(each) for each in self.sets if each],
+            "order": [segment.content_hash for each in self.sets for segment in each],
+            "dropped": [],
+            "trimmed": [],
+            "cached_tokens": 0,
+            "method": method,
+            "invariant": any(map(len, self.sets)) and recognized,
+        }
+
 
 @dataclass(frozen=True)
 class PlainRequests:

@@ -16,6 +16,7 @@ _MOST_RETRIEVALS = 64
 @dataclass
 class _Run:
     parent: Hashable | None
+    retrieves: bool = False
     retrieved: dict[Hashable, Retrieval] = field(default_factory=dict)  # in a root: of all runs below it
 
 
@@ -31,10 +32,16 @@ class RunDocuments:
         self._elsewhere: deque[tuple[Hashable, Retrieval]] = deque(maxlen=_MOST_RETRIEVALS)
         self._lock = Lock()
 
-    def start(self, run: Hashable, parent: Hashable | None) -> None:
-        """Note that a run began. It is a root run if nothing is known of its parent."""
+    def start(self, run: Hashable, parent: Hashable | None, *, retrieves: bool = False) -> None:
+        """Note that a run began. It is a root run if nothing is known of its parent.
+
+        Args:
+            run: The run.
+            parent: The run that called it.
+            retrieves: Whether it is a retriever. A model inside of one (that rewrites or filters) answers nobody yet.
+        """
         with self._lock:
-            self._runs[run] = _Run(parent)
+            self._runs[run] = _Run(parent, retrieves)
             while len(self._runs) > _MOST_RUNS:  # runs that never ended, such as abandoned generators
                 self._runs.popitem(last=False)
 
@@ -54,15 +61,19 @@ class RunDocuments:
             self._elsewhere.append((root, retrieval))
             if root in self._runs:
                 retrieved = self._runs[root].retrieved
+                if retrieval in retrieved.values():
+                    return  # handed from one run to another
                 for other in [other for other in retrieved if run in self._path(other)]:
                     del retrieved[other]
                 retrieved[run] = retrieval
 
     def of(self, run: Hashable | None) -> tuple[Retrieval, ...]:
-        """Return what was retrieved in the root run of a run. None: no run, so nothing."""
+        """Return what was retrieved in the root run of a run; nothing within a retriever, or for None: no run."""
         with self._lock:
-            root = self._runs.get(self._path(run)[-1]) if run is not None else None
-            return () if root is None else tuple(root.retrieved.values())
+            path = [] if run is None else [self._runs[each] for each in self._path(run) if each in self._runs]
+            if not path or any(each.retrieves for each in path):
+                return ()
+            return tuple(path[-1].retrieved.values())
 
     def elsewhere(self, run: Hashable | None) -> tuple[KnownDocument, ...]:
         """Return what was retrieved lately in other root runs."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, TypeVar
 
+from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.generation.structured import check_complete, constrain
+from invariant_rag.prompts.labels import translate_labels, translate_stream
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -75,7 +77,7 @@ class Call:
         """
         if self.schema is not None:
             check_complete(generation.text)
-        return trim_at_stop_string(generation.text, self.stop)
+        return translate_labels(trim_at_stop_string(generation.text, self.stop), generation.labels)
 
     def stream(self, lm: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
         """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it.
@@ -86,7 +88,8 @@ class Call:
         """
         with langchain_errors():
             pieces = lm.stream(prompt, **self.options(lm))
-            yield from stream_until_stop_string(pieces, self.stop)
+            labels = lm.prepare(prompt).labels if any(each.slots for each in prompt.sets) else {}
+            yield from translate_stream(stream_until_stop_string(pieces, self.stop), labels)
         if pieces.generation is not None:
             self.text(pieces.generation)
             yield pieces.generation
@@ -143,26 +146,19 @@ def usage_of(generation: Generation) -> UsageMetadata:
     )
 
 
-def report_of(generation: Generation, prompt: Prompt, text: str, model_name: str) -> dict[str, Any]:
-    """Return what else there is to say: why it ended, and which segments were read in which physical order.
+def report_of(
+    generation: Generation, prompt: Prompt, call: Call, model_name: str, *, recognized: bool
+) -> dict[str, Any]:
+    """Return what else there is to say: why it ended, and the ledger (see `invariant_rag.generation.ledger`).
 
-    Segments are named by their content hash, which is the id of their content block, so the report does not depend on
-    the order in which they came either.
+    Segments are named by their content hash, which is the id of their content block.
     """
-    segments = prompt.segments
-
-    def hashes(indices: Sequence[int]) -> list[str]:
-        return [segments[index].content_hash for index in indices]
-
-    stopped = len(text) < len(generation.text)
+    stopped = trim_at_stop_string(generation.text, call.stop) != generation.text
     report: dict[str, Any] = {
         "model_name": model_name,
         "finish_reason": "stop" if stopped else generation.finish_reason,
-        "order": hashes(generation.order),
+        **ledger(generation, prompt, recognized=recognized),
     }
-    for name, indices in (("dropped", generation.dropped), ("trimmed", generation.trimmed)):
-        if indices:
-            report[name] = hashes(indices)
     if isinstance(generation, RoutedGeneration):
         report["routing"] = {
             "branch": generation.branch,

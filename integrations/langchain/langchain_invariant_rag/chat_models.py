@@ -18,23 +18,22 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel
 
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
 from langchain_invariant_rag.errors import ToolsNotCalled, langchain_errors
-from langchain_invariant_rag.marking import mark_documents_in_messages
-from langchain_invariant_rag.messages import convert_messages, last_user_text
+from langchain_invariant_rag.messages import chat_messages, last_user_text
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import object_parser
-from langchain_invariant_rag.sorting import sorted_messages
+from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.turns import to_turns
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
 
-class ChatInvariant(InvariantParameters, BaseChatModel):
+class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     """A chat model whose answer does not depend on the order in which segments are listed.
 
     Segments are content blocks of type `text-plain`, in any message: `SegmentsPlaceholder`,
@@ -85,22 +84,17 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             copied.profile = copied._resolve_model_profile()
         return copied
 
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        messages = super()._convert_input(model_input).to_messages()
-        if self.known_documents:
-            messages = mark_documents_in_messages(messages, self.known_documents)
-        return ChatPromptValue(messages=sorted_messages(messages) if self._sorts_segments else messages)
-
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
         """Return how many tokens the model reads for these messages, chat template and segments included."""
         with langchain_errors():
-            return len(self.lm.prepare(self._prompt(messages, None)).input_ids)
+            return len(self.lm.prepare(self._prompt(self._recognized(messages, None, None))).input_ids)
 
-    def _prompt(self, messages: Sequence[BaseMessage], documents: Any) -> Prompt:
-        turns = convert_messages(messages, documents)
-        return render_chat(turns, self.lm.tokenizer, last_user_text(turns))
+    def _prompt(self, messages: Sequence[BaseMessage]) -> Prompt:
+        """Return the prompt of recognised messages."""
+        converted = chat_messages(to_turns(messages))
+        return render_chat(converted, self.lm.tokenizer, last_user_text(converted))
 
     def _generate(
         self,
@@ -109,13 +103,14 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        prompt = self._prompt(messages, kwargs.pop("documents", None))
+        messages = self._recognized(messages, run_manager and run_manager.run_id, kwargs.pop("documents", None))
+        prompt = self._prompt(messages)
         call = self._call(stop, kwargs)
         (generation,) = self._generate_all([prompt], call)
         message = AIMessage(
             content=call.text(generation),
             usage_metadata=usage_of(generation),
-            response_metadata=self._report(prompt, generation, call),
+            response_metadata=self._report(messages, prompt, generation, call),
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -137,7 +132,8 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        prompt = self._prompt(messages, kwargs.pop("documents", None))
+        messages = self._recognized(messages, run_manager and run_manager.run_id, kwargs.pop("documents", None))
+        prompt = self._prompt(messages)
         call = self._call(stop, kwargs)
         for piece in call.stream(self.lm, prompt):
             if isinstance(piece, str):
@@ -146,7 +142,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
                 message = AIMessageChunk(
                     content="",
                     usage_metadata=usage_of(piece),
-                    response_metadata=self._report(prompt, piece, call),
+                    response_metadata=self._report(messages, prompt, piece, call),
                     chunk_position="last",
                 )
             chunk = ChatGenerationChunk(message=message)
@@ -168,8 +164,11 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _report(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
-        return report_of(generation, prompt, call.text(generation), self.model_name)
+    def _report(
+        self, messages: Sequence[BaseMessage], prompt: Prompt, generation: LMGeneration, call: Call
+    ) -> dict[str, Any]:
+        recognized = was_recognized(messages) is not False
+        return report_of(generation, prompt, call, self.model_name, recognized=recognized)
 
     def bind_tools(
         self,

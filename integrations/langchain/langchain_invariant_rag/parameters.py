@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -20,17 +20,18 @@ from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
-from invariant_rag.prompts import tokenize_text
-from invariant_rag.segments import Prompt
-from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
+from invariant_rag.prompts import Finding, tokenize_text
+from invariant_rag.routing import RoutedModel
+from invariant_rag.segments import Prompt, SegmentSet
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import run_in_executor
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from langchain_invariant_rag import __version__
-from langchain_invariant_rag.call_documents import ModelListsDocuments
 from langchain_invariant_rag.calls import SAMPLING, Call, call_of, stop_sequences
 from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
+from langchain_invariant_rag.recognition import RecognizesDocuments
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ PER_CALL = ("max_tokens", *SAMPLING)
 """Parameters that a single call may set for itself."""
 
 
-class InvariantParameters(ModelListsDocuments, BaseLanguageModel[Any]):
+class InvariantParameters(RecognizesDocuments):
     """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed.
 
     A choice that is left open stays None, and is resolved when it is used. So a copy with another model or method has
@@ -93,9 +94,6 @@ class InvariantParameters(ModelListsDocuments, BaseLanguageModel[Any]):
     micro_batching: bool = False
     """Whether to decode prompts of concurrent calls together too. It is faster under load. But rounding depends on what
     else is in a batch, and then so may a low-precision model's answer; and a cancelled call runs on."""
-    known_documents: list[Any] = Field(default_factory=list, repr=False)
-    """Documents that are segments wherever their whole text appears in a prompt: for chains that join documents into
-    one text, which has no boundaries."""
     sort_segments: bool = True
     """Whether to sort segments by content before callbacks and caches see them: then the same set in another order is a
     cache hit. The answer is the same either way. Without effect for an ordering that keeps the order given."""
@@ -216,6 +214,15 @@ class InvariantParameters(ModelListsDocuments, BaseLanguageModel[Any]):
     @property
     def _sorts_documents(self) -> bool:
         return self._sorts_segments
+
+    @property
+    def _promises_invariance(self) -> bool:
+        return self.resolved_ordering.invariant
+
+    def _check(self, sets: Sequence[SegmentSet]) -> Iterable[Finding]:
+        routed = isinstance(self.model, RoutedModel) and not self.model.invariant
+        if routed and any(len(each) > 1 for each in sets):
+            yield Finding("routing", "the plain model of the router reads them in the order given.")
 
     @property
     def model_name(self) -> str:

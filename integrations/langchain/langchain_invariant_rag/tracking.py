@@ -6,7 +6,7 @@ when a model that is not from this package gets text with segment markers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from threading import Lock
 from typing import Any
@@ -33,8 +33,11 @@ class RunTracker(BaseCallbackHandler):
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
-        """Note a run."""
+        """Note a run, and documents that it was given: a graph that goes on, for example, has them from before."""
         RUNS.start(run_id, parent_run_id)
+        for value in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
+            if isinstance(value, list | tuple) and value and all(isinstance(each, Document) for each in value):
+                RUNS.add(run_id, map(_known, value))
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget a run."""
@@ -62,11 +65,11 @@ class RunTracker(BaseCallbackHandler):
         self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """Note a run."""
-        RUNS.start(run_id, parent_run_id)
+        RUNS.start(run_id, parent_run_id, retrieves=True)
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
         """Note what a retriever returned."""
-        RUNS.add(run_id, [_known(each) for each in documents if each.page_content.strip()])
+        RUNS.add(run_id, map(_known, documents))
         RUNS.end(run_id)
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
@@ -82,7 +85,8 @@ class RunTracker(BaseCallbackHandler):
         _check_marks(iter(prompts))
 
 
-_tracker: ContextVar[RunTracker | None] = ContextVar("invariant_rag_run_tracker", default=RunTracker())
+_TRACKER = RunTracker()
+_tracker: ContextVar[RunTracker | None] = ContextVar("invariant_rag_run_tracker", default=_TRACKER)
 _lock = Lock()
 _registered = False
 
@@ -99,6 +103,12 @@ def track_runs() -> None:
 def run_of(callbacks: Callbacks) -> UUID | None:
     """Return the run that calls with these callbacks; None for a call of its own."""
     return callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
+
+
+def runs_of(callbacks: Any, count: int) -> list[UUID | None]:
+    """Return the run of each of several prompts: LangChain may give callbacks for all of them, or for each."""
+    single = not isinstance(callbacks, list) or any(isinstance(each, BaseCallbackHandler) for each in callbacks)
+    return [run_of(callbacks)] * count if single or not callbacks else [run_of(each) for each in callbacks]
 
 
 def _known(document: Document) -> KnownDocument:
