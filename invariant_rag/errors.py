@@ -1,7 +1,7 @@
 """Exceptions of the library. A message says what was expected and what was given; the hint says what to do.
 
 Errors of a call (its prompt, segments, context window and answer) are no `ValueError` and no `TypeError`: frameworks
-that parse answers catch those and go on, so that LlamaIndex would return "Empty Response" for a prompt that is too long.
+that parse answers catch those and go on, and LlamaIndex would answer "Empty Response" to a prompt that is too long.
 Errors of arguments and files keep the built-in class that Python users expect.
 """
 
