@@ -6,16 +6,17 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, WordEmbedding, nodes_of
 from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
-from invariant_rag.orderings import Score
+from invariant_rag.orderings import Embedding, Score
 from invariant_rag.prompts import mark
-from llama_index.core import Settings
+from llama_index.core import Document, Settings, VectorStoreIndex
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
@@ -373,3 +374,27 @@ def test_it_is_described_without_losing_the_llm() -> None:
         described = wrap(MockLLM(max_tokens=3)).to_dict()
         assert described["class_name"] == type(wrap(MockLLM())).class_name()
         assert described["llm"]["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("wrap", [canonical, partial(vote, votes=1)])
+@pytest.mark.parametrize("query", ["harbour noon ferry", "mill barley", "copper bridge"])
+async def test_a_query_engine_gives_relevance_orderings_its_query(
+    wrap: Any, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def shared_words(self: Embedding, texts: Sequence[str], query: str) -> list[float]:
+        """Stands for an embedder, whose weights are not on every machine."""
+        seen.append(query)
+        return [float(sum(word in text for word in query.split())) for text in texts]
+
+    monkeypatch.setattr(Embedding, "score_texts", shared_words)
+    reader = Reader()
+    index = VectorStoreIndex.from_documents([Document(text=text) for text in TEXTS], embed_model=WordEmbedding())
+    synthesizer = InvariantSynthesizer(llm=wrap(reader, ordering="embedding"))
+    engine = index.as_query_engine(llm=reader, response_synthesizer=synthesizer, similarity_top_k=3)
+    engine.query(query)
+    await engine.aquery(query)
+    assert seen == [query, query]
+    *_, last = re.findall(r"Document: (.*)", reader.requests[0])
+    assert query.split(maxsplit=1)[0] in last  # the most relevant one is nearest to the question
