@@ -28,19 +28,16 @@ RUNS = RunDocuments()
 class RunTracker(BaseCallbackHandler):
     """Notes which run belongs to which, and what retrievers returned in it."""
 
-    run_inline = True  # documents have to be known before the model starts
-
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """Note a run, and documents that it was given: a graph that goes on, for example, has them from before."""
         RUNS.start(run_id, parent_run_id)
-        for value in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
-            if isinstance(value, list | tuple) and value and all(isinstance(each, Document) for each in value):
-                RUNS.add(run_id, map(_known, value))
+        _add_documents(run_id, inputs)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget a run."""
+        """Forget a run, and note documents that it returned: a function may search without a retriever."""
+        _add_documents(run_id, outputs)
         RUNS.end(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
@@ -109,6 +106,13 @@ def runs_of(callbacks: Any, count: int) -> list[UUID | None]:
     """Return the run of each of several prompts: LangChain may give callbacks for all of them, or for each."""
     single = not isinstance(callbacks, list) or any(isinstance(each, BaseCallbackHandler) for each in callbacks)
     return [run_of(callbacks)] * count if single or not callbacks else [run_of(each) for each in callbacks]
+
+
+def _add_documents(run: UUID, value: Any) -> None:
+    """Note every list of documents among the inputs or outputs of a run."""
+    for each in value.values() if isinstance(value, Mapping) else [value]:
+        if isinstance(each, list | tuple) and each and all(isinstance(one, Document) for one in each):
+            RUNS.add(run, map(_known, each))
 
 
 def _known(document: Document) -> KnownDocument:
