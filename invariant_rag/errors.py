@@ -117,6 +117,12 @@ class InvalidPrompt(InvariantRAGError, ValueError):
     hint = "A prompt is text (or token ids), a set of segments, and text; messages are mappings of role and content."
 
 
+class InvalidTool(InvariantRAGError, ValueError):
+    """A tool, a call of one, or a choice among tools that cannot be used."""
+
+    hint = "A tool is a Tool, or {'type': 'function', 'function': {'name', 'description', 'parameters'}}."
+
+
 class ContextOverflow(InvariantRAGError, ValueError):
     """A prompt that does not fit into the context window; the message gives its tokens and the limit."""
 
