@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.generation.grammar import GrammarText, Vocabulary
@@ -55,7 +55,6 @@ class CallGrammar:
     anchored: bool
     openings: tuple[Opening, ...]
     closing: tuple[int, ...]
-    _scans: dict[bytes, tuple[list[int], list[int]]] = field(default_factory=dict, compare=False)
 
     def at_trigger(self, before: bytes) -> tuple[list[int], list[int]]:
         """Return the tokens that complete the trigger after a part of it, and those that go beyond it.
@@ -63,16 +62,7 @@ class CallGrammar:
         Args:
             before: The part of the trigger that is written.
         """
-        if before not in self._scans:
-            completing: list[int] = []
-            beyond: list[int] = []
-            for index, word in enumerate(self.words.words):
-                text = before + word
-                at = (0 if text.startswith(self.trigger) else -1) if self.anchored else text.find(self.trigger)
-                if at >= 0:
-                    (completing if at + len(self.trigger) == len(text) else beyond).append(index)
-            self._scans[before] = completing, beyond
-        return self._scans[before]
+        return self.words.at_marker(self.trigger, before, anchored=self.anchored)
 
 
 def call_grammar(

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import validate
+from tokenizers import AddedToken
 from transformers import LogitsProcessor
 
 from invariant_rag import InvariantModel, Segment
@@ -420,3 +421,19 @@ def test_a_routed_model_writes_two_answers_and_keeps_one() -> None:
     _, answer = calling.generate(prompt, max_new_tokens=120)
     check(answer.tool_calls, TOOLS)
     assert json.dumps([dict(call.arguments) for call in answer.tool_calls])
+
+
+@pytest.mark.parametrize("kind", ["hermes", "bare"])
+def test_no_token_goes_beyond_the_beginning_of_a_call(kind: str) -> None:
+    tokenizer = templated(kind)
+    trigger = template_format(tokenizer).call_format.trigger
+    beyond = f'{trigger}{{"q'
+    tokenizer.add_tokens([AddedToken(beyond, normalized=False)])
+    lm = InvariantModel(lm_of(kind).model, tokenizer)
+    calling = ToolCalling(lm, TOOLS, parallel=False)
+    prompt = calling.prompt(QUESTION)
+    wanted = tokenizer.convert_tokens_to_ids(beyond)
+    assert lm.generate(prompt, max_new_tokens=1, logits_processor=[Writing(lm, beyond)]).token_ids == (wanted,)
+    generation, answer = calling.generate(prompt, max_new_tokens=100, logits_processor=[Writing(lm, beyond)])
+    assert wanted not in generation.token_ids[:1]
+    assert answer.content == generation.text
