@@ -186,6 +186,24 @@ def test_every_forced_call_parses_and_validates(schemas: list[Any], kind: str, s
     check(answer.tool_calls, tools)
 
 
+@pytest.mark.parametrize("kind", ["hermes", "named"])
+def test_schemas_may_refer_to_their_own_parts_and_to_themselves(kind: str) -> None:
+    place = {**PLACE, "properties": {**PLACE["properties"], "near": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
+    schema = {
+        "type": "object",
+        "properties": {"place": {"$ref": "#/$defs/Place"}},
+        "required": ["place"],
+        "$defs": {"Place": place},
+    }
+    tools = [NOW, {"function": {"name": "go", "parameters": schema}}]
+    for seed in range(4):
+        calling = ToolCalling(lm_of(kind, seed), tools, tool_choice="required", parallel=False)
+        options = {"max_new_tokens": 140, "do_sample": seed > 0, "seed": seed}
+        check(calling.generate(calling.prompt(QUESTION), **options)[1].tool_calls, tools)
+        calling = ToolCalling(lm_of(kind, seed), tools, tool_choice="go", parallel=False)
+        check(calling.generate(calling.prompt(QUESTION), **options)[1].tool_calls, tools)
+
+
 # --- as the model likes ---
 
 
@@ -437,3 +455,8 @@ def test_no_token_goes_beyond_the_beginning_of_a_call(kind: str) -> None:
     generation, answer = calling.generate(prompt, max_new_tokens=100, logits_processor=[Writing(lm, beyond)])
     assert wanted not in generation.token_ids[:1]
     assert answer.content == generation.text
+    for choice, limit in (("none", 100), ("auto", len(trigger) + 8)):
+        other = ToolCalling(lm, [SEARCH], tool_choice=choice)
+        generation, answer = other.generate(prompt, max_new_tokens=limit, logits_processor=[Writing(lm, beyond)])
+        assert wanted not in generation.token_ids[:1]
+        assert answer == Answer(generation.text)
