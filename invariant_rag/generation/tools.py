@@ -32,7 +32,7 @@ from invariant_rag.generation.streaming import TextStream, decode_keeping
 from invariant_rag.generation.structured import NEUTRAL, Constraint, check_keywords
 from invariant_rag.generation.tool_decoding import CallComplete, CallDecoding, CallProcessor
 from invariant_rag.generation.tool_grammar import call_grammar
-from invariant_rag.prompts import Message, TemplateFormat, Tool, ToolCall, template_format
+from invariant_rag.prompts import Message, TemplateFormat, Tool, ToolCall, render_chat, template_format
 from invariant_rag.prompts.template_format import parses_calls
 from invariant_rag.prompts.tools import as_tools
 from invariant_rag.segments import Prompt, Text
@@ -130,8 +130,6 @@ class ToolCalling:
         Raises:
             InvalidPrompt: As for `render_chat`.
         """
-        from invariant_rag.prompts import render_chat
-
         offered = () if self.tool_choice == "none" else self.tools
         return render_chat(messages, self._tokenizer, query, tools=offered, template_kwargs=template_kwargs)
 
@@ -221,8 +219,7 @@ class ToolCalling:
             prefix = _last_text(prompt, self._tokenizer)
             tools = [tool.to_dict() for tool in offered]
             return ResponseTemplateParser(self._tokenizer.response_template, prefix, tools, prompt=digest)
-        names = [tool.name for tool in offered]
-        is_open = self._reasoning_open(prompt)
+        names, is_open = [tool.name for tool in offered], self._reasoning_open(prompt)
         return MarkerParser(self.form.call_format, names, self.form.reasoning, reasoning_open=is_open, prompt=digest)
 
     def answer(self, generation: Generation | str, prompt: Prompt) -> Answer:
