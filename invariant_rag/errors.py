@@ -123,6 +123,12 @@ class InvalidPrompt(InvariantRAGError):
     hint = "A prompt is text (or token ids), a set of segments, and text; messages are mappings of role and content."
 
 
+class InvalidTool(InvariantRAGError):
+    """A tool, a call of one, or a choice among tools that cannot be used."""
+
+    hint = "A tool is a Tool, or {'type': 'function', 'function': {'name', 'description', 'parameters'}}."
+
+
 class ContextOverflow(InvariantRAGError):
     """A prompt that does not fit into the context window; the message gives its tokens and the limit."""
 

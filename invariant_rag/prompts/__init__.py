@@ -8,6 +8,7 @@ from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_mar
 from invariant_rag.prompts.order_warnings import FIXES, Finding, report
 from invariant_rag.prompts.recognition import Recognition, Turn, parse_marked, recognize
 from invariant_rag.prompts.run_documents import RunDocuments
+from invariant_rag.prompts.template_format import CallFormat, ReasoningFormat, TemplateFormat, template_format
 from invariant_rag.prompts.tokenization import (
     TokenizedPrompt,
     control_tokens,
@@ -16,18 +17,24 @@ from invariant_rag.prompts.tokenization import (
     tokenize_prompt,
     tokenize_text,
 )
+from invariant_rag.prompts.tools import Tool, ToolCall
 
 __all__ = [
     "DEFAULT_SYSTEM",
     "FIXES",
+    "CallFormat",
     "Content",
     "Finding",
     "KnownDocument",
     "Message",
+    "ReasoningFormat",
     "Recognition",
     "Retrieval",
     "RunDocuments",
+    "TemplateFormat",
     "TokenizedPrompt",
+    "Tool",
+    "ToolCall",
     "Turn",
     "control_tokens",
     "has_marks",
@@ -38,6 +45,7 @@ __all__ = [
     "recognize",
     "render_chat",
     "report",
+    "template_format",
     "tokenize_in_slots",
     "tokenize_literal",
     "tokenize_prompt",

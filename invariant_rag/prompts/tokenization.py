@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<([|\uff5c]).*\1>")
 
+CUT = "\ue203\ue205\ue204"
+"""Cuts the name of a control token in a text of a chat prompt: the texts on both sides are tokenized separately."""
+
 _TOKENIZER_LOCK = Lock()  # a fast tokenizer keeps `split_special_tokens` as state
 
 
@@ -162,7 +165,7 @@ def _tokenize_text(text: Text, tokenizer: PreTrainedTokenizerBase | None) -> Tok
         if not text:
             return ()
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and the prompt holds text")
-    return _encode(tokenizer, text, split_special_tokens=False)
+    return tuple(i for piece in text.split(CUT) for i in _encode(tokenizer, piece, split_special_tokens=False))
 
 
 def _tokenize_segment(
