@@ -23,6 +23,7 @@ from invariant_rag.errors import InvalidChoice, InvalidSegment, UnsupportedCombi
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
 from invariant_rag.prompts import Turn, recognize
 from invariant_rag.prompts.labels import Labels, labels_of
+from invariant_rag.prompts.recognition import merge_texts
 from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering
 
 
@@ -113,10 +114,8 @@ class PlainRequests:
         for orders in drawn_orders(sets, canonical, self.votes, self.seed):
             listed = [each.permuted(order) for each, order in zip(sets, orders, strict=True)]
             texts = iter(map(set_text, listed))
-            written = [
-                replace(turn, parts=_merged(next(texts) if isinstance(p, SegmentSet) else p for p in turn.parts))
-                for turn in turns
-            ]
+            parts = [[next(texts) if isinstance(part, SegmentSet) else part for part in turn.parts] for turn in turns]
+            written = [replace(turn, parts=tuple(merge_texts(each))) for turn, each in zip(turns, parts, strict=True)]
             labels = labels_of((each.slots, order) for each, order in zip(sets, orders, strict=True))
             requests.append(PlainRequest(tuple(written), tuple(listed), labels))
         return requests
@@ -128,17 +127,6 @@ class PlainRequests:
 
 def _last_question(turns: Sequence[Turn]) -> str:
     return next((turn.text.strip() for turn in reversed(turns) if turn.role == "user"), "")
-
-
-def _merged(parts: Iterable[Any]) -> tuple[Any, ...]:
-    """Return parts with neighbouring texts as one."""
-    merged: list[Any] = []
-    for part in parts:
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += part
-        else:
-            merged.append(part)
-    return tuple(merged)
 
 
 def content_ordering(name_or_instance: str | Ordering) -> Ordering:

@@ -13,7 +13,14 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from invariant_rag.prompts.decorations import slots_of
-from invariant_rag.prompts.known_documents import KnownDocument, Retrieval, holds_part, holds_several, split_known
+from invariant_rag.prompts.known_documents import (
+    KnownDocument,
+    Retrieval,
+    holds_part,
+    holds_several,
+    occurrences,
+    split_known,
+)
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
@@ -130,8 +137,7 @@ class _Recognizer:
         self._check_known()
         self._check_texts()
         turns = [
-            replace(turn, parts=tuple(_merge_texts(parts)))
-            for turn, parts in zip(self._turns, self._parts, strict=True)
+            replace(turn, parts=tuple(merge_texts(parts))) for turn, parts in zip(self._turns, self._parts, strict=True)
         ]
         return Recognition(tuple(turns), tuple(self._findings))
 
@@ -164,6 +170,9 @@ class _Recognizer:
         parts, rest = split_marked(text)
         if rest:
             self._find("marks", "the prompt holds marks that were cut in two, or written by another process.")
+        if parts == [text] and not occurrences(text, self._documents):
+            yield text  # the same object: a framework may use its own kind of str
+            return
         for part in parts:
             if isinstance(part, Marked):
                 yield _Found(self._with_metadata(part.segment), turn, size=part.size, group=part.group)
@@ -292,15 +301,16 @@ def _cut(gap: Sequence[tuple[int, str]], kept: str, *, from_end: bool) -> list[t
     for turn, text in reversed(gap) if from_end else gap:
         by = min(excess, len(text))
         excess -= by
-        shortened.append((turn, text[: len(text) - by] if from_end else text[by:]))
+        kept_text = text[: len(text) - by] if from_end else text[by:]
+        shortened.append((turn, kept_text if by else text))
     return shortened[::-1] if from_end else shortened
 
 
-def _merge_texts(parts: Iterable[Any]) -> list[Any]:
-    """Join neighbouring texts, and leave out empty ones."""
+def merge_texts(parts: Iterable[Any]) -> list[Any]:
+    """Join neighbouring texts, and leave out empty ones. Texts of a framework's own kind of str stay by themselves."""
     merged: list[Any] = []
     for part in parts:
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
+        if type(part) is str and merged and type(merged[-1]) is str:
             merged[-1] += part
         elif part != "":
             merged.append(part)

@@ -11,7 +11,7 @@ from invariant_rag.prompts import Turn
 from invariant_rag.prompts.labels import translate_labels
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
-from langchain_invariant_rag.turns import to_turns
+from langchain_invariant_rag.turns import to_block_of, to_turns
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _message(message: BaseMessage, turn: Turn, request: Turn) -> BaseMessage:
     if isinstance(message, AIMessage) or not turn.has_segments:
         return message
     whole = request.parts[0] if len(request.parts) == 1 and isinstance(request.parts[0], str) else None
-    blocks = [{"type": "text", "text": part} if isinstance(part, str) else part for part in request.parts]
+    blocks = list(map(to_block_of, request.parts))
     changed: dict[str, Any] = {"content": blocks if whole is None else whole}
     if isinstance(message, ToolMessage):
         changed["artifact"] = None  # it lists the documents too

@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMes
 from langchain_invariant_rag.document_reprs import split_reprs
 from langchain_invariant_rag.documents import BLOCK_TYPE, to_block, to_segment, to_segments
 
+_TEXT_KEYS = {"type", "text", "id"}
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 
 
@@ -53,15 +54,39 @@ def _parts(content: str | Sequence[str | Mapping[str, Any]]) -> Iterator[Any]:
             yield _to_set([block for block in members if isinstance(block, Mapping)])
 
 
+class BlockText(str):  # noqa: SLOT000 - it has an attribute
+    """The text of a content block that says more than its text, such as `cache_control`.
+
+    Attributes:
+        block: The block.
+    """
+
+    block: Mapping[str, Any]
+
+
 def _part(block: str | Mapping[str, Any]) -> Iterator[Any]:
     if isinstance(block, str):
         yield from split_reprs(block)
     elif is_segment_block(block):
         yield to_segment(block)
     elif block.get("type") == "text":
-        yield from split_reprs(block["text"])
+        pieces = list(split_reprs(block["text"]))
+        yield from [_block_text(block)] if pieces == [block["text"]] and not set(block) <= _TEXT_KEYS else pieces
     else:
         yield block
+
+
+def _block_text(block: Mapping[str, Any]) -> BlockText:
+    text = BlockText(block["text"])
+    text.block = block
+    return text
+
+
+def to_block_of(part: Any) -> Any:
+    """Return a part of a turn as a content block."""
+    if isinstance(part, str):
+        return part.block if isinstance(part, BlockText) else {"type": "text", "text": part}
+    return part
 
 
 def with_turns(messages: Sequence[BaseMessage], turns: Sequence[Turn], *, sort: bool) -> list[BaseMessage]:
@@ -76,27 +101,26 @@ def with_turns(messages: Sequence[BaseMessage], turns: Sequence[Turn], *, sort: 
             running numbers keep the order given: an answer may name the numbers.
     """
     changed = []
-    for message, turn in zip(messages, turns, strict=True):
-        if isinstance(message, AIMessage) or (turn.parts and not turn.has_segments):
+    for message, before, turn in zip(messages, to_turns(messages), turns, strict=True):
+        if isinstance(message, AIMessage) or turn == before:
             changed.append(message)
-        elif turn.has_segments:
-            blocks = list(_blocks(turn.parts, message.content, sort=sort))
-            changed.append(message.model_copy(update={"content": blocks}))
-        elif not message.content:
-            changed.append(message)
+        elif turn.parts:
+            changed.append(message.model_copy(update={"content": _content(list(_blocks(turn.parts, sort=sort)))}))
     return changed
 
 
-def _blocks(parts: Iterable[Any], content: Any, *, sort: bool) -> Iterator[Any]:
-    given = [block for block in content if isinstance(block, Mapping)] if not isinstance(content, str) else []
-    texts = {block.get("text"): block for block in given if block.get("type") == "text"}
+def _content(blocks: list[Any]) -> Any:
+    """Return blocks as the content of a message: one text alone as a string."""
+    alone = len(blocks) == 1 and set(blocks[0]) == {"type", "text"} and blocks[0]["type"] == "text"
+    return blocks[0]["text"] if alone else blocks
+
+
+def _blocks(parts: Iterable[Any], *, sort: bool) -> Iterator[Any]:
     for index, part in enumerate(parts):
         if isinstance(part, SegmentSet):
             yield from _set_blocks(part, index, sort=sort)
-        elif isinstance(part, str):
-            yield texts.get(part, {"type": "text", "text": part})
         else:
-            yield part
+            yield to_block_of(part)
 
 
 def _set_blocks(segments: SegmentSet, index: int, *, sort: bool) -> Iterator[dict[str, Any]]:
