@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from langchain_invariant_rag.plain import Ballot, answered, message_ballots
 from langchain_invariant_rag.recognition import Recognizer, RecognizesMessages, was_recognized
+from langchain_invariant_rag.tracking import current_run
 from langchain_invariant_rag.voting import AnswerOf, elected
 from langchain_invariant_rag.wrapped import CanonicalRunnable, VotingRunnable
 
@@ -118,7 +119,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, run_manager and run_manager.run_id, kwargs)
+        (ballot,) = self._ballots(messages, current_run(run_manager), kwargs)
         return self._answered(self.model._generate(ballot.input, stop, run_manager, **kwargs), messages, ballot)
 
     async def _agenerate(
@@ -128,7 +129,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, run_manager and run_manager.run_id, kwargs)
+        (ballot,) = self._ballots(messages, current_run(run_manager), kwargs)
         return self._answered(await self.model._agenerate(ballot.input, stop, run_manager, **kwargs), messages, ballot)
 
     def _stream(
@@ -138,7 +139,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        ballots = self._ballots(messages, run_manager and run_manager.run_id, dict(kwargs))
+        ballots = self._ballots(messages, current_run(run_manager), dict(kwargs))
         if self._model_streams(ballots, asynchronous=False):
             kwargs.pop("documents", None)
             yield from self.model._stream(ballots[0].input, stop, run_manager, **kwargs)
@@ -153,7 +154,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        ballots = self._ballots(messages, run_manager and run_manager.run_id, dict(kwargs))
+        ballots = self._ballots(messages, current_run(run_manager), dict(kwargs))
         if self._model_streams(ballots, asynchronous=True):
             kwargs.pop("documents", None)
             async for chunk in self.model._astream(ballots[0].input, stop, run_manager, **kwargs):
@@ -233,7 +234,7 @@ class VotingChatModel(CanonicalChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ballots = self._ballots(messages, run_manager and run_manager.run_id, kwargs)
+        ballots = self._ballots(messages, current_run(run_manager), kwargs)
 
         def ask(place: int) -> ChatResult:
             if place and self.rate_limiter:  # LangChain has waited for the first call
@@ -251,7 +252,7 @@ class VotingChatModel(CanonicalChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ballots = self._ballots(messages, run_manager and run_manager.run_id, kwargs)
+        ballots = self._ballots(messages, current_run(run_manager), kwargs)
 
         async def ask(place: int) -> ChatResult:
             if place and self.rate_limiter:
@@ -326,7 +327,7 @@ def canonical(
     """
     requests = PlainRequests(ordering)
     _check_model(model)
-    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    options: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     if isinstance(model, BaseChatModel):
         return CanonicalChatModel(model=model, ordering=ordering, **options)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
@@ -374,12 +375,12 @@ def vote(
     """
     requests = PlainRequests(ordering, votes, seed)
     _check_model(model)
-    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    ballots = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
+    options: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    ballots: dict[str, Any] = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
     if isinstance(model, BaseChatModel):
         return VotingChatModel(model=model, **ballots, **options)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
-        return model.model_copy(update={"bound": vote(model.bound, **ballots, **options)})  # type: ignore[arg-type]
+        return model.model_copy(update={"bound": vote(model.bound, **ballots, **options)})
     return VotingRunnable(model, requests, Recognizer(**options), answer_of)
 
 

@@ -28,6 +28,7 @@ from langchain_invariant_rag.messages import chat_messages, last_user_text
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import object_parser
 from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.tracking import current_run
 from langchain_invariant_rag.turns import to_turns
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
@@ -103,7 +104,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        messages = self._recognized(messages, run_manager and run_manager.run_id, kwargs.pop("documents", None))
+        messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
         prompt = self._prompt(messages)
         call = self._call(stop, kwargs)
         (generation,) = self._generate_all([prompt], call)
@@ -132,7 +133,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        messages = self._recognized(messages, run_manager and run_manager.run_id, kwargs.pop("documents", None))
+        messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
         prompt = self._prompt(messages)
         call = self._call(stop, kwargs)
         for piece in call.stream(self.lm, prompt):

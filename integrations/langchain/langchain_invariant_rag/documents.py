@@ -127,7 +127,7 @@ class Segments(list[Document]):
         found = super().__getitem__(index)
         return Segments(found) if isinstance(index, slice) else found  # type: ignore[arg-type, return-value]
 
-    def __add__(self, other: list[Any]) -> Segments:
+    def __add__(self, other: list[Any]) -> Segments:  # type: ignore[override]
         return Segments(super().__add__(other))
 
     def __radd__(self, other: list[Any]) -> Segments:

@@ -22,7 +22,7 @@ from langchain_invariant_rag.document_reprs import split_reprs
 from langchain_invariant_rag.documents import to_segments
 from langchain_invariant_rag.parameters import PER_CALL, InvariantParameters
 from langchain_invariant_rag.recognized_text import RecognizedText, RecognizedValue, marked_message
-from langchain_invariant_rag.tracking import run_of, runs_of
+from langchain_invariant_rag.tracking import current_run, run_of, runs_of
 
 
 class InvariantLLM(InvariantParameters, BaseLLM):
@@ -126,7 +126,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     ) -> LLMResult:
         documents = kwargs.pop("documents", None)
         call = self._call(stop, kwargs)
-        recognized = [self._recognized(each, run_manager and run_manager.run_id, documents) for each in prompts]
+        recognized = [self._recognized(each, current_run(run_manager), documents) for each in prompts]
         parsed = [each.prompt for each in recognized]
         generations = self._generate_all(parsed, call)
         usages = [usage_of(generation) for generation in generations]
@@ -163,7 +163,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        recognized = self._recognized(prompt, run_manager and run_manager.run_id, kwargs.pop("documents", None))
+        recognized = self._recognized(prompt, current_run(run_manager), kwargs.pop("documents", None))
         call = self._call(stop, kwargs)
         for piece in call.stream(self.lm, recognized.prompt):
             if isinstance(piece, str):

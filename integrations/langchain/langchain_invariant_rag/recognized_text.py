@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Annotated, Self
 
 from invariant_rag.prompts import Recognition, mark
@@ -60,7 +61,8 @@ class RecognizedValue(PromptValue):
 def _sorted(segments: SegmentSet) -> SegmentSet:
     if segments.slots is not None and any(slot.number for slot in segments.slots):
         return segments
-    return SegmentSet(sorted(segments, key=lambda each: each.canonical_key), slots=segments.slots)
+    listed = sorted(segments, key=attrgetter("canonical_key"))
+    return SegmentSet(listed, slots=segments.slots)
 
 
 def _set_text(segments: SegmentSet) -> str:

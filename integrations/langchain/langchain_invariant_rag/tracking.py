@@ -15,6 +15,7 @@ from uuid import UUID
 from invariant_rag.prompts import Finding, KnownDocument, RunDocuments, has_marks, report
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.base import BaseCallbackManager, Callbacks
+from langchain_core.callbacks.manager import BaseRunManager
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.tracers.context import register_configure_hook
@@ -100,6 +101,11 @@ def track_runs() -> None:
 def run_of(callbacks: Callbacks) -> UUID | None:
     """Return the run that calls with these callbacks; None for a call of its own."""
     return callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
+
+
+def current_run(run_manager: BaseRunManager | None) -> UUID | None:
+    """Return the run of a model that was called with this manager; None if LangChain passes none."""
+    return None if run_manager is None else run_manager.run_id
 
 
 def runs_of(callbacks: Any, count: int) -> list[UUID | None]:

@@ -127,7 +127,7 @@ def _set_blocks(segments: SegmentSet, index: int, *, sort: bool) -> Iterator[dic
     numbered = segments.slots is not None and any(slot.number for slot in segments.slots)
     listed = sorted(segments, key=lambda each: each.canonical_key) if sort and not numbered else list(segments)
     for place, segment in enumerate(listed):
-        block = dict(to_block(segment))
+        block: dict[str, Any] = dict(to_block(segment))
         slot = None if segments.slots is None else _plain_slot(segments.slots[place])
         block["extras"] = {**block.get("extras", {}), "set": index, **({} if slot is None else {"slot": slot})}
         yield block
