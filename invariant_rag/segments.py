@@ -165,9 +165,15 @@ class Slot:
         >>> Slot(("[1] ", Field("title"), ": "), number="1").render(Segment("Ferries leave at noon.", title="Ferries"))
         '[1] Ferries: Ferries leave at noon.'
         """
-        values = {**segment.metadata, "title": segment.title}
         pieces = (*self.before, segment.text, *self.after)
-        return "".join(str(values.get(each.key, "")) if isinstance(each, Field) else each for each in pieces)
+        return "".join(str(value_of(segment, each.key, "")) if isinstance(each, Field) else each for each in pieces)
+
+
+def value_of(segment: Segment, key: str, default: Any = None) -> Any:
+    """Return what a `Field` stands for: the title of a segment, or its metadata of that key, if it has it."""
+    if key == "title" and segment.title is not None:
+        return segment.title
+    return segment.metadata.get(key, default)
 
 
 class SegmentSet(Sequence[Segment]):
@@ -195,6 +201,8 @@ class SegmentSet(Sequence[Segment]):
         self.slots = None if slots is None else tuple(slots)
         if self.slots is not None and len(self.slots) != len(self._segments):
             raise InvalidSegment(f"expected one slot per segment, got {len(self.slots)} for {len(self._segments)}")
+        if self.slots is not None and any(each.token_ids is not None for each in self._segments):
+            raise InvalidSegment("expected segments with text, which slots put in a place; got one with token ids")
 
     def permuted(self, order: Sequence[int]) -> SegmentSet:
         """Return the same set with its segments listed in another order.

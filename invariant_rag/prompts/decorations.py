@@ -6,24 +6,27 @@ with the segment.
 
 >>> texts, slots = slots_of(["Read:\n[1] ", "\n[2] ", "\nWhy?"], [Segment("a"), Segment("b")])
 >>> texts, [slot.before + slot.after for slot in slots]
-(('Read:', '\nWhy?'), [('\n[1] ',), ('\n[2] ',)])
+(('Read:\n', '\nWhy?'), [('[1] ', '\n'), ('[2] ',)])
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from numbers import Real
 
-from invariant_rag.segments import Field, Segment, Slot
+from invariant_rag.segments import Field, Segment, Slot, value_of
 
 _LABEL = re.compile(r"\d+|(?<![A-Za-z0-9])[A-Za-z](?=[.):\]])")
 _NUMBER = "\U0010fffd"  # stands for one running number
 _FIELDS = range(0xF0000, 0xF0800)  # each stands for one field; like `_NUMBER`, private-use characters
 _PLACEHOLDERS = re.compile(f"[{chr(_FIELDS[0])}-{chr(_FIELDS[-1])}{_NUMBER}]")
+_NUMBERED = re.compile(r"(.*?)(\d+|(?<![A-Za-z0-9])[A-Za-z])(\W*)", re.DOTALL)
 _ARROW = re.compile(r"[<>]")
+_MARGIN = 16  # characters by which one running number may be longer than another
+_LONGEST_LABEL = 100
 
 
 def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[str, str], list[Slot]] | None:
@@ -38,12 +41,22 @@ def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[s
         What is left of the first and of the last text, and one slot per segment. None if the text between differs in
         more than a running number and the segments' own metadata, or says something that is not said of each.
     """
-    if all(not text.strip() for text in texts[1:-1]):
-        slots = [Slot(after=(text,) if text else ()) for text in [*texts[1:-1], ""]]
+    inner_texts = texts[1:-1]
+    if not any(map(str.strip, inner_texts)):
+        if len(set(inner_texts)) > 1:
+            return None
+        slots = [Slot(after=(text,) if text else ()) for text in [*inner_texts, ""]]
         return (texts[0], texts[-1]), slots
-    if any(_PLACEHOLDERS.search(text) for text in texts):
+    # What is said of a segment is no longer than the longest text between two of them, but for its own fields.
+    own = _own_fields(segments)
+    longest = max(map(len, inner_texts)) + _MARGIN
+    sizes = [longest + sum(len(values[index]) for _, values in own) for index in (0, -1)]
+    head = texts[0][: max(len(texts[0]) - sizes[0], 0)]
+    tail = texts[-1][sizes[1] :]
+    near = [texts[0][len(head) :], *inner_texts, texts[-1][: sizes[1]]]
+    if any(map(_PLACEHOLDERS.search, near)):
         return None
-    keys = _replace_fields(texts, segments)
+    keys = _replace_fields(near, own)
     if keys is None:
         return None
     shapes = [_Shape.of(text) for text in keys.texts]
@@ -53,7 +66,11 @@ def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[s
     running = _running_columns(inner)
     if running is None:
         return None
-    return _split(shapes, running, keys.names)
+    understood = _split(shapes, running, keys.names)
+    if understood is None:
+        return None
+    around, found = understood
+    return (head + around[0], around[1] + tail), found
 
 
 @dataclass(frozen=True)
@@ -64,10 +81,15 @@ class _Fields:
     names: dict[str, str] = field(default_factory=dict)
 
 
-def _replace_fields(texts: Sequence[str], segments: Sequence[Segment]) -> _Fields | None:
+def _replace_fields(texts: Sequence[str], own: Iterable[tuple[str, list[str]]]) -> _Fields | None:
     """Replace, in every text, the values of fields that are shown for each segment. None: they may be numbers too."""
     replaced = _Fields(list(texts))
-    for key, values in _own_fields(segments):
+    inner = texts[1:-1]
+
+    def is_named(key: str) -> bool:
+        return all(re.search(re.escape(key), text, re.IGNORECASE) for text in inner)
+
+    for key, values in sorted(own, key=lambda each: (-min(map(len, each[1])), not is_named(each[0]))):
         after = False
         places = _occurrences(replaced.texts[:-1], values, last=True)
         if places is None:
@@ -75,11 +97,13 @@ def _replace_fields(texts: Sequence[str], segments: Sequence[Segment]) -> _Field
             places = _occurrences(replaced.texts[1:], values, last=False)
         if places is None:
             continue
-        kind = _kind_of_numbers(values)
-        named = all(re.search(re.escape(key), text, re.IGNORECASE) for text in texts[1:-1])
-        if kind == "running" and not named:
+        running, first = _count_of(values)
+        named = is_named(key)
+        if named and running and first in (0, 1):
+            return None  # either; another order of the segments would show which
+        if running and not named:
             continue
-        if kind == "shuffled" and not named:
+        if running is False and not named:
             return None  # a running number in another order of the same segments
         character = chr(_FIELDS[len(replaced.names)])
         replaced.names[character] = key
@@ -89,40 +113,49 @@ def _replace_fields(texts: Sequence[str], segments: Sequence[Segment]) -> _Field
     return replaced
 
 
-def _own_fields(segments: Sequence[Segment]) -> Iterator[tuple[str, list[str]]]:
-    """Yield fields that every segment has, and that are not the same for all; longest values first."""
+def _own_fields(segments: Sequence[Segment]) -> list[tuple[str, list[str]]]:
+    """Return fields that every segment has, and that are not the same for all."""
     found = []
-    for key in ("title", *segments[0].metadata):
-        values = [segment.title if key == "title" else segment.metadata.get(key) for segment in segments]
+    for key in sorted({"title", *segments[0].metadata}):
+        values = [value_of(segment, key) for segment in segments]
         if all(isinstance(value, str | Real) and not isinstance(value, bool) and str(value) for value in values):
             listed = [str(value) for value in values]
             if len(set(listed)) > 1:
                 found.append((key, listed))
-    yield from sorted(found, key=lambda pair: -min(map(len, pair[1])))
+    return found
 
 
 def _occurrences(texts: Sequence[str], values: Sequence[str], *, last: bool) -> list[tuple[int, int]] | None:
     """Return where each text holds its value as a whole word, nearest to its segment; None if one does not."""
     places = []
     for text, value in zip(texts, values, strict=True):
-        matches = list(re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text))
-        if not matches:
+        place = None
+        if value in text:
+            for match in re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text):
+                place = match.span()
+                if not last:
+                    break
+        if place is None:
             return None
-        places.append(matches[-1 if last else 0].span())
+        places.append(place)
     return places
 
 
-def _kind_of_numbers(values: Sequence[str]) -> str:
-    """Return whether values look like running numbers: `running`, `shuffled`, or neither (an empty string)."""
-    if all(value.isdecimal() for value in values):
-        numbers = list(map(int, values))
-    elif all(len(value) == 1 for value in values):
-        numbers = list(map(ord, values))
-    else:
-        return ""
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return "running"
-    return "shuffled" if sorted(numbers) == list(range(min(numbers), min(numbers) + len(numbers))) else ""
+def _count_of(values: Sequence[str]) -> tuple[bool | None, int]:
+    """Return whether values run on like numbers, letters or labels with them (`Source 2`), and from where.
+
+    True: in this order. False: in another one. None: in no order.
+    """
+    labels = [match for value in values if len(value) < _LONGEST_LABEL and (match := _NUMBERED.fullmatch(value))]
+    if len(labels) < len(values) or len({(label[1], label[3]) for label in labels}) > 1:
+        return None, 0
+    numbers = [_place_in_count(label[2]) for label in labels]
+    count = list(range(min(numbers), min(numbers) + len(numbers)))
+    return (numbers == count if sorted(numbers) == count else None), min(numbers)
+
+
+def _place_in_count(label: str) -> int:
+    return int(label) if label.isdecimal() else ord(label) - ord("A" if label.isupper() else "a")
 
 
 @dataclass(frozen=True)

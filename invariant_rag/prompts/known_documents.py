@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from invariant_rag.segments import Segment
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _TELLING = 30
 """Characters of a sentence that hardly occurs in two texts by chance."""
+_WINDOW = 12
+"""Characters of a piece that are looked up before the whole piece is searched for."""
+_QUOTES = ("'", '"')
+_LABEL_STARTS = frozenset("[(#")
+_LABEL_END = re.compile(r"[.):\]]")
 
 
 @dataclass(frozen=True)
@@ -28,18 +35,37 @@ class KnownDocument:
 
     @classmethod
     def of(cls, segment: Segment, *more: str) -> KnownDocument:
-        """Return a document with its text, as it is and as Python and JSON write it in quotes, and with more forms.
-
-        Quotes are part of a form: Python chooses them by what the text holds.
-        """
+        """Return a document with its text, as it is and as Python and JSON escape it, and with more forms."""
         forms = [each.strip() for each in (*more, segment.text) if each.strip()]
-        quoted = [quote(each) for each in forms for quote in (repr, json.dumps, _json)]
-        written = {*forms, *quoted, *(form[1:-1] for form in quoted)}
+        written = {escaped for form in forms for escaped in (form, *_escaped(form))}
         return cls(segment, tuple(sorted(written, key=lambda form: (-len(form), form))))
 
+    @property
+    def leading(self) -> str:
+        """White space at the start of the text."""
+        text = self.segment.text
+        return text[: len(text) - len(text.lstrip())]
 
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    @property
+    def trailing(self) -> str:
+        """White space at the end of the text."""
+        return self.segment.text[len(self.segment.text.rstrip()) :]
+
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """Telling parts of the text: the whole, and its lines and sentences, of at least 30 characters each."""
+        text = self.segment.text.strip()
+        sentences = [each.strip() for line in text.splitlines() for each in _SENTENCE_END.split(line)]
+        return tuple(each for each in dict.fromkeys((*sentences, text)) if len(each) >= _TELLING)
+
+
+def _escaped(text: str) -> Iterable[str]:
+    """Yield a text as Python and JSON write it between quotes, which they choose by what else stands between them."""
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    both = repr("\"'" + text)[4:-1]  # with both quotes in the text, Python escapes the single ones
+    yield both
+    yield both.replace("\\'", "'")
 
 
 @dataclass(frozen=True)
@@ -67,50 +93,94 @@ class Occurrence:
 def occurrences(text: str, documents: Iterable[KnownDocument]) -> list[Occurrence]:
     """Return where a text holds documents as whole words, in the order of the text.
 
-    Of two overlapping occurrences the longer one counts.
+    Of two overlapping occurrences the longer one counts. Quotes around a document belong to it: Python chooses them by
+    what the text holds. A document of one word counts only where a line, a quotation or an item may begin, since it
+    may as well be a word of the question or a running number.
 
     >>> known = [KnownDocument.of(Segment(each)) for each in ("c d", "a b", "b")]
     >>> [each.document.segment.text for each in occurrences("Text: a b, c d.", known)]
     ['a b', 'c d']
     """
-    forms: dict[str, KnownDocument] = {}
+    forms: dict[str, list[KnownDocument]] = {}
     for document in sorted(documents, key=lambda each: each.segment.canonical_key):
         for form in document.texts:
-            forms.setdefault(form, document)
-    found: list[Occurrence] = []
+            forms.setdefault(form, []).append(document)
+    covered = bytearray(len(text))
+    found: list[tuple[int, int, str]] = []
     for form in sorted(forms, key=lambda each: (-len(each), each)):
-        start = text.find(form)
+        start = text.find(form) if any(map(str.isalnum, form)) else -1
         while start >= 0:
             stop = start + len(form)
-            if _whole(text, start, stop) and all(stop <= each.start or each.stop <= start for each in found):
-                found.append(Occurrence(start, stop, forms[form]))
-            start = text.find(form, start + 1)
-    return sorted(found, key=lambda each: each.start)
+            if _whole(text, start, stop) and not any(covered[start:stop]):
+                covered[start:stop] = b"\1" * len(form)
+                found.append((start, stop, form))
+                start = text.find(form, stop)
+            else:
+                start = text.find(form, start + 1)
+    kept: list[Occurrence] = []
+    dealt: Counter[str] = Counter()
+    for start, stop, form in sorted(found):
+        before = kept[-1].stop if kept else -1
+        if _is_telling(form) or _is_item(text, start, stop, before):
+            alike = forms[form]  # equal texts of several documents, which may differ in metadata
+            document = alike[dealt[form] % len(alike)]
+            dealt[form] += 1
+            kept.append(Occurrence(*_with_quotes(text, start, stop, max(before, 0), covered), document))
+    return kept
 
 
-def split_known(text: str, documents: Iterable[KnownDocument]) -> Iterator[str | Segment]:
-    """Yield the texts of a string and the known documents in it, each as a segment of what is written there."""
-    position = 0
-    for each in occurrences(text, documents):
-        if text[position : each.start]:
-            yield text[position : each.start]
-        yield replace(each.document.segment, text=text[each.start : each.stop])
-        position = each.stop
-    if text[position:]:
-        yield text[position:]
+def _is_telling(document: str) -> bool:
+    """Return whether a text is no single word."""
+    return len(document) >= _TELLING or any(map(str.isspace, document))
+
+
+def _is_item(text: str, start: int, stop: int, before: int) -> bool:
+    """Return whether a word may be a document: it begins a line, or follows punctuation or the document before it."""
+    first = start
+    while first > 0 and text[first - 1] in " \t":
+        first -= 1
+    is_label = stop - start == 1 or text[start:stop].isdecimal()
+    if is_label and (_LABEL_END.match(text, stop) or text[max(first - 1, 0) : first] in _LABEL_STARTS):
+        return False
+    return first in (0, before) or not text[first - 1].isalnum()
+
+
+def _with_quotes(text: str, start: int, stop: int, before: int, covered: bytearray) -> tuple[int, int]:
+    """Return where a document starts and stops with the quotes around it, if it stands between quotes."""
+    if before < start and stop < len(text) and text[start - 1] == text[stop] and text[stop] in _QUOTES:
+        if not covered[start - 1] and not covered[stop]:
+            return start - 1, stop + 1
+    return start, stop
 
 
 def holds_part(text: str, document: KnownDocument) -> bool:
     """Return whether a text holds a telling part of a document: a sentence or line of at least 30 characters."""
-    pieces = _SENTENCE_END.split(document.segment.text)
-    return any(len(piece) >= _TELLING and piece in text for piece in map(str.strip, pieces))
+    return any(piece in text for piece in document.pieces)
+
+
+def holds_words(text: str, document: KnownDocument) -> bool:
+    """Return whether a text holds a document in any form, if only among other words."""
+    for form in document.texts:
+        start = text.find(form)
+        while start >= 0:
+            if _whole(text, start, start + len(form)):
+                return True
+            start = text.find(form, start + 1)
+    return False
 
 
 def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
     """Return whether a text holds at least two of these documents, or telling parts of them."""
-    telling = [each for each in documents if len(each.segment.text.strip()) >= _TELLING]
-    holding = {each.segment.text for each in telling if each.segment.text.strip() in text or holds_part(text, each)}
-    return len(holding) > 1
+    windows = {text[start : start + _WINDOW] for start in range(len(text) - _WINDOW + 1)}
+    holding: set[str] = set()
+    for document in documents:
+        if any(
+            piece[:_WINDOW] in windows and piece[-_WINDOW:] in windows and piece in text for piece in document.pieces
+        ):
+            holding.add(document.segment.text)
+            if len(holding) > 1:
+                return True
+    return False
 
 
 def _whole(text: str, start: int, stop: int) -> bool:

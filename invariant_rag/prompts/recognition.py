@@ -7,8 +7,11 @@ retrieval of the same run. What belongs to one set is decided by what stands bet
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from heapq import heapify, heappop, heappush
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -18,12 +21,12 @@ from invariant_rag.prompts.known_documents import (
     Retrieval,
     holds_part,
     holds_several,
+    holds_words,
     occurrences,
-    split_known,
 )
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
-from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering, value_of
 
 _LABELLED = re.compile(
     r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result|result)s?"
@@ -74,23 +77,62 @@ class Recognition:
 
 @dataclass(frozen=True)
 class _Found:
-    """A segment, how it came, and what stands between it and the one before.
+    """A segment, and how it came.
 
     Attributes:
         segment: The segment.
-        written: Whether it is text that somebody else wrote, which is to stay as it is.
+        turn: Index of its turn.
+        document: The known document; None if it came as a segment. Its text is to stay as it is.
         size: Declared number of segments of its set.
         group: Declared set.
-        turn: Index of its turn.
-        gap: Texts since the segment before, or since the start, by turn.
     """
 
     segment: Segment
     turn: int
-    written: bool = False
+    document: KnownDocument | None = None
     size: int | None = None
     group: str = ""
-    gap: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def origin(self) -> str:
+        """The text of the document."""
+        return self.segment.text if self.document is None else self.document.segment.text
+
+
+_Gap = list[tuple[int, str]]
+"""Texts between two segments, by turn."""
+
+
+@dataclass
+class _Chain:
+    """Segments with text around and between them, and nothing else.
+
+    Attributes:
+        found: The segments.
+        gaps: The texts before each of them, and after the last.
+        runs: Which of them form a set, by start and stop; set when all chains are known.
+    """
+
+    found: list[_Found]
+    gaps: list[_Gap]
+    runs: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Understood:
+    """A run of segments that is a set.
+
+    Attributes:
+        segments: The set.
+        before: What is left of the text before it.
+        after: What is left of the text after it.
+        doubt: Why the same segments in another order may be understood otherwise; empty if they are not.
+    """
+
+    segments: SegmentSet
+    before: _Gap
+    after: _Gap
+    doubt: str = ""
 
 
 def recognize(
@@ -124,15 +166,32 @@ class _Recognizer:
     def __init__(self, turns: Sequence[Turn], known: Sequence[Retrieval], elsewhere: Sequence[KnownDocument]) -> None:
         self._turns = turns
         self._known = known
-        self._documents = [document for retrieval in known for document in retrieval.documents]
+        documents = [document for retrieval in known for document in retrieval.documents]
+        self._documents = sorted(documents, key=lambda each: each.segment.canonical_key)
+        self._retrieved = Counter[str]()  # how often each text was retrieved at once
+        for retrieval in known:
+            self._retrieved |= Counter(each.segment.text for each in retrieval.documents)
         self._elsewhere = elsewhere
         self._parts: list[list[Any]] = [[] for _ in turns]
         self._sets: list[list[_Found]] = []
         self._findings: dict[Finding, None] = {}
 
     def run(self) -> Recognition:
-        for chain in self._chains():
-            self._place_chain(chain)
+        walls, chains = self._chains()
+        for chain in chains:
+            chain.runs = _runs(chain)
+        in_sets = Counter(
+            chain.found[index].origin
+            for chain in chains
+            for start, stop in chain.runs
+            for index in range(start, stop)
+            if stop - start > 1
+        )
+        for chain, wall in zip(chains, walls, strict=True):
+            self._place_chain(chain, in_sets)
+            if wall is not None:
+                turn, part = wall
+                self._parts[turn].append(part)
         self._check_sizes()
         self._check_known()
         self._check_texts()
@@ -146,25 +205,38 @@ class _Recognizer:
 
     # --- finding segments ---
 
-    def _chains(self) -> Iterator[list[tuple[int, Any]]]:
-        """Yield runs of texts and segments, each with the index of its turn; put all other parts where they are."""
-        chain: list[tuple[int, Any]] = []
+    def _chains(self) -> tuple[list[tuple[int, Any] | None], list[_Chain]]:
+        """Return chains, and the part after each that is neither text nor a segment, with the index of its turn."""
+        walls: list[tuple[int, Any] | None] = []
+        chains = [_Chain([], [[]])]
+
+        def end_chain(wall: tuple[int, Any] | None = None) -> None:
+            walls.append(wall)
+            chains.append(_Chain([], [[]]))
+
         role = None
         for index, turn in enumerate(self._turns):
             if turn.role != role or turn.role == "tool":
-                yield chain
-                chain = []
+                end_chain()
             role = turn.role
             for part in turn.parts:
-                if turn.role == "assistant" or not isinstance(part, str | Segment):
-                    yield chain
-                    chain = []
-                    self._parts[index].append(part)
-                elif isinstance(part, Segment):
-                    chain.append((index, _Found(part, index)))
+                if isinstance(part, Segment):
+                    self._add(chains[-1], _Found(part, index), index)
+                elif isinstance(part, str) and turn.role != "assistant":
+                    for each in self._split(part, index):
+                        self._add(chains[-1], each, index)
                 else:
-                    chain += [(index, each) for each in self._split(part, index)]
-        yield chain
+                    end_chain((index, part))
+        walls.append(None)
+        return walls, chains
+
+    @staticmethod
+    def _add(chain: _Chain, part: str | _Found, turn: int) -> None:
+        if isinstance(part, _Found):
+            chain.found.append(part)
+            chain.gaps.append([])
+        else:
+            chain.gaps[-1].append((turn, part))
 
     def _split(self, text: str, turn: int) -> Iterator[str | _Found]:
         parts, rest = split_marked(text)
@@ -177,8 +249,13 @@ class _Recognizer:
             if isinstance(part, Marked):
                 yield _Found(self._with_metadata(part.segment), turn, size=part.size, group=part.group)
                 continue
-            for piece in split_known(part, self._documents):
-                yield piece if isinstance(piece, str) else _Found(piece, turn, written=True)
+            position = 0
+            for each in occurrences(part, self._documents):
+                yield part[position : each.start]
+                written = replace(each.document.segment, text=part[each.start : each.stop])
+                yield _Found(written, turn, each.document)
+                position = each.stop
+            yield part[position:]
 
     def _with_metadata(self, segment: Segment) -> Segment:
         """Return a marked segment with the metadata of the document, which marks do not carry, if it is known."""
@@ -190,53 +267,39 @@ class _Recognizer:
 
     # --- forming sets ---
 
-    def _place_chain(self, chain: Sequence[tuple[int, Any]]) -> None:
-        """Write a chain of texts and segments to the parts of its turns, with the segments in sets."""
-        found: list[_Found] = []
-        gap: list[tuple[int, str]] = []
-        for turn, part in chain:
-            if isinstance(part, _Found):
-                found.append(replace(part, gap=gap))
-                gap = []
-            else:
-                gap.append((turn, part))
-        sizes = []
-        start = 0
-        while start < len(found):
-            stops = range(len(found), start, -1)  # the longest run that is a set
-            stop = next(stop for stop in stops if self._place(found[start:stop], found, stop, gap))
-            self._sets.append(found[start:stop])
-            sizes.append(stop - start)
-            start = stop
-        for turn, text in gap:
-            self._parts[turn].append(text)
-        if any(a == b == 1 for a, b in pairwise(sizes)):
-            self._find("separate", f"{len(found)} segments stand apart, with different text between them.")
+    def _place_chain(self, chain: _Chain, in_sets: Counter[str]) -> None:
+        """Write a chain to the parts of its turns, with its segments in sets.
 
-    def _place(self, members: list[_Found], found: list[_Found], stop: int, rest: list[tuple[int, str]]) -> bool:
-        """Write neighbouring segments as one set if what stands between them allows it."""
-        if len({each.group for each in members}) > 1:
-            return False
-        inner = [each.gap for each in members[1:]]
-        if len({each.turn for each in members}) > 1 and any(text.strip() for gap in inner for _, text in gap):
-            return False
-        before = members[0].gap
-        after = found[stop].gap if stop < len(found) else rest
-        texts = ["".join(text for _, text in gap) for gap in (before, *inner, after)]
-        segments = [each.segment for each in members]
-        written = any(each.written for each in members)
-        if all(not text.strip() for text in texts[1:-1]) and not written:
-            self._write(before)
-            self._parts[members[0].turn].append(SegmentSet(segments))
-            return True
-        understood = slots_of(texts, segments)
+        A known document that stands alone is text if it stands in a set, too: the question names it.
+        """
+        gaps = [list(gap) for gap in chain.gaps]
+        for start, stop in chain.runs:
+            member = chain.found[start]
+            often = in_sets[member.origin] >= self._retrieved[member.origin] > 0
+            if stop - start == 1 and member.document is not None and often:
+                gaps[stop][:0] = [*gaps[start], (member.turn, member.segment.text)]
+                gaps[start] = []
+                continue
+            self._place(chain.found[start:stop], gaps[start : stop + 1], gaps, stop)
+        self._write(gaps[-1])
+        if _stand_apart(chain):
+            self._find("separate", f"{len(chain.found)} segments stand apart, with different text between them.")
+
+    def _place(self, members: list[_Found], around: list[_Gap], gaps: list[_Gap], stop: int) -> None:
+        """Write a run of segments as a set, or each by itself if what the run before left of the text is too little."""
+        understood = _understand(members, around)
         if understood is None:
-            return False
-        around, slots = understood
-        self._write(_cut(before, around[0], from_end=True))
-        self._parts[members[0].turn].append(SegmentSet(segments, slots=slots))
-        after[:] = _cut(after, around[1], from_end=False)
-        return True
+            for index, member in enumerate(members):
+                self._write(around[index])
+                self._parts[member.turn].append(SegmentSet([member.segment]))
+                self._sets.append([member])
+            return
+        self._write(understood.before)
+        self._parts[members[0].turn].append(understood.segments)
+        self._sets.append(members)
+        gaps[stop] = understood.after
+        if understood.doubt:
+            self._find("separate", understood.doubt)
 
     def _write(self, gap: Iterable[tuple[int, str]]) -> None:
         for turn, text in gap:
@@ -256,26 +319,22 @@ class _Recognizer:
                     self._find("separate", f"the {each.size} segments of a set do not stand together.")
 
     def _check_known(self) -> None:
-        texts = {each.segment.text for each in self._all_found()}
+        counts = Counter(each.origin for each in self._all_found())
         free = "\n".join(self._free_texts())
         for retrieval in self._known:
-            arrived = [each for each in retrieval.documents if not texts.isdisjoint((each.segment.text, *each.texts))]
+            arrived = [each for each in retrieval.documents if _held([each], counts)]
             missing = [each for each in retrieval.documents if each not in arrived]
-            together = max((self._held(members, arrived) for members in self._sets), default=0)
-            if together < self._held(self._all_found(), arrived):
+            in_one_set = [_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
+            if max(in_one_set, default=0) < _held(arrived, counts):
                 self._find("separate", "documents that were retrieved together have different text between them.")
-            cut = [each for each in missing if holds_part(free, each)]
-            if cut:
+            cut = any(holds_part(free, each) for each in missing) or _holds_more(free, retrieval, counts)
+            if cut or (not arrived and _holds_words(free, missing)):
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
             elif arrived and missing:
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
                 self._find("incomplete", f"a call got {count} documents that were retrieved together.")
-
-    @staticmethod
-    def _held(members: Iterable[_Found], documents: Iterable[KnownDocument]) -> int:
-        """Return how many of these documents are among the members."""
-        texts = {each.segment.text for each in members}
-        return sum(not texts.isdisjoint((each.segment.text, *each.texts)) for each in documents)
+            elif arrived and _ambiguous(retrieval, counts):
+                self._find("split", "retrieved documents contain one another, and cannot be told apart.")
 
     def _check_texts(self) -> None:
         free = list(self._free_texts())
@@ -292,6 +351,187 @@ class _Recognizer:
 
     def _all_found(self) -> list[_Found]:
         return [each for members in self._sets for each in members]
+
+
+def _held(documents: Sequence[KnownDocument], counts: Counter[str]) -> int:
+    """Return how many of these documents there are, by text, at most as often as each is listed."""
+    held = 0
+    for text, often in Counter(each.segment.text for each in documents).items():
+        forms = {text, *next(each for each in documents if each.segment.text == text).texts}
+        held += min(often, sum(counts[form] for form in forms))
+    return held
+
+
+def _holds_words(text: str, documents: Sequence[KnownDocument]) -> bool:
+    """Return whether a text holds two of these documents, or the only one, at least among other words."""
+    worded = {each.segment.text: each for each in documents if any(map(str.isalnum, each.segment.text))}
+    held = sum(holds_words(text, each) for each in worded.values())
+    return bool(worded) and held >= min(2, len(worded))
+
+
+def _holds_more(text: str, retrieval: Retrieval, counts: Counter[str]) -> bool:
+    """Return whether a text holds a document that was retrieved several times, and was found less often."""
+    listed = Counter(each.segment.text for each in retrieval.documents)
+    return any(0 < counts[each] < often and each.strip() in text for each, often in listed.items())
+
+
+def _ambiguous(retrieval: Retrieval, counts: Counter[str]) -> bool:
+    """Return whether a document that holds another one was found more or less often than it was retrieved."""
+    texts = [each.segment.text.strip() for each in retrieval.documents]
+    if len(set(texts)) < 2 or not any(a != b and a in b for a in set(texts) for b in set(texts)):
+        return False
+    expected, arrived = Counter(texts), Counter({})
+    for text, count in counts.items():
+        arrived[text.strip()] += count
+    found = [arrived[text] / count for text, count in expected.items()]
+    return len(set(found)) > 1
+
+
+def _runs(chain: _Chain) -> list[tuple[int, int]]:
+    """Return start and stop of the sets of a chain: the longest first, then the longest of what is left.
+
+    Part of a set is a set. So a run need only be tried where no earlier one reaches as far.
+    """
+    count = len(chain.found)
+
+    @cache
+    def is_set(start: int, stop: int) -> bool:
+        return stop - start == 1 or _understand(chain.found[start:stop], chain.gaps[start : stop + 1]) is not None
+
+    def longest(start: int, reach: int) -> int:
+        """Return where the longest set from here stops, at `reach` at the latest."""
+        if is_set(start, reach):
+            return reach
+        low = start + 1
+        while low + 1 < reach:
+            middle = (low + reach) // 2
+            low, reach = (middle, reach) if is_set(start, middle) else (low, middle)
+        return low
+
+    if count and is_set(0, count):
+        return [(0, count)]
+    candidates: list[tuple[int, int]] = []
+    reach = furthest = 0
+    for start in range(count):
+        reach = max(reach, start + 1)
+        while reach < count and is_set(max(start, reach - 2), reach + 1):  # a look at the last three is cheap
+            reach += 1
+        if reach > furthest:
+            furthest = longest(start, reach)
+            candidates.append((start - furthest, start))
+    heapify(candidates)
+    taken = bytearray(count)
+    runs = []
+    while candidates:
+        size, start = heappop(candidates)
+        stop = start - size
+        if not any(taken[start:stop]):
+            taken[start:stop] = b"\1" * (stop - start)
+            runs.append((start, stop))
+            continue
+        while start < stop:  # what is left of it
+            limit = next((index for index in range(start, stop) if taken[index]), stop)
+            if limit > start:
+                limit = longest(start, limit)
+                heappush(candidates, (start - limit, start))
+            start = max(limit, start + 1)
+    return sorted(runs)
+
+
+def _stand_apart(chain: _Chain) -> bool:
+    """Return whether neighbouring segments that came as such look like one set that was not understood."""
+    for (start, middle), (_, stop) in pairwise(chain.runs):
+        if any(chain.found[index].document is not None for index in (middle - 1, middle)):
+            continue  # what was retrieved together is checked by itself
+        inner = [_skeleton(chain, index) for index in range(start + 1, stop) if index != middle]
+        if stop - start == 2 or _skeleton(chain, middle) in inner:
+            return True
+    return False
+
+
+def _skeleton(chain: _Chain, index: int) -> str:
+    """Return the text before a segment, without metadata and numbers."""
+    text = "".join(text for _, text in chain.gaps[index])
+    neighbours = [each.segment for each in chain.found[index - 1 : index + 1]]
+    values = {str(value_of(segment, key, "")) for segment in neighbours for key in ("title", *segment.metadata)}
+    for value in sorted(values, key=len, reverse=True):
+        if value:
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "\0", text)
+    return re.sub(r"\d+|(?<!\w)[A-Za-z](?!\w)|\0", "\0", text)
+
+
+def _understand(members: Sequence[_Found], gaps: Sequence[_Gap]) -> _Understood | None:
+    """Return a run of segments as a set; None if what stands between them does not allow it.
+
+    Args:
+        members: The segments.
+        gaps: The texts before, between and after them.
+    """
+    if len({each.group for each in members}) > 1:
+        return None
+    inner = gaps[1:-1]
+    if len({each.turn for each in members}) > 1 and any(text.strip() for gap in inner for _, text in gap):
+        return None
+    texts = ["".join(text for _, text in gap) for gap in gaps]
+    segments = [each.segment for each in members]
+    documents = [each.document for each in members if each.document is not None]
+    if not documents and not any(map(str.strip, texts[1:-1])):
+        return _Understood(SegmentSet(segments), gaps[0], gaps[-1])
+    if any(each.token_ids is not None for each in segments):
+        return _Understood(SegmentSet(segments), gaps[0], gaps[-1]) if len(members) == 1 else None
+    understood = _in_slots(texts, segments, gaps)
+    if understood is not None and _shows_which(texts[:-1], segments, understood.segments.slots or ()):
+        return replace(understood, doubt="documents with equal text have numbers that may be their own.")
+    if len(members) == 1 or len({(each.leading, each.trailing) for each in documents}) < 2:
+        return understood
+    # The template may have stripped the documents, or not.
+    unstripped = _with_own_space(texts, members)
+    other = None if unstripped is None else _in_slots(*unstripped, gaps)
+    if understood is not None and other is not None:
+        return replace(understood, doubt="white space at the ends of documents cannot be told from that between them.")
+    return understood or other
+
+
+def _shows_which(texts: Sequence[str], segments: Sequence[Segment], slots: Sequence[Slot]) -> bool:
+    """Return whether a running number may be metadata that tells segments with equal text apart."""
+    if all(slot.number is None for slot in slots):
+        return False
+    numbers = {slot.number for slot in slots}
+    by_text: dict[str, list[Segment]] = {}
+    for segment in segments:
+        by_text.setdefault(segment.text, []).append(segment)
+    return any(
+        str(value) in numbers
+        for alike in by_text.values()
+        if len(set(alike)) > 1
+        for segment in alike
+        for value in (segment.title, *segment.metadata.values())
+    )
+
+
+def _in_slots(texts: Sequence[str], segments: Sequence[Segment], gaps: Sequence[_Gap]) -> _Understood | None:
+    found = slots_of(texts, segments)
+    if found is None:
+        return None
+    (before, after), slots = found
+    return _Understood(
+        SegmentSet(segments, slots=slots),
+        _cut(gaps[0], before, from_end=True),
+        _cut(gaps[-1], after, from_end=False),
+    )
+
+
+def _with_own_space(texts: Sequence[str], members: Sequence[_Found]) -> tuple[list[str], list[Segment]] | None:
+    """Return texts and segments with the white space at the ends of the documents in the segments, if it is there."""
+    texts, segments = list(texts), []
+    for index, member in enumerate(members):
+        leading, trailing = ("", "") if member.document is None else (member.document.leading, member.document.trailing)
+        before, after = texts[index], texts[index + 1]
+        if not before.endswith(leading) or not after.startswith(trailing):
+            return None
+        texts[index], texts[index + 1] = before[: len(before) - len(leading)], after[len(trailing) :]
+        segments.append(replace(member.segment, text=leading + member.segment.text + trailing))
+    return texts, segments
 
 
 def _cut(gap: Sequence[tuple[int, str]], kept: str, *, from_end: bool) -> list[tuple[int, str]]:
