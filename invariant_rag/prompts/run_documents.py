@@ -17,7 +17,7 @@ _MOST_RETRIEVALS = 64
 class _Run:
     parent: Hashable | None
     retrieves: bool = False
-    retrieved: dict[Hashable, Retrieval] = field(default_factory=dict)  # in a root: of all runs below it
+    retrieved: dict[tuple[Hashable, ...], Retrieval] = field(default_factory=dict)  # in a root: by path to the run
 
 
 class RunDocuments:
@@ -63,9 +63,9 @@ class RunDocuments:
                 retrieved = self._runs[root].retrieved
                 if retrieval in retrieved.values():
                     return  # handed from one run to another
-                for other in [other for other in retrieved if run in self._path(other)]:
+                for other in [other for other in retrieved if run in other]:
                     del retrieved[other]
-                retrieved[run] = retrieval
+                retrieved[tuple(path)] = retrieval
 
     def of(self, run: Hashable | None) -> tuple[Retrieval, ...]:
         """Return what was retrieved in the root run of a run; nothing within a retriever, or for None: no run."""

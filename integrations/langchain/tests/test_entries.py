@@ -53,14 +53,14 @@ class Hashing(BaseChatModel):
 
 
 MODELS: dict[str, Callable[[InvariantModel], Any]] = {
-    "chat": lambda lm: ChatInvariant(model=lm, max_tokens=6),
-    "completion": lambda lm: InvariantLLM(model=lm, max_tokens=6),
+    "chat": lambda lm: ChatInvariant(model=lm, max_tokens=9),
+    "completion": lambda lm: InvariantLLM(model=lm, max_tokens=9),
     "canonical": lambda lm: canonical(Hashing()),
     "vote": lambda lm: vote(Hashing(), votes=3),
 }
 PLAIN: dict[str, Callable[[InvariantModel], Any]] = {
-    "chat": lambda lm: ChatInvariant(model=lm, method="sequential", ordering="given", max_tokens=6),
-    "completion": lambda lm: InvariantLLM(model=lm, method="sequential", ordering="given", max_tokens=6),
+    "chat": lambda lm: ChatInvariant(model=lm, method="sequential", ordering="given", max_tokens=9),
+    "completion": lambda lm: InvariantLLM(model=lm, method="sequential", ordering="given", max_tokens=9),
     "canonical": lambda lm: Hashing(),
     "vote": lambda lm: Hashing(),
 }

@@ -316,3 +316,10 @@ def test_a_completion_model_gets_every_segment(lm: InvariantModel) -> None:
     blocks_of = parse_marked(f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}")
     answer = (PLACEHOLDER | llm).invoke({"context": DOCUMENTS, "question": QUESTION})
     assert answer == lm.generate(blocks_of, max_new_tokens=6).text
+
+
+def test_a_segment_prompt_with_more_text_still_marks_the_document() -> None:
+    prompt = "Source: {source}\n" + SEGMENT_PROMPT.template
+    for longer in (SEGMENT_PROMPT + "\n", SEGMENT_PROMPT + " ({source})\n", SEGMENT_PROMPT + prompt):
+        text = longer.format(page_content="noon", source="a.txt")
+        assert [each.text for each in parse_marked(text).segments] == ["noon"] * longer.template.count("page_content")

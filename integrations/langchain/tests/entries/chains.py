@@ -21,7 +21,7 @@ from langchain_core.retrievers import BaseRetriever
 
 from langchain_invariant_rag import SEGMENT_PROMPT, as_segments
 
-from .base import ALL, FOUR, NOTHING, ONE_CALL, ONE_RUN, PASS_SEGMENTS, QUESTION, entry, joined
+from .base import ALL, FOUR, NOTHING, ONE_CALL, PASS_SEGMENTS, QUESTION, entry, joined
 
 PROMPT = ChatPromptTemplate.from_messages([("system", "Answer from this:\n\n{context}"), ("human", "{input}")])
 HISTORY = [HumanMessage("Is there a ferry?"), AIMessage("Yes.")]
@@ -85,7 +85,7 @@ def history_aware(model: Any, retriever: BaseRetriever) -> str:
     return chain.invoke({"input": QUESTION, "chat_history": HISTORY})["answer"]
 
 
-@entry("`create_stuff_documents_chain` over documents retrieved before", todo=ONE_RUN, warns=True, models=ALL)
+@entry("`create_stuff_documents_chain` over documents retrieved before", todo=NOTHING, models=ALL)
 def stuff_chain_alone(model: Any, retriever: BaseRetriever) -> str:
     chain = create_stuff_documents_chain(model, PROMPT)
     return chain.invoke({"context": retriever.invoke(QUESTION), "input": QUESTION})

@@ -108,12 +108,12 @@ def resumed_placeholder(model: Any, retriever: BaseRetriever) -> str:
     return resumed(graph(model, retriever, format_docs=itself, prompt=PLACEHOLDER))
 
 
-@entry(RESUMED, "joined texts", todo=ONE_RUN, warns=True, models=ALL)
+@entry(RESUMED, "joined texts", todo=NOTHING, models=ALL)
 def resumed_texts(model: Any, retriever: BaseRetriever) -> str:
     return resumed(graph(model, retriever))
 
 
-@entry(RESUMED, "a person approves the documents", todo=ONE_RUN, warns=True, models=ALL)
+@entry(RESUMED, "a person approves the documents", todo=NOTHING, models=ALL)
 def approved(model: Any, retriever: BaseRetriever) -> str:
     def retrieve(state: State) -> State:
         return {"context": retriever.invoke(state["question"])}

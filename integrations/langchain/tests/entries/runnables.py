@@ -30,7 +30,7 @@ from langchain_core.runnables import (
 )
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from .base import ALL, CHAT_PROMPT, NOTHING, ONE_RUN, PASS_SEGMENTS, QUESTION, entry, joined, text_of
+from .base import ALL, BOUNDARIES, CHAT_PROMPT, NOTHING, ONE_RUN, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 from .texts import format_each, lcel
 
 CALLED = "`chain`, called with"
@@ -223,7 +223,6 @@ OTHER_RUN: dict[str, Callable[[Any, BaseRetriever], Any]] = {
         f"{joined(retriever.invoke(QUESTION))}\n\n{QUESTION}"
     ),
     "numbered by hand": lambda model, retriever: model.invoke(f"{NUMBERED(retriever.invoke(QUESTION))}\n\n{QUESTION}"),
-    "the list in an f-string": lambda model, retriever: model.invoke(f"{retriever.invoke(QUESTION)}\n\n{QUESTION}"),
     "two chains": lambda model, retriever: (CHAT_PROMPT | model | StrOutputParser()).invoke(
         {"context": (retriever | joined).invoke(QUESTION), "question": QUESTION}
     ),
@@ -248,6 +247,12 @@ def add_other_runs() -> None:
 
 
 add_other_runs()
+
+
+@entry("documents retrieved before, as a list in an f-string", todo=BOUNDARIES, models=ALL)
+def list_in_a_string(model: Any, retriever: BaseRetriever) -> str:
+    return text_of(model.invoke(f"{retriever.invoke(QUESTION)}\n\n{QUESTION}"))
+
 
 LABELS = {
     "`Document 1: …`": format_each("Document {n}: {text}", "\n"),

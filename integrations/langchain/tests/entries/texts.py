@@ -82,9 +82,9 @@ UNDERSTOOD: dict[str, Format] = {
     "a Jinja loop": lambda documents: Template(
         "{% for doc in docs %}[{{ loop.index }}] {{ doc.page_content }}\n{% endfor %}"
     ).render(docs=documents),
+    "lettered": lambda documents: "\n".join(f"{chr(65 + n)}) {each.page_content}" for n, each in enumerate(documents)),
 }
 NOT_UNDERSTOOD: dict[str, Format] = {
-    "lettered": lambda documents: "\n".join(f"{chr(65 + n)}) {each.page_content}" for n, each in enumerate(documents)),
     "`First:`, `Second:`": lambda documents: "\n".join(
         f"{word}: {each.page_content}" for word, each in zip(["First", "Second", "Third"], documents, strict=True)
     ),
@@ -150,9 +150,7 @@ def completion_prompt(model: Any, retriever: BaseRetriever) -> str:
 add_formats(NOT_UNDERSTOOD, todo=WHOLE_TEXTS, warns=True, models=ALL)
 
 
-@entry(
-    FORMAT_DOCS, "JSON that escapes line breaks and quotes", todo=WHOLE_TEXTS, warns=True, models=ALL, documents=QUOTED
-)
+@entry(FORMAT_DOCS, "JSON that escapes line breaks and quotes", todo=NOTHING, models=ALL, documents=QUOTED)
 def escaping_json(model: Any, retriever: BaseRetriever) -> str:
     return lcel(model, retriever, lambda documents: json.dumps([each.page_content for each in documents]))
 
