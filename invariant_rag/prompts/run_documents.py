@@ -16,7 +16,8 @@ _MOST_RETRIEVALS = 64
 @dataclass
 class _Run:
     parent: Hashable | None
-    retrieved: dict[Hashable, Retrieval] = field(default_factory=dict)  # in a root: of all runs below it
+    retrieved: dict[Hashable, tuple[list[Hashable], Retrieval]] = field(default_factory=dict)
+    """In a root: by run below it, with its path, which is not known any more when the run has ended."""
 
 
 class RunDocuments:
@@ -54,15 +55,15 @@ class RunDocuments:
             self._elsewhere.append((root, retrieval))
             if root in self._runs:
                 retrieved = self._runs[root].retrieved
-                for other in [other for other in retrieved if run in self._path(other)]:
+                for other in [other for other, (path, _) in retrieved.items() if run in path]:
                     del retrieved[other]
-                retrieved[run] = retrieval
+                retrieved[run] = path, retrieval
 
     def of(self, run: Hashable | None) -> tuple[Retrieval, ...]:
         """Return what was retrieved in the root run of a run. None: no run, so nothing."""
         with self._lock:
             root = self._runs.get(self._path(run)[-1]) if run is not None else None
-            return () if root is None else tuple(root.retrieved.values())
+            return () if root is None else tuple(retrieval for _, retrieval in root.retrieved.values())
 
     def elsewhere(self, run: Hashable | None) -> tuple[KnownDocument, ...]:
         """Return what was retrieved lately in other root runs."""
@@ -75,5 +76,7 @@ class RunDocuments:
         """Return a run, its parent, ... and its root."""
         path = [run]
         while (known := self._runs.get(path[-1])) is not None and known.parent in self._runs:
+            if known.parent in path:
+                break  # a run that was reported as its own parent
             path.append(known.parent)
         return path
