@@ -94,7 +94,7 @@ def prepare(
     ranks = [ordering.rank(candidates, query) for candidates in tokens.sets]
     ranked_ids = [
         [candidates[i].token_ids for i in rank]
-        if segments.slots is None or tokenizer is None
+        if segments.slots is None
         else tokenize_in_slots(segments, rank, tokenizer)
         for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True)
     ]

@@ -14,8 +14,10 @@ from invariant_rag.segments import Segment
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _TELLING = 30
 """Characters of a sentence that hardly occurs in two texts by chance."""
-_WINDOW = 12
-"""Characters of a piece that are looked up before the whole piece is searched for."""
+_WINDOW = 20
+"""Characters that are looked up before a whole piece is searched for."""
+_LONG = 12
+"""Characters that hardly occur within a word by chance."""
 _QUOTES = ("'", '"')
 _LABEL_STARTS = frozenset("[(#")
 _LABEL_END = re.compile(r"[.):\]]")
@@ -159,8 +161,10 @@ def holds_part(text: str, document: KnownDocument) -> bool:
 
 
 def holds_words(text: str, document: KnownDocument) -> bool:
-    """Return whether a text holds a document in any form, if only among other words."""
+    """Return whether a text holds a document in any form, if only among other words or, a longer one, in a word."""
     for form in document.texts:
+        if len(form) >= _LONG and form in text:
+            return True
         start = text.find(form)
         while start >= 0:
             if _whole(text, start, start + len(form)):
@@ -174,10 +178,10 @@ def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
     windows = {text[start : start + _WINDOW] for start in range(len(text) - _WINDOW + 1)}
     holding: set[str] = set()
     for document in documents:
-        if any(
-            piece[:_WINDOW] in windows and piece[-_WINDOW:] in windows and piece in text for piece in document.pieces
-        ):
-            holding.add(document.segment.text)
+        whole = document.segment.text
+        samples = range(0, len(whole), _TELLING - _WINDOW + 1)  # one of them lies within every telling part
+        if any(whole[start : start + _WINDOW] in windows for start in samples) and holds_part(text, document):
+            holding.add(whole)
             if len(holding) > 1:
                 return True
     return False

@@ -14,12 +14,19 @@ from invariant_rag.segments import Slot
 Labels = Mapping[str, str]
 """Number of a document as the model got it -> its number as the caller gave it."""
 
-_NUMBER = r"(?:\d+|[A-Za-z](?![A-Za-z]))"
+_LABEL = r"(?:\d{1,6}|[A-Za-z](?![A-Za-z0-9]))"
+_NUMBER = r"\d{1,6}(?!\d)"
+_AND = r"(?:,|,? ?\band\b|,? ?\bor\b| ?&)[ \n]?"
 _CITATION = re.compile(
-    rf"\[\s*{_NUMBER}(?:\s*[,;]\s*{_NUMBER})*\s*\]|\b(?:documents?|sources?|passages?)\s+\d+", re.IGNORECASE
+    rf"\[\^?[ \n]?{_LABEL}(?:[ \n]?[,;][ \n]?\^?{_LABEL})*[ \n]?\]"
+    rf"|\b(?:document|source|passage)(?:[ \n]{_NUMBER}|s[ \n]{_NUMBER}(?:{_AND}{_NUMBER})*)",
+    re.IGNORECASE,
 )
-_PART = re.compile(_NUMBER)
-_OPEN = re.compile(r"\[[\w\s,;]{0,40}$|\b(?:d|s|p)\w*\s*\d*$", re.IGNORECASE)
+_PART = re.compile(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_BEGUN = re.compile(
+    r"\[[\^\w \n,;]*$|\b(?:d[a-z]*|s[a-z]*|p[a-z]*|(?:documents?|sources?|passages?)[ \n][\d \n,;&a-z]*)$",
+    re.IGNORECASE,
+)
 
 
 def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> dict[str, str]:
@@ -33,7 +40,7 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
         sets: For each set, its slots, and for each slot the index of the segment that took the place.
 
     Returns:
-        The translation; empty if nothing changes, or if two sets use the same numbers, so that none is unambiguous.
+        The translation; empty if nothing changes, or if two sets use the same numbers for different ones.
     """
     labels: dict[str, str] = {}
     for slots, order in sets:
@@ -41,9 +48,8 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
             given = (slots or ())[index].number
             if slot.number is None or given is None:
                 continue
-            if slot.number in labels:
+            if labels.setdefault(slot.number, given) != given:
                 return {}
-            labels[slot.number] = given
     return {} if all(number == given for number, given in labels.items()) else labels
 
 
@@ -56,22 +62,29 @@ def translate_labels(text: str, labels: Labels) -> str:
     if not labels:
         return text
 
-    def translate(citation: re.Match[str]) -> str:
-        head, number, rest = citation[0].rpartition(" ") if citation[0][0] != "[" else ("", "", citation[0])
-        return head + number + _PART.sub(lambda each: labels.get(each[0], each[0]), rest)
-
-    return _CITATION.sub(translate, text)
+    return _translate(text, labels, 0)
 
 
 def translate_stream(pieces: Iterable[str], labels: Labels) -> Iterator[str]:
     """Yield pieces of a text whose citations are translated; joined, they are `translate_labels` of the whole."""
-    held = ""
+    held, seen = "", 0  # `seen`: the last character that was yielded, which tells whether a word begins
     for piece in pieces:
         held += piece
-        begun = _OPEN.search(held) if labels else None
-        ready = held[: begun.start()] if begun else held
-        if ready:
-            yield translate_labels(ready, labels)
-            held = held[len(ready) :]
-    if held:
-        yield translate_labels(held, labels)
+        begun = _BEGUN.search(held, seen) if labels else None
+        stop = begun.start() if begun else len(held)
+        if stop > seen:
+            yield _translate(held[:stop], labels, seen)
+            held, seen = held[stop - 1 :], 1
+    if len(held) > seen:
+        yield _translate(held, labels, seen)
+
+
+def _translate(text: str, labels: Labels, start: int) -> str:
+    """Return `text[start:]` with its citations translated."""
+    pieces = []
+    for citation in _CITATION.finditer(text, start) if labels else ():
+        words = 0 if citation[0][0] == "[" else re.search(r"\d", citation[0]).start()  # type: ignore[union-attr]
+        numbers = _PART.sub(lambda each: labels.get(each[0], each[0]), citation[0][words:])
+        pieces += [text[start : citation.start()], citation[0][:words], numbers]
+        start = citation.end()
+    return "".join((*pieces, text[start:]))

@@ -29,11 +29,12 @@ def _pattern(begin: str, header_end: str, title_end: str, end: str, text: str) -
 
 
 _MARKED = _pattern(_BEGIN, _HEADER_END, _TITLE_END, _END, f"[^{_BEGIN}-{_END}]*")
-_ESCAPES = [rf"(?<!\\)\\u{ord(each):04x}" for each in (_BEGIN, _HEADER_END, _TITLE_END, _END)]
-_ESCAPED = _pattern(
-    rf"(?P<quote>['\"]?){_ESCAPES[0]}", _ESCAPES[1], _ESCAPES[2], rf"{_ESCAPES[3]}(?P=quote)", text=".*?"
-)
-_REST = re.compile(rf"(?:{_BEGIN}|(?<!\\)\\ueca0){_HEADER}(?:{_HEADER_END}|\\ueca1)|[{_HEADER_END}-{_END}]")
+_ESCAPES = [rf"\\u{ord(each):04x}" for each in (_BEGIN, _HEADER_END, _TITLE_END, _END)]
+_ESCAPED_TEXT = r"(?:[^\\]|\\(?!ueca[0-3]).)*"  # pairs of a backslash and what it escapes
+_SLASHES = r"(?<!\\)(?P<slashes>(?:\\\\)*)"
+_ESCAPED = _pattern(_SLASHES + _ESCAPES[0], _ESCAPES[1], _ESCAPES[2], _ESCAPES[3], _ESCAPED_TEXT)
+_REST = re.compile(rf"(?:{_BEGIN}|(?<!\\)\\+ueca0){_HEADER}(?:{_HEADER_END}|\\+ueca1)|[{_HEADER_END}-{_END}]")
+_QUOTES = ("'", '"')
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,19 @@ class Marked:
         segment: The segment.
         size: Number of segments of its set; None if the mark does not say.
         group: Digest of the contents of its set; empty if the mark does not say.
+        quote: What stands on both sides of a mark in a Python or JSON dump, and belongs to the segment: Python chooses
+            it by what the text holds.
     """
 
     segment: Segment
     size: int | None = None
     group: str = ""
+    quote: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text of the segment, with quotes if it has them."""
+        return self.quote + self.segment.text + self.quote
 
 
 def mark(segment: Segment | str, size: int | None = None, *, group: str = "", nonce: str = _NONCE) -> str:
@@ -95,41 +104,53 @@ def split_marked(text: str, *, nonce: str = _NONCE) -> tuple[list[str | Marked],
         The parts in the order of the string, without empty texts; and whether there were other marks: of another
         process, or cut in two. Those are removed, and the text next to them is not a segment.
     """
-    parts: list[str | Marked] = []
-    position, rest = 0, False
+    if _BEGIN not in text and "ueca0" not in text:
+        return [text] if text else [], False
+    texts: list[str] = []
+    marked: list[Marked] = []
+    position = 0
     found = [*_MARKED.finditer(text), *_ESCAPED.finditer(text)]
     for match in sorted(found, key=re.Match.start):
-        if match["nonce"] != nonce or match.start() < position:
+        start, stop = match.span()
+        if match["nonce"] != nonce or start < position:
             continue
-        before = text[position : match.start()]
-        rest |= _has_rest(before)
-        parts += [_REST.sub("", before), _marked(match)]
-        position = match.end()
-    rest |= _has_rest(text[position:])
-    parts.append(_REST.sub("", text[position:]))
+        quote = ""
+        if "slashes" in match.re.groupindex:
+            start = match.end("slashes")
+            around = text[max(start - 1, position) : start], text[stop : stop + 1]
+            quote = around[0] if around[0] == around[1] and around[0] in _QUOTES else ""
+        texts.append(text[position : start - len(quote)])
+        marked.append(_marked(match, quote))
+        position = stop + len(quote)
+    texts.append(text[position:])
+    rest = any(map(has_marks, texts))
+    if rest:
+        texts = [_REST.sub("", each) for each in texts]
+    parts: list[str | Marked] = [texts[0]]
+    for each, after in zip(marked, texts[1:], strict=True):
+        parts += [each, after]
     return [part for part in parts if part], rest
 
 
 def without_marks(text: str) -> str:
     """Return a text without marks: with the texts of marked segments, and without their titles."""
     parts, _ = split_marked(text)
-    return "".join(part if isinstance(part, str) else part.segment.text for part in parts)
+    return "".join(part if isinstance(part, str) else part.text for part in parts)
 
 
 def has_marks(text: str) -> bool:
-    """Return whether a text holds marks, of this process or another one."""
-    return _has_rest(text)
+    """Return whether a text holds marks, of this process or another one.
 
-
-def _has_rest(text: str) -> bool:
-    """Return whether a text holds the start of a mark. Its characters alone are none: fonts use them for icons."""
+    The characters of marks alone are none: fonts use them for icons.
+    """
     return any(match["nonce"] for match in _REST.finditer(text))
 
 
-def _marked(match: re.Match[str]) -> Marked:
+def _marked(match: re.Match[str], quote: str) -> Marked:
     score = float(match["score"]) if match["score"] else None
     return Marked(
         Segment(match["text"], title=match["title"], score=score),
         int(match["size"]) if match["size"] else None,
         match["group"],
+        quote,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ FIXES: dict[str, str] = {
 """What to do about each kind of finding, where no framework has a better answer."""
 
 _FRAMEWORKS = frozenset(
-    "asyncio concurrent contextlib contextvars functools invariant_rag langchain langchain_classic langchain_community "
-    "langchain_core langchain_invariant_rag langgraph llama_index llama_index_instrumentation pydantic pydantic_core "
-    "tenacity threading workflows".split()
+    "anyio asyncio concurrent contextlib contextvars functools invariant_rag langchain langchain_classic "
+    "langchain_community langchain_core langchain_invariant_rag langgraph langsmith llama_index "
+    "llama_index_instrumentation nest_asyncio pydantic pydantic_core queue selectors tenacity threading tqdm uvloop "
+    "workflows wrapt".split()
 )
 
 
@@ -75,10 +77,16 @@ def _warn_at_users_line(warning: OrderWarning) -> None:
 
 
 def _users_frame() -> FrameType:
-    """Return the innermost frame that belongs to no framework; in a worker thread without one, the innermost frame."""
-    innermost = frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _FRAMEWORKS:
-            return frame
-        frame = frame.f_back  # type: ignore[assignment]
-    return innermost
+    """Return the innermost frame that belongs to no framework.
+
+    A worker thread of a framework has none. The main thread then waits at the user's line, as a rule.
+    """
+    here = sys._getframe(2)
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _innermost_users_frame(here) or _innermost_users_frame(main) or here
+
+
+def _innermost_users_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _FRAMEWORKS:
+        frame = frame.f_back
+    return frame

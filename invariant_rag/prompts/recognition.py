@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import groupby, pairwise
+from numbers import Real
 from typing import Any
 
 from invariant_rag.prompts.decorations import slots_of
@@ -30,12 +31,10 @@ from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_r
 
 _LABELLED = re.compile(
     r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result|result)s?"
-    r"[ \t#:([]*(\d+)\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
+    r"[ \t#:([]*(\d{1,9})\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
-_TAGGED = re.compile(
-    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>.*?</\1>", re.DOTALL | re.IGNORECASE
-)
+_TAG = re.compile(r"<(/?)(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class _Found:
     Attributes:
         segment: The segment.
         turn: Index of its turn.
+        origin: The text of the document, which may be written otherwise: escaped, or with quotes.
         document: The known document; None if it came as a segment. Its text is to stay as it is.
         size: Declared number of segments of its set.
         group: Declared set.
@@ -89,14 +89,10 @@ class _Found:
 
     segment: Segment
     turn: int
+    origin: str
     document: KnownDocument | None = None
     size: int | None = None
     group: str = ""
-
-    @property
-    def origin(self) -> str:
-        """The text of the document."""
-        return self.segment.text if self.document is None else self.document.segment.text
 
 
 _Gap = list[tuple[int, str]]
@@ -171,6 +167,7 @@ class _Recognizer:
         self._retrieved = Counter[str]()  # how often each text was retrieved at once
         for retrieval in known:
             self._retrieved |= Counter(each.segment.text for each in retrieval.documents)
+        self._dealt = Counter[str]()
         self._elsewhere = elsewhere
         self._parts: list[list[Any]] = [[] for _ in turns]
         self._sets: list[list[_Found]] = []
@@ -187,6 +184,7 @@ class _Recognizer:
             for index in range(start, stop)
             if stop - start > 1
         )
+        self._check_equal(Counter(each.origin for chain in chains for each in chain.found))
         for chain, wall in zip(chains, walls, strict=True):
             self._place_chain(chain, in_sets)
             if wall is not None:
@@ -221,7 +219,7 @@ class _Recognizer:
             role = turn.role
             for part in turn.parts:
                 if isinstance(part, Segment):
-                    self._add(chains[-1], _Found(part, index), index)
+                    self._add(chains[-1], _Found(part, index, part.text), index)
                 elif isinstance(part, str) and turn.role != "assistant":
                     for each in self._split(part, index):
                         self._add(chains[-1], each, index)
@@ -247,23 +245,26 @@ class _Recognizer:
             return
         for part in parts:
             if isinstance(part, Marked):
-                yield _Found(self._with_metadata(part.segment), turn, size=part.size, group=part.group)
+                segment = replace(self._with_metadata(part.segment), text=part.text)
+                yield _Found(segment, turn, part.segment.text, size=part.size, group=part.group)
                 continue
             position = 0
             for each in occurrences(part, self._documents):
                 yield part[position : each.start]
                 written = replace(each.document.segment, text=part[each.start : each.stop])
-                yield _Found(written, turn, each.document)
+                yield _Found(written, turn, each.document.segment.text, each.document)
                 position = each.stop
             yield part[position:]
 
     def _with_metadata(self, segment: Segment) -> Segment:
         """Return a marked segment with the metadata of the document, which marks do not carry, if it is known."""
-        for document in self._documents:
-            if document.segment.text == segment.text and not segment.metadata:
-                score = document.segment.score if segment.score is None else segment.score
-                return replace(segment, metadata=document.segment.metadata, score=score)
-        return segment
+        alike = [] if segment.metadata else [each for each in self._documents if segment.text in _forms(each)]
+        if not alike:
+            return segment
+        document = alike[self._dealt[segment.text] % len(alike)]  # equal texts may differ in metadata
+        self._dealt[segment.text] += 1
+        score = document.segment.score if segment.score is None else segment.score
+        return replace(segment, metadata=document.segment.metadata, score=score)
 
     # --- forming sets ---
 
@@ -306,6 +307,15 @@ class _Recognizer:
             self._parts[turn].append(text)
 
     # --- what is not understood ---
+
+    def _check_equal(self, counts: Counter[str]) -> None:
+        """Check that documents with equal text, but other metadata, stand only where they were listed."""
+        for retrieval in self._known:
+            segments = {each.segment for each in retrieval.documents}
+            several = [text for text, count in Counter(each.text for each in segments).items() if count > 1]
+            listed = Counter(each.segment.text for each in retrieval.documents)
+            if any(counts[text] > listed[text] for text in several):
+                self._find("split", "retrieved documents with equal text stand elsewhere in the prompt, too.")
 
     def _check_sizes(self) -> None:
         by_group = groupby(sorted(self._all_found(), key=lambda each: each.group), key=lambda each: each.group)
@@ -353,11 +363,15 @@ class _Recognizer:
         return [each for members in self._sets for each in members]
 
 
+def _forms(document: KnownDocument) -> set[str]:
+    return {document.segment.text, *document.texts}
+
+
 def _held(documents: Sequence[KnownDocument], counts: Counter[str]) -> int:
     """Return how many of these documents there are, by text, at most as often as each is listed."""
     held = 0
     for text, often in Counter(each.segment.text for each in documents).items():
-        forms = {text, *next(each for each in documents if each.segment.text == text).texts}
+        forms = _forms(next(each for each in documents if each.segment.text == text))
         held += min(often, sum(counts[form] for form in forms))
     return held
 
@@ -380,7 +394,7 @@ def _ambiguous(retrieval: Retrieval, counts: Counter[str]) -> bool:
     texts = [each.segment.text.strip() for each in retrieval.documents]
     if len(set(texts)) < 2 or not any(a != b and a in b for a in set(texts) for b in set(texts)):
         return False
-    expected, arrived = Counter(texts), Counter({})
+    expected, arrived = Counter(texts), Counter[str]()
     for text, count in counts.items():
         arrived[text.strip()] += count
     found = [arrived[text] / count for text, count in expected.items()]
@@ -493,20 +507,20 @@ def _understand(members: Sequence[_Found], gaps: Sequence[_Gap]) -> _Understood 
 
 
 def _shows_which(texts: Sequence[str], segments: Sequence[Segment], slots: Sequence[Slot]) -> bool:
-    """Return whether a running number may be metadata that tells segments with equal text apart."""
-    if all(slot.number is None for slot in slots):
-        return False
-    numbers = {slot.number for slot in slots}
+    """Return whether what stays in a place may be metadata that tells segments with equal text apart."""
+    shown = "\n".join(text for slot in slots for text in (*slot.before, *slot.after) if isinstance(text, str))
     by_text: dict[str, list[Segment]] = {}
     for segment in segments:
         by_text.setdefault(segment.text, []).append(segment)
-    return any(
-        str(value) in numbers
+    values = {
+        str(value)
         for alike in by_text.values()
         if len(set(alike)) > 1
         for segment in alike
         for value in (segment.title, *segment.metadata.values())
-    )
+        if isinstance(value, str | Real)
+    }
+    return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", shown) for value in values if value in shown and value)
 
 
 def _in_slots(texts: Sequence[str], segments: Sequence[Segment], gaps: Sequence[_Gap]) -> _Understood | None:
@@ -562,4 +576,12 @@ def _looks_retrieved(text: str) -> bool:
     numbers = [int(number) for number in _LABELLED.findall(text)]
     if any(b == a + 1 for a, b in pairwise(numbers)):
         return True
-    return len(_TAGGED.findall(text)) > 1
+    opened: set[str] = set()
+    closed: Counter[str] = Counter()
+    for slash, name in _TAG.findall(text.lower()):
+        if not slash:
+            opened.add(name)
+        elif name in opened:
+            opened.discard(name)
+            closed[name] += 1
+    return any(count > 1 for count in closed.values())

@@ -77,7 +77,9 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
     return TokenizedPrompt(tuple(texts), sets)
 
 
-def tokenize_in_slots(segments: SegmentSet, ranks: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[TokenIds]:
+def tokenize_in_slots(
+    segments: SegmentSet, ranks: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
+) -> list[TokenIds]:
     """Tokenize the segments of a set that has slots, each in the slot of its physical place.
 
     The segment of rank 0 takes the last slot: it is placed nearest to what follows.
@@ -89,7 +91,12 @@ def tokenize_in_slots(segments: SegmentSet, ranks: Sequence[int], tokenizer: Pre
 
     Returns:
         Token ids by rank.
+
+    Raises:
+        TokenizerRequired: There is no tokenizer.
     """
+    if tokenizer is None:
+        raise TokenizerRequired("expected segments without slots: the model has no tokenizer, and slots hold text")
     control = control_tokens(tokenizer)
     slots = reversed(segments.slots or ())
     return [

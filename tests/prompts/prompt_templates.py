@@ -180,7 +180,7 @@ BEFORE = [
     "id={id} ",
     "<doc id={id}>",
 ]
-AFTER = ["", "\n", "</doc>", "\n</document>", " ({source})", "\nSource: {source}", " [{n}]", ".", " (page {page})"]
+AFTER = ["", "\n", "</doc>", "\n</document>", " ({source})", "\nSource: {source}\n", " [{n}]", ".", " (page {page})"]
 BETWEEN = ["", " ", "\n", "\n\n", "\n---\n", ", ", "; ", "\n\n\n", " and ", "\n-----\n\n", " | "]
 PREFIXES = ["", "Read:\n", "Answer in 2 sentences. Context:\n\n", "1. Read.\n2. Answer.\n\n", "[0] ", "a) ", "Page 1\n"]
 SUFFIXES = [
