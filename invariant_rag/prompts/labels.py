@@ -16,10 +16,10 @@ Labels = Mapping[str, str]
 
 _NUMBER = r"(?:\d+|[A-Za-z](?![A-Za-z]))"
 _CITATION = re.compile(
-    rf"\[\s*{_NUMBER}(?:\s*[,;]\s*{_NUMBER})*\s*\]|\b(?:documents?|sources?|passages?)\s+\d+", re.IGNORECASE
+    rf"\[\s*{_NUMBER}(?:\s*[,;]\s*{_NUMBER})*\s*\]|\b(?:documents?|sources?|passages?|docs?:?)\s+\d+", re.IGNORECASE
 )
 _PART = re.compile(_NUMBER)
-_OPEN = re.compile(r"\[[\w\s,;]{0,40}$|\b(?:d|s|p)\w*\s*\d*$", re.IGNORECASE)
+_OPEN = re.compile(r"\[[\w\s,;]{0,40}$|\b(?:d|s|p)\w*:?\s*\d*$", re.IGNORECASE)
 
 
 def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> dict[str, str]:

@@ -87,7 +87,11 @@ class _Found:
 
 
 def recognize(
-    turns: Sequence[Turn], known: Sequence[Retrieval] = (), elsewhere: Sequence[KnownDocument] = ()
+    turns: Sequence[Turn],
+    known: Sequence[Retrieval] = (),
+    elsewhere: Sequence[KnownDocument] = (),
+    *,
+    examples: Sequence[str] = (),
 ) -> Recognition:
     """Find the sets of segments in a conversation.
 
@@ -98,8 +102,9 @@ def recognize(
         turns: The conversation.
         known: What was retrieved in this run: its texts are segments wherever they occur.
         elsewhere: What was retrieved in other runs: its texts are no segments, but a reason to warn.
+        examples: Texts of a framework's templates that show what documents look like. They are no reason to warn.
     """
-    return _Recognizer(turns, known, elsewhere).run()
+    return _Recognizer(turns, known, elsewhere, examples).run()
 
 
 def parse_marked(text: str) -> Prompt:
@@ -114,8 +119,15 @@ def parse_marked(text: str) -> Prompt:
 
 
 class _Recognizer:
-    def __init__(self, turns: Sequence[Turn], known: Sequence[Retrieval], elsewhere: Sequence[KnownDocument]) -> None:
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        known: Sequence[Retrieval],
+        elsewhere: Sequence[KnownDocument],
+        examples: Sequence[str],
+    ) -> None:
         self._turns = turns
+        self._examples = examples
         self._known = known
         self._documents = [document for retrieval in known for document in retrieval.documents]
         self._elsewhere = elsewhere
@@ -270,6 +282,8 @@ class _Recognizer:
 
     def _check_texts(self) -> None:
         free = list(self._free_texts())
+        for example in self._examples:
+            free = [text.replace(example, "") for text in free]
         if self._elsewhere and holds_several("\n".join(free), self._elsewhere):
             self._find("elsewhere", "the prompt holds documents that were retrieved in another run.")
         elif any(map(_looks_retrieved, free)):
