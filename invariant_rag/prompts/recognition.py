@@ -189,6 +189,9 @@ class _Recognizer:
             if document.segment.text == segment.text and not segment.metadata:
                 score = document.segment.score if segment.score is None else segment.score
                 return replace(segment, metadata=document.segment.metadata, score=score)
+        for document in self._elsewhere:  # a mark is of this process, wherever it retrieved
+            if document.segment.text == segment.text and not segment.metadata:
+                return replace(segment, metadata=document.segment.metadata)
         return segment
 
     # --- forming sets ---
@@ -282,8 +285,9 @@ class _Recognizer:
 
     def _check_texts(self) -> None:
         free = list(self._free_texts())
-        for example in self._examples:
-            free = [text.replace(example, "") for text in free]
+        for example in self._examples:  # templates are filled in with other white space
+            pattern = r"\s+".join(map(re.escape, example.split()))
+            free = [re.sub(pattern, "", text) for text in free]
         if self._elsewhere and holds_several("\n".join(free), self._elsewhere):
             self._find("elsewhere", "the prompt holds documents that were retrieved in another run.")
         elif any(map(_looks_retrieved, free)):

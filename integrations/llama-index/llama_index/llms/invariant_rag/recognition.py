@@ -6,13 +6,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llama_index.core.prompts.chat_prompts import CHAT_CONTENT_CHOICE_SELECT_PROMPT
 from llama_index.core.prompts.default_prompts import DEFAULT_CHOICE_SELECT_PROMPT
-from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
+from llama_index.core.query_engine.citation_query_engine import (
+    CITATION_CHAT_CONTENT_QA_TEMPLATE,
+    CITATION_CHAT_CONTENT_REFINE_TEMPLATE,
+    CITATION_QA_TEMPLATE,
+    CITATION_REFINE_TEMPLATE,
+)
 
 from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import Finding, KnownDocument, Recognition, Retrieval, Turn, recognize, report
 from invariant_rag.segments import SegmentSet
-from llama_index.llms.invariant_rag.tracking import RUNS, current_span, track_spans
+from llama_index.llms.invariant_rag.tracking import retrieved, track_spans
 
 FIXES = {
     "no_segments": "Use response_synthesizer=InvariantSynthesizer(llm), SegmentMarkerPostprocessor(), or SegmentBlocks.",
@@ -29,11 +35,19 @@ FIND_DOCUMENTS = "Whether nodes that were retrieved in the same trace are segmen
 STRICT = "Whether to raise an OrderWarning, not only to warn, where the order of nodes may change an answer."
 REQUIRE_SEGMENTS = "Whether to raise an OrderWarning for a prompt without any segment."
 
+_TEMPLATES = (
+    CITATION_QA_TEMPLATE.template,
+    CITATION_REFINE_TEMPLATE.template,
+    CITATION_CHAT_CONTENT_QA_TEMPLATE.template_str,
+    CITATION_CHAT_CONTENT_REFINE_TEMPLATE.template_str,
+    DEFAULT_CHOICE_SELECT_PROMPT.template,
+    CHAT_CONTENT_CHOICE_SELECT_PROMPT.template_str,
+)
 _EXAMPLES = tuple(
-    piece.strip()
-    for template in (CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE, DEFAULT_CHOICE_SELECT_PROMPT)
-    for piece in re.split(r"\{\w+\}", template.template)
-    if len(piece.strip()) > 80  # noqa: PLR2004 - the others are words such as "Query:"
+    piece
+    for template in _TEMPLATES
+    for piece in re.split(r"\{\{.*?\}\}|\{%.*?%\}|\{\w+\}", template)
+    if re.search(r"(?:Source|Document) 2:", piece)
 )
 """Texts of LlamaIndex's templates that show numbered documents as examples of what is to come."""
 
@@ -66,8 +80,7 @@ class Recognizer:
         elsewhere: Sequence[KnownDocument] = ()
         if self.find_documents:
             track_spans()
-            span = current_span()
-            known, elsewhere = RUNS.of(span), RUNS.elsewhere(span)
+            known, elsewhere = retrieved()
         found = recognize(turns, known, elsewhere, examples=_EXAMPLES)
         sets = [part for turn in found.turns for part in turn.parts if isinstance(part, SegmentSet)]
         if self.require_segments and not any(map(len, sets)):

@@ -9,11 +9,14 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from contextlib import aclosing, closing
+from contextvars import ContextVar
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -24,8 +27,10 @@ from llama_index_instrumentation import root_dispatcher
 from llama_index_instrumentation.span import BaseSpan, active_span_id
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
-from invariant_rag.prompts import Finding, KnownDocument, RunDocuments, has_marks, report, without_marks
+from invariant_rag.prompts import Finding, KnownDocument, Retrieval, RunDocuments, has_marks, report, without_marks
 from invariant_rag.segments import Segment
+
+T = TypeVar("T")
 
 RUNS = RunDocuments()
 """What was retrieved in which span."""
@@ -79,6 +84,8 @@ class SpanTracker(BaseSpanHandler[BaseSpan]):
             elif isinstance(instance, BaseNodePostprocessor) and name in {"_postprocess_nodes", "_apostprocess_nodes"}:
                 engine = RUNS.path(id_)[1:2] or [id_]
                 RUNS.add(engine[0], map(known_node, result))
+            elif isinstance(instance, BaseSynthesizer):
+                _keep_for_stream(id_, result)
         finally:
             _forget(id_)
 
@@ -95,6 +102,9 @@ class SpanTracker(BaseSpanHandler[BaseSpan]):
 
 
 _TRACKER = SpanTracker()
+_STREAMED: ContextVar[tuple[Sequence[Retrieval], Sequence[KnownDocument]] | None] = ContextVar(
+    "_STREAMED", default=None
+)
 _lock = Lock()
 _citing: set[Any] = set()
 _synthesizing: set[Any] = set()
@@ -107,14 +117,15 @@ def track_spans() -> None:
             root_dispatcher.add_span_handler(_TRACKER)
 
 
-def current_span() -> str | None:
-    """Return the span that is active; None outside of any."""
-    return active_span_id.get()
+def retrieved() -> tuple[Sequence[Retrieval], Sequence[KnownDocument]]:
+    """Return what was retrieved in this trace, and what was retrieved in others."""
+    span = active_span_id.get()
+    return _STREAMED.get() or (RUNS.of(span), RUNS.elsewhere(span))
 
 
 def is_cited() -> bool:
     """Return whether a `CitationQueryEngine` is asking."""
-    span = current_span()
+    span = active_span_id.get()
     return span is not None and not _citing.isdisjoint(RUNS.path(span))
 
 
@@ -144,7 +155,8 @@ def known_node(found: NodeWithScore) -> KnownDocument:
 
 def _segment(found: NodeWithScore, text: str) -> Segment:
     score = None if found.score is None or math.isnan(found.score) else found.score
-    return Segment(text, metadata={str(key): value for key, value in found.node.metadata.items()}, score=score)
+    metadata = {str(key): value for key, value in found.node.metadata.items()}
+    return Segment(text, metadata={"node_id": found.node.node_id, **metadata}, score=score)
 
 
 def _note_input(span: str, parent: str | None, arguments: Mapping[str, Any]) -> None:
@@ -162,6 +174,43 @@ def _known_input(span: str, nodes: Sequence[NodeWithScore]) -> Iterable[KnownDoc
         if labelled is not None:  # the label stays outside of the segment
             return [KnownDocument.of(_segment(*each)) for each in zip(nodes, (rest for _, rest in labelled), strict=True)]
     return [known_node(each) for each in nodes]
+
+
+def _keep_for_stream(span: str, response: Any) -> None:
+    """Let an LLM that is asked when a stream is read, after all spans have ended, know what was retrieved for it."""
+    known = RUNS.of(span), RUNS.elsewhere(span)
+    if isinstance(response, StreamingResponse):
+        response.response_gen = _knowing(response.response_gen, known)
+    elif isinstance(response, AsyncStreamingResponse):
+        response.response_gen = _aknowing(response.response_gen, known)
+
+
+def _knowing(pieces: Generator[T, None, None], known: Any) -> Generator[T, None, None]:
+    done = object()
+    with closing(pieces):
+        while True:
+            token = _STREAMED.set(known)
+            try:
+                piece = next(pieces, done)
+            finally:
+                _STREAMED.reset(token)
+            if piece is done:
+                return
+            yield cast(T, piece)
+
+
+async def _aknowing(pieces: AsyncGenerator[T, None], known: Any) -> AsyncGenerator[T, None]:
+    done = object()
+    async with aclosing(pieces):
+        while True:
+            token = _STREAMED.set(known)
+            try:
+                piece = await anext(pieces, done)
+            finally:
+                _STREAMED.reset(token)
+            if piece is done:
+                return
+            yield cast(T, piece)
 
 
 def _check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
