@@ -102,15 +102,25 @@ def split_known(text: str, documents: Iterable[KnownDocument]) -> Iterator[str |
 
 def holds_part(text: str, document: KnownDocument) -> bool:
     """Return whether a text holds a telling part of a document: a sentence or line of at least 30 characters."""
-    pieces = _SENTENCE_END.split(document.segment.text)
-    return any(len(piece) >= _TELLING and piece in text for piece in map(str.strip, pieces))
+    return any(piece in text for piece in _telling_parts(document))
 
 
 def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
-    """Return whether a text holds at least two of these documents, or telling parts of them."""
-    telling = [each for each in documents if len(each.segment.text.strip()) >= _TELLING]
-    holding = {each.segment.text for each in telling if each.segment.text.strip() in text or holds_part(text, each)}
-    return len(holding) > 1
+    """Return whether a text holds at least two of these documents, or telling parts of them.
+
+    >>> known = [KnownDocument.of(Segment(f"A sentence that two documents share. {end}")) for end in "ab"]
+    >>> holds_several(known[0].segment.text, known)
+    False
+    """
+    found = {frozenset(part for part in _telling_parts(each) if part in text) for each in documents} - {frozenset()}
+    return sum(all(not each < other for other in found) for each in found) > 1
+
+
+def _telling_parts(document: KnownDocument) -> list[str]:
+    """Return the telling sentences and lines of a document, or its whole text if that is telling and they are not."""
+    text = document.segment.text.strip()
+    pieces = [piece for piece in map(str.strip, _SENTENCE_END.split(text)) if len(piece) >= _TELLING]
+    return pieces or ([text] if len(text) >= _TELLING else [])
 
 
 def _whole(text: str, start: int, stop: int) -> bool:
