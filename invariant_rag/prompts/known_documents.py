@@ -174,17 +174,21 @@ def holds_words(text: str, document: KnownDocument) -> bool:
 
 
 def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
-    """Return whether a text holds at least two of these documents, or telling parts of them."""
+    """Return whether a text holds at least two of these documents, or telling parts of them.
+
+    >>> known = [KnownDocument.of(Segment(f"A sentence that two documents share. {end}")) for end in "ab"]
+    >>> holds_several(known[0].segment.text, known)
+    False
+    """
     windows = {text[start : start + _WINDOW] for start in range(len(text) - _WINDOW + 1)}
-    holding: set[str] = set()
+    found: set[frozenset[str]] = set()
     for document in documents:
         whole = document.segment.text
         samples = range(0, len(whole), _TELLING - _WINDOW + 1)  # one of them lies within every telling part
-        if any(whole[start : start + _WINDOW] in windows for start in samples) and holds_part(text, document):
-            holding.add(whole)
-            if len(holding) > 1:
-                return True
-    return False
+        if any(whole[start : start + _WINDOW] in windows for start in samples):
+            found.add(frozenset(piece for piece in document.pieces if piece in text))
+    found.discard(frozenset())
+    return sum(all(not each < other for other in found) for each in found) > 1
 
 
 def _whole(text: str, start: int, stop: int) -> bool:

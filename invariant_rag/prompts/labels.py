@@ -19,12 +19,12 @@ _NUMBER = r"\d{1,6}(?!\d)"
 _AND = r"(?:,|,? ?\band\b|,? ?\bor\b| ?&)[ \n]?"
 _CITATION = re.compile(
     rf"\[\^?[ \n]?{_LABEL}(?:[ \n]?[,;][ \n]?\^?{_LABEL})*[ \n]?\]"
-    rf"|\b(?:document|source|passage)(?:[ \n]{_NUMBER}|s[ \n]{_NUMBER}(?:{_AND}{_NUMBER})*)",
+    rf"|\b(?:document|source|passage|doc)(?::?[ \n]{_NUMBER}|s[ \n]{_NUMBER}(?:{_AND}{_NUMBER})*)",
     re.IGNORECASE,
 )
 _PART = re.compile(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _BEGUN = re.compile(
-    r"\[[\^\w \n,;]*$|\b(?:d[a-z]*|s[a-z]*|p[a-z]*|(?:documents?|sources?|passages?)[ \n][\d \n,;&a-z]*)$",
+    r"\[[\^\w \n,;]*$|\b(?:d[a-z]*|s[a-z]*|p[a-z]*|(?:documents?|docs?|sources?|passages?):?(?:[ \n][\d \n,;&a-z]*)?)$",
     re.IGNORECASE,
 )
 

@@ -132,7 +132,11 @@ class _Understood:
 
 
 def recognize(
-    turns: Sequence[Turn], known: Sequence[Retrieval] = (), elsewhere: Sequence[KnownDocument] = ()
+    turns: Sequence[Turn],
+    known: Sequence[Retrieval] = (),
+    elsewhere: Sequence[KnownDocument] = (),
+    *,
+    examples: Sequence[str] = (),
 ) -> Recognition:
     """Find the sets of segments in a conversation.
 
@@ -143,8 +147,9 @@ def recognize(
         turns: The conversation.
         known: What was retrieved in this run: its texts are segments wherever they occur.
         elsewhere: What was retrieved in other runs: its texts are no segments, but a reason to warn.
+        examples: Texts of a framework's templates that show what documents look like. They are no reason to warn.
     """
-    return _Recognizer(turns, known, elsewhere).run()
+    return _Recognizer(turns, known, elsewhere, examples).run()
 
 
 def parse_marked(text: str) -> Prompt:
@@ -159,8 +164,15 @@ def parse_marked(text: str) -> Prompt:
 
 
 class _Recognizer:
-    def __init__(self, turns: Sequence[Turn], known: Sequence[Retrieval], elsewhere: Sequence[KnownDocument]) -> None:
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        known: Sequence[Retrieval],
+        elsewhere: Sequence[KnownDocument],
+        examples: Sequence[str],
+    ) -> None:
         self._turns = turns
+        self._examples = examples
         self._known = known
         documents = [document for retrieval in known for document in retrieval.documents]
         self._documents = sorted(documents, key=lambda each: each.segment.canonical_key)
@@ -258,8 +270,10 @@ class _Recognizer:
 
     def _with_metadata(self, segment: Segment) -> Segment:
         """Return a marked segment with the metadata of the document, which marks do not carry, if it is known."""
-        alike = [] if segment.metadata else [each for each in self._documents if segment.text in _forms(each)]
-        if not alike:
+        known = [each for each in self._documents if segment.text in _forms(each)]
+        # A mark is of this process, wherever it retrieved.
+        alike = known or [each for each in self._elsewhere if segment.text == each.segment.text]
+        if segment.metadata or not alike:
             return segment
         document = alike[self._dealt[segment.text] % len(alike)]  # equal texts may differ in metadata
         self._dealt[segment.text] += 1
@@ -348,6 +362,9 @@ class _Recognizer:
 
     def _check_texts(self) -> None:
         free = list(self._free_texts())
+        for example in self._examples:  # templates are filled in with other white space
+            pattern = r"\s+".join(map(re.escape, example.split()))
+            free = [re.sub(pattern, "", text) for text in free]
         if self._elsewhere and holds_several("\n".join(free), self._elsewhere):
             self._find("elsewhere", "the prompt holds documents that were retrieved in another run.")
         elif any(map(_looks_retrieved, free)):

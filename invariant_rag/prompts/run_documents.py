@@ -17,7 +17,13 @@ _MOST_RETRIEVALS = 64
 class _Run:
     parent: Hashable | None
     retrieves: bool = False
-    retrieved: dict[tuple[Hashable, ...], Retrieval] = field(default_factory=dict)  # in a root: by path to the run
+    retrieved: dict[Hashable, _Retrieved] = field(default_factory=dict)  # in a root: of all runs below it
+
+
+@dataclass(frozen=True)
+class _Retrieved:
+    retrieval: Retrieval
+    path: tuple[Hashable, ...]  # of the run that retrieved: it may have ended since
 
 
 class RunDocuments:
@@ -56,16 +62,15 @@ class RunDocuments:
         if not retrieval.documents:
             return
         with self._lock:
-            path = self._path(run)
+            path = tuple(self._path(run))
             root = path[-1]
             self._elsewhere.append((root, retrieval))
             if root in self._runs:
                 retrieved = self._runs[root].retrieved
-                if retrieval in retrieved.values():
-                    return  # handed from one run to another
-                for other in [other for other in retrieved if run in other]:
+                for other in [other for other, each in retrieved.items() if run in each.path]:
                     del retrieved[other]
-                retrieved[tuple(path)] = retrieval
+                if all(each.retrieval != retrieval for each in retrieved.values()):  # else handed from run to run
+                    retrieved[run] = _Retrieved(retrieval, path)
 
     def of(self, run: Hashable | None) -> tuple[Retrieval, ...]:
         """Return what was retrieved in the root run of a run; nothing within a retriever, or for None: no run."""
@@ -73,7 +78,7 @@ class RunDocuments:
             path = [] if run is None else [self._runs[each] for each in self._path(run) if each in self._runs]
             if not path or any(each.retrieves for each in path):
                 return ()
-            return tuple(path[-1].retrieved.values())
+            return tuple(each.retrieval for each in path[-1].retrieved.values())
 
     def elsewhere(self, run: Hashable | None) -> tuple[KnownDocument, ...]:
         """Return what was retrieved lately in other root runs."""
@@ -81,6 +86,11 @@ class RunDocuments:
             root = None if run is None else self._path(run)[-1]
             others = [retrieval for other, retrieval in self._elsewhere if run is None or other != root]
             return tuple(document for retrieval in others for document in retrieval.documents)
+
+    def path(self, run: Hashable) -> list[Hashable]:
+        """Return a run, its parent, ... and its root, as long as they go on."""
+        with self._lock:
+            return self._path(run)
 
     def _path(self, run: Hashable) -> list[Hashable]:
         """Return a run, its parent, ... and its root."""

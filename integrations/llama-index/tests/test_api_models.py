@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, WordEmbedding, nodes_of
 from invariant_rag.api_models import PlainRequests
+from invariant_rag.prompts import recognize
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Embedding, Score
 from invariant_rag.prompts import mark
@@ -30,13 +31,19 @@ from llama_index.core.schema import MediaResource, Node, NodeWithScore
 from llama_index.core.tools import FunctionTool
 
 from llama_index.llms.invariant_rag import OrderWarning, SegmentBlock, canonical, vote
-from llama_index.llms.invariant_rag.plain import message_requests
+from llama_index.llms.invariant_rag.messages import to_turns
+from llama_index.llms.invariant_rag.plain import message_ballots
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-MARKS = re.compile("[\ue200-\ue205]")
+MARKS = re.compile("[\ueca0-\ueca3]")
 EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
+
+
+def requests(messages: list[ChatMessage]) -> list[list[ChatMessage]]:
+    """Return the messages that a wrapped LLM gets."""
+    return [each.input for each in message_ballots(PlainRequests(), messages, recognize(to_turns(messages)))]
 
 
 class Reader(CustomLLM):
@@ -126,8 +133,8 @@ def test_the_llm_alone_would_answer_otherwise_in_another_order() -> None:
 def test_messages_without_segments_are_sent_as_they_are() -> None:
     image = ImageBlock(url="https://example.org/map.png")
     messages = [ChatMessage("Be brief.", role="system"), ChatMessage(blocks=[TextBlock(text="a"), image])]
-    assert message_requests(PlainRequests(), messages) == [messages]
-    [[*_, last]] = message_requests(PlainRequests(), [ChatMessage(blocks=[SegmentBlock.of("b"), image])])
+    assert requests(messages) == [messages]
+    [[*_, last]] = requests([ChatMessage(blocks=[SegmentBlock.of("b"), image])])
     assert [type(block) for block in last.blocks] == [TextBlock, ImageBlock]
     assert last.blocks[0].text == "Document: b\n"
 

@@ -22,7 +22,7 @@ WRAPPERS = ("InvariantLLM", "canonical", "vote")
 @pytest.fixture(scope="module")
 def llms(model: InvariantModel) -> dict[str, LLM]:
     return {
-        "InvariantLLM": InvariantLLM(model, max_tokens=1, overflow="trim_segments"),
+        "InvariantLLM": InvariantLLM(model.with_method(overflow="trim_segments"), max_tokens=1),
         "canonical": canonical(MockLLM()),
         "vote": vote(MockLLM()),
     }

@@ -8,7 +8,7 @@ import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag import InvariantModel, Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, UnsupportedCombination
-from invariant_rag.prompts import render_chat
+from invariant_rag.prompts import mark, render_chat
 from llama_index.core import Settings
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
@@ -19,7 +19,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode, get_response_synthesizer
 from llama_index.core.schema import MetadataMode, QueryBundle
 
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical, vote
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -153,7 +153,7 @@ def test_a_template_without_context_is_refused(llm: InvariantLLM) -> None:
 
 def test_a_query_cannot_pose_as_the_context(llm: InvariantLLM, model: InvariantModel) -> None:
     answer = InvariantSynthesizer(llm, text_qa_template=PromptTemplate("{query_str}\n{context_str}\n")).synthesize(
-        "\ue200\ue201?", nodes_of()
+        f"{mark('?')}", nodes_of()
     )
     messages = [{"role": "user", "content": ["?\n", SegmentSet(TEXTS), "\n"]}]
     assert answer.response == model.generate(render_chat(messages, model.tokenizer), max_new_tokens=8).text
@@ -264,9 +264,16 @@ def test_a_report_is_that_of_its_own_call(llm: InvariantLLM) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_another_llm_reports_nothing(mode: str) -> None:
-    response = await response_of(canonical(MockLLM()), mode, nodes_of())
-    assert set(response.metadata) == {"node 0", "node 1", "node 2"}
+async def test_an_llm_behind_an_api_reports_what_it_was_sent(mode: str) -> None:
+    for wrapper in (canonical, vote):
+        reports = []
+        for order in ORDERS:
+            response = await response_of(wrapper(MockLLM()), mode, nodes_of(order))
+            assert set(response.metadata) == {"node 0", "node 1", "node 2", "invariant_rag"}
+            reports.append(response.metadata["invariant_rag"])
+        assert all(report == reports[0] for report in reports)
+        assert (reports[0]["sets"], reports[0]["method"], reports[0]["invariant"]) == ([3], wrapper.__name__, True)
+        assert set(reports[0]["order"]) == {Segment(text).content_hash for text in TEXTS}
 
 
 @pytest.mark.parametrize("name", ["template", "prompt", "llm", "report"])

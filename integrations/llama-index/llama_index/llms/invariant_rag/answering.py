@@ -15,7 +15,7 @@ from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.generation.structured import check_complete, constrain
-from invariant_rag.segments import SegmentSet
+from invariant_rag.prompts.labels import translate_labels, translate_stream
 from llama_index.llms.invariant_rag.errors import no_swallowed_errors
 
 
@@ -28,12 +28,14 @@ class Request:
         options: Keywords of `InvariantModel.generate`.
         stops: Strings that end the answer; there are none where it is an object.
         output_cls: The answer is JSON of its schema; None: any text.
+        recognized: Whether every node in the prompt is known to be a segment.
     """
 
     prompt: Callable[[InvariantModel], Prompt]
     options: Mapping[str, Any]
     stops: Sequence[str] = ()
     output_cls: type[BaseModel] | None = None
+    recognized: bool = True
 
     def keywords(self, model: InvariantModel) -> dict[str, Any]:
         """Return keywords of `generate` for this model."""
@@ -54,7 +56,8 @@ class Request:
         """
         if self.output_cls is not None:
             check_complete(generation.text)
-        return Answer(trim_at_stop_string(generation.text, self.stops), generation, prompt.segments)
+        text = translate_labels(trim_at_stop_string(generation.text, self.stops), generation.labels)
+        return Answer(text, generation, prompt, self.recognized)
 
 
 def generation_options(
@@ -79,14 +82,16 @@ class Answer:
     """What came of a call.
 
     Attributes:
-        text: The text, without the stop string that ended it.
+        text: The text, without the stop string that ended it, and with citations of documents by their given numbers.
         generation: All else about it.
-        segments: The segments of the prompt, which the generation names by their index.
+        prompt: The prompt, whose segments the generation names by their index.
+        recognized: Whether every node in the prompt is known to be a segment.
     """
 
     text: str
     generation: Generation
-    segments: SegmentSet
+    prompt: Prompt
+    recognized: bool
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,8 @@ def stream(load: Callable[[], InvariantModel], request: Request) -> Generator[st
     with no_swallowed_errors():
         model = load()
         prompt = request.prompt(model)
+        labels = model.prepare(prompt).labels if any(each.slots for each in prompt.sets) else {}
         with closing(model.stream(prompt, **request.keywords(model))) as pieces:
-            yield from stream_until_stop_string(pieces, request.stops)
+            yield from translate_stream(stream_until_stop_string(pieces, request.stops), labels)
             if pieces.generation is not None:
                 yield request.answer(prompt, pieces.generation)

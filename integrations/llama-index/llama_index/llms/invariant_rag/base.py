@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -35,7 +35,8 @@ from invariant_rag.generation.overflow import Overflow
 from invariant_rag.generation.structured import parse_object
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import resolve_ordering
-from invariant_rag.prompts import render_chat
+from invariant_rag.prompts import Recognition, Turn, render_chat
+from invariant_rag.routing import RoutedModel
 from invariant_rag.segments import document_rendering
 from llama_index.llms.invariant_rag.answering import (
     MicroBatches,
@@ -46,11 +47,12 @@ from llama_index.llms.invariant_rag.answering import (
     stream,
 )
 from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
-from llama_index.llms.invariant_rag.markers import parse_marked_text
-from llama_index.llms.invariant_rag.messages import convert_messages
+from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
+from llama_index.llms.invariant_rag.recognition import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Recognizer
 from llama_index.llms.invariant_rag.responses import as_async_stream, as_chat, as_completion, as_stream
 from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
 from llama_index.llms.invariant_rag.templates import bind_variables
+from llama_index.llms.invariant_rag.tracking import track_spans
 
 dispatcher = get_dispatcher(__name__)
 
@@ -64,8 +66,10 @@ _PER_CALL = (*_DECODING, "query", "output_cls")
 class InvariantLLM(CustomLLM):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
-    Segments come as citable blocks of a chat message (`InvariantSynthesizer` writes them) or marked inside a string
-    (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model.
+    Segments are nodes that were retrieved in the same trace, wherever their text appears in a prompt; citable blocks
+    of a chat message (`InvariantSynthesizer` writes them); and what is marked inside a string
+    (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model. Where the order
+    of nodes may change the answer all the same, an `OrderWarning` says why, and what to do.
 
     Weights are loaded at the first call. Every method takes the sampling parameters below as keywords for one call,
     `query` (what relevance orderings compare segments with), and every keyword of transformers' `generate`.
@@ -112,6 +116,10 @@ class InvariantLLM(CustomLLM):
     seed: int | None = Field(default=None, description="Seed for sampling.")
     generation_kwargs: dict[str, Any] = Field(default_factory=dict, description="More keywords of `generate`.")
 
+    find_documents: bool = Field(default=True, description=FIND_DOCUMENTS)
+    strict: bool = Field(default=False, description=STRICT)
+    require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
+
     batch_size: int = Field(default=8, description="With micro_batching: the most calls to decode together.", ge=1)
     micro_batching: bool = Field(
         default=False,
@@ -122,6 +130,7 @@ class InvariantLLM(CustomLLM):
         ),
     )
 
+    parses_marks: ClassVar[bool] = True
     _lazy: LazyModel = PrivateAttr()
     _batcher: MicroBatcher = PrivateAttr(default_factory=MicroBatcher)
 
@@ -156,6 +165,8 @@ class InvariantLLM(CustomLLM):
             self._lazy = LazyModel(name, options, cache=key_value_cache)
         else:
             self._lazy = LazyModel(loaded, cache=key_value_cache)
+        if self.find_documents:
+            track_spans()
 
     @classmethod
     def class_name(cls) -> str:
@@ -322,21 +333,45 @@ class InvariantLLM(CustomLLM):
 
     # --- requests ---
 
+    def _recognize(self, turns: Sequence[Turn]) -> Recognition:
+        loaded = self._lazy.lm() if self._lazy.in_memory else None
+        if loaded is None:
+            promises = resolve_ordering(self.ordering, resolve_method(self.method).default_ordering).invariant
+        else:
+            promises = loaded.ordering.invariant
+        recognizer = Recognizer(
+            self.find_documents,
+            self.strict,
+            self.require_segments,
+            promises=promises,
+            routed=isinstance(loaded, RoutedModel) and not loaded.invariant,
+        )
+        return recognizer.recognize(turns)
+
     def _text_request(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Request:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
-        parts = parse_marked_text(prompt if formatted else to_prompt(prompt))
-        return self._request(lambda _, query: Prompt.of(*parts, query=query, rendering=document_rendering), kwargs)
+        found = self._recognize([Turn("user", (prompt if formatted else to_prompt(prompt),))])
+        (turn,) = found.turns
+
+        def build(_: InvariantModel, query: str | None) -> Prompt:
+            return Prompt.of(*turn.parts, query=query, rendering=document_rendering)
+
+        return self._request(build, found, kwargs)
 
     def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Request:
-        read = convert_messages(messages)
-        return self._request(lambda model, query: render_chat(read, model.tokenizer, query), kwargs)
+        found = self._recognize(to_turns(messages))
+        read = chat_messages(found.turns)
+        return self._request(lambda model, query: render_chat(read, model.tokenizer, query), found, kwargs)
 
-    def _request(self, build: Callable[[InvariantModel, str | None], Prompt], kwargs: dict[str, Any]) -> Request:
+    def _request(
+        self, build: Callable[[InvariantModel, str | None], Prompt], found: Recognition, kwargs: dict[str, Any]
+    ) -> Request:
         given = {**{name: getattr(self, name) for name in _DECODING}, **self.generation_kwargs, **kwargs}
         check_call_keywords(given, _PER_CALL)
         query, stop, output_cls = given.pop("query", None), given.pop("stop") or [], given.pop("output_cls", None)
         stops = [] if output_cls is not None else [stop] if isinstance(stop, str) else list(stop)
-        return Request(lambda model: build(model, query), generation_options(**given), stops, output_cls)
+        recognized = not found.findings
+        return Request(lambda model: build(model, query), generation_options(**given), stops, output_cls, recognized)
 
     # --- copies ---
 

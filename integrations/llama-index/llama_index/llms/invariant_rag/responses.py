@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from contextlib import aclosing
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -16,16 +17,37 @@ from llama_index.core.base.llms.types import (
     TextBlock,
 )
 
+from invariant_rag.generation.ledger import ledger
 from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 
 
+_REPORT: ContextVar[dict[str, Any] | None] = ContextVar("_REPORT", default=None)
+
+
+@contextmanager
+def reporting_to(report: dict[str, Any]) -> Iterator[None]:
+    """Let every answer inside write what is reported of it into `report`; of a stream, once it is consumed."""
+    token = _REPORT.set(report)
+    try:
+        yield
+    finally:
+        _REPORT.reset(token)
+
+
+def note_report(said: Mapping[str, Any]) -> None:
+    """Write what is known of an answer into the report of whoever asks, if somebody wants it."""
+    report = _REPORT.get()
+    if report is not None:
+        report.update(said)
+
+
 def report_of(answer: Answer) -> dict[str, Any]:
     """Return what is known of an answer besides its text: the `raw` of a response.
 
-    Segments are named by their content hash (the `source` of their `SegmentBlock`), so the report does not depend on
-    the order in which they came; `dropped` and `trimmed` are sorted.
+    It holds `usage`, `finish_reason`, and the ledger (see `invariant_rag.generation.ledger`): segments are named by
+    their content hash (the `source` of their `SegmentBlock`), so it does not depend on the order in which they came.
     """
     generation = answer.generation
     usage = generation.usage
@@ -37,10 +59,8 @@ def report_of(answer: Answer) -> dict[str, Any]:
             "cached_tokens": usage.cached_tokens,
         },
         "finish_reason": generation.finish_reason,
+        **ledger(generation, answer.prompt, recognized=answer.recognized),
     }
-    report["order"] = _hashes(answer, generation.order)
-    for name in ("dropped", "trimmed"):
-        report[name] = sorted(_hashes(answer, getattr(generation, name)))
     if isinstance(generation, RoutedGeneration):
         report["routing"] = {
             "branch": generation.branch,
@@ -48,10 +68,6 @@ def report_of(answer: Answer) -> dict[str, Any]:
             "invariant_confidence": generation.invariant_confidence,
         }
     return report
-
-
-def _hashes(answer: Answer, indices: Iterable[int]) -> list[str]:
-    return [answer.segments[index].content_hash for index in indices]
 
 
 def as_completion(answer: Answer, delta: str | None = None) -> CompletionResponse:

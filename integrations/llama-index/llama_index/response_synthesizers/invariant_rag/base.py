@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.core.base.llms.types import (
+    BaseContentBlock,
     ChatMessage,
     ChatResponse,
     ChatResponseAsyncGen,
@@ -32,22 +33,23 @@ from llama_index_instrumentation import get_dispatcher
 
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.structured import parse_object
-from invariant_rag.segments import Segment
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock
+from invariant_rag.prompts import without_marks
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
 from llama_index.llms.invariant_rag.api_models import CanonicalLLM
-from llama_index.llms.invariant_rag.markers import strip_markers
+from llama_index.llms.invariant_rag.responses import reporting_to
 from llama_index.llms.invariant_rag.structured import asked_for_object
 from llama_index.llms.invariant_rag.templates import bind_variables
+from llama_index.llms.invariant_rag.tracking import track_spans
 from llama_index.response_synthesizers.invariant_rag.inputs import (
     PLACEHOLDER,
     MediaNode,
     check_variables,
+    context_blocks,
     has_media,
     insert_blocks,
     joined,
     media_blocks,
     media_of,
-    segments_of,
 )
 
 dispatcher = get_dispatcher(__name__)
@@ -76,7 +78,8 @@ class InvariantSynthesizer(BaseSynthesizer):
     """Response synthesizer that passes all nodes to the LLM in one call, as one set of segments.
 
     The order of the nodes does not change the answer. Nodes are not packed, split or refined; if they do not fit into
-    the context window, the LLM's `overflow` applies.
+    the context window, the LLM's `overflow` applies. The labels of a `CitationQueryEngine` (`Source 1:`) stay in their
+    places, and `[1]` in the answer leads to the source node of that number.
 
     Args:
         llm: An `InvariantLLM`, the result of `canonical` or `vote`, or `as_structured_llm(...)` of one of them. Any
@@ -107,6 +110,7 @@ class InvariantSynthesizer(BaseSynthesizer):
             output_cls=output_cls,
             empty_response=empty_response,
         )
+        track_spans()  # to know of a `CitationQueryEngine` around
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
         self._object_cls = self._llm.output_cls if isinstance(self._llm, StructuredLLM) else output_cls
         self._check_streaming()
@@ -143,9 +147,10 @@ class InvariantSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Answer a query from nodes; the keywords are further variables of the prompt template.
 
-        The response's `metadata` holds, besides the metadata of each node, what an `InvariantLLM` reports, as
-        `metadata["invariant_rag"]`: `usage`, `finish_reason`, and the content hashes of the segments in `order`,
-        `dropped` and `trimmed`. Of a streaming response it is empty until the stream is consumed.
+        The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
+        `metadata["invariant_rag"]`: the ledger (`sets`, `order`, `dropped`, `trimmed`, `cached_tokens`, `method`,
+        `invariant`; see `invariant_rag.generation.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
+        streaming response it is empty until the stream is consumed.
 
         Raises:
             InvalidPrompt: A keyword has the name of something that the synthesizer sets; or a node holds an image or
@@ -177,9 +182,11 @@ class InvariantSynthesizer(BaseSynthesizer):
                 hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads "
                 "images: canonical(llm).",
             )
-        token = _SYNTHESIS.set(_Synthesis([media_of(each.node) for each in nodes] if media else ()))
+        synthesis = _Synthesis([media_of(each.node) for each in nodes] if media else ())
+        token = _SYNTHESIS.set(synthesis)
         try:
-            yield
+            with reporting_to(synthesis.report):
+                yield
         finally:
             _SYNTHESIS.reset(token)
 
@@ -187,7 +194,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         """Return the metadata of each node, and what the LLM reports."""
         metadata = super()._get_metadata_for_response(nodes)
         synthesis = _SYNTHESIS.get()
-        if synthesis is None or self._invariant_llm is None:
+        if synthesis is None or (self._invariant_llm is None and not self._parses_markers):
             return metadata
         return {**(metadata or {}), METADATA_KEY: synthesis.report}
 
@@ -226,7 +233,7 @@ class InvariantSynthesizer(BaseSynthesizer):
                 answer = llm.stream if self._streaming else llm.predict
                 response = answer(template, **variables)
         else:
-            messages = self._messages(self._invariant_llm, query_str, segments_of(text_chunks, scores), response_kwargs)
+            messages = self._messages(self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs)
             if self._streaming:
                 pieces = self._invariant_llm.stream_chat(messages, query=query_str)
                 response = _reported(pieces, synthesis.report)
@@ -258,7 +265,7 @@ class InvariantSynthesizer(BaseSynthesizer):
                 answer = llm.astream if self._streaming else llm.apredict
                 response = await answer(template, **variables)
         else:
-            messages = self._messages(self._invariant_llm, query_str, segments_of(text_chunks, scores), response_kwargs)
+            messages = self._messages(self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs)
             if self._streaming:
                 pieces = await self._invariant_llm.astream_chat(messages, query=query_str)
                 response = _areported(pieces, synthesis.report)
@@ -287,7 +294,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         media: Sequence[MediaNode | None],
     ) -> tuple[BasePromptTemplate, dict[str, Any]]:
         """Return what to call an LLM with that is no `InvariantLLM`: a template and its variables."""
-        values = {**variables, "query_str": strip_markers(query_str)}
+        values = {**variables, "query_str": without_marks(query_str)}
         if not media:
             context = joined(texts, scores, marked=self._parses_markers)
             return bind_variables(self._text_qa_template, {**values, "context_str": context})
@@ -303,12 +310,12 @@ class InvariantSynthesizer(BaseSynthesizer):
         return ChatPromptTemplate(message_templates=messages), {}
 
     def _messages(
-        self, llm: InvariantLLM, query_str: str, segments: Sequence[Segment], variables: dict[str, Any]
+        self, llm: InvariantLLM, query_str: str, context: Sequence[BaseContentBlock], variables: dict[str, Any]
     ) -> list[ChatMessage]:
-        """Format the prompt, with one block per segment in place of the context."""
-        values = {**variables, "query_str": strip_markers(query_str), "context_str": PLACEHOLDER}
+        """Format the prompt, with blocks in place of the context."""
+        values = {**variables, "query_str": without_marks(query_str), "context_str": PLACEHOLDER}
         formatted = llm.formatted(self._text_qa_template, values)
-        messages = [insert_blocks(message, [*map(SegmentBlock.of, segments)]) for message in formatted]
+        messages = [insert_blocks(message, context) for message in formatted]
         if messages == formatted:
             raise InvalidPrompt(
                 "expected a text_qa_template with {context_str}, got one without it",

@@ -10,9 +10,10 @@ from llama_index.core.base.llms.types import BaseContentBlock, ChatMessage, Text
 from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node
 
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import mark
+from invariant_rag.prompts import mark, without_marks
 from invariant_rag.segments import Segment, document_rendering
-from llama_index.llms.invariant_rag.markers import mark_in_set, strip_markers
+from llama_index.llms.invariant_rag.messages import SegmentBlock
+from llama_index.llms.invariant_rag.tracking import is_cited, split_labels
 
 PLACEHOLDER = mark("")
 """Stands for the context while the prompt template is formatted."""
@@ -56,13 +57,25 @@ def media_of(node: BaseNode) -> MediaNode | None:
         return None
     blocks = node.get_content_blocks(metadata_mode=MetadataMode.LLM)
     media = tuple(block for block in blocks if not isinstance(block, TextBlock))
-    return MediaNode(strip_markers(node.get_content(metadata_mode=MetadataMode.LLM)), media)
+    return MediaNode(without_marks(node.get_content(metadata_mode=MetadataMode.LLM)), media)
 
 
-def segments_of(texts: Sequence[str], scores: Sequence[float | None] | None) -> list[Segment]:
-    """Return one segment per text."""
+def _segments(texts: Sequence[str], scores: Sequence[float | None] | None) -> list[tuple[str, Segment]]:
+    """Return one segment per text, each with the label of its place: empty but for a `CitationQueryEngine`."""
+    plain = [without_marks(text) for text in texts]
+    labelled = (split_labels(plain) if is_cited() else None) or [("", text) for text in plain]
     scores = [None] * len(texts) if scores is None else scores
-    return [Segment(strip_markers(text), score=score) for text, score in zip(texts, scores, strict=True)]
+    return [(label, Segment(text, score=score)) for (label, text), score in zip(labelled, scores, strict=True)]
+
+
+def context_blocks(texts: Sequence[str], scores: Sequence[float | None] | None) -> list[BaseContentBlock]:
+    """Return one block per text, behind the label of its place if it has one."""
+    blocks: list[BaseContentBlock] = []
+    for label, segment in _segments(texts, scores):
+        if label:
+            blocks.append(TextBlock(text=f"\n\n{label}" if blocks else label))
+        blocks.append(SegmentBlock.of(segment))
+    return blocks
 
 
 def media_blocks(nodes: Sequence[MediaNode]) -> list[BaseContentBlock]:
@@ -77,8 +90,8 @@ def media_blocks(nodes: Sequence[MediaNode]) -> list[BaseContentBlock]:
 
 def joined(texts: Sequence[str], scores: Sequence[float | None] | None, *, marked: bool) -> str:
     """Return the nodes as one text, marked if the LLM parses markers."""
-    segments = segments_of(texts, scores)
-    return "\n\n".join(mark_in_set(each, len(texts)) if marked else each.text for each in segments)
+    segments = _segments(texts, scores)
+    return "\n\n".join(label + (mark(each, len(texts)) if marked else each.text) for label, each in segments)
 
 
 def insert_blocks(message: ChatMessage, inserted: Sequence[BaseContentBlock]) -> ChatMessage:
