@@ -27,6 +27,7 @@ from invariant_rag.prompts.known_documents import (
 )
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
+from invariant_rag.prompts.rewritten import count_rewritten
 from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering, value_of
 
 _LABELLED = re.compile(
@@ -352,7 +353,8 @@ class _Recognizer:
             if max(in_one_set, default=0) < _held(arrived, counts):
                 self._find("separate", "documents that were retrieved together have different text between them.")
             cut = any(holds_part(free, each) for each in missing) or _holds_more(free, retrieval, counts)
-            if cut or (not arrived and _holds_words(free, missing)):
+            rewritten = count_rewritten(free, missing)
+            if cut or (rewritten and rewritten + len(arrived) > 1) or (not arrived and _holds_words(free, missing)):
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
             elif arrived and missing:
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
