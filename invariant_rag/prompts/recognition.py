@@ -9,26 +9,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from numbers import Real
 from typing import Any
 
-from invariant_rag.prompts.decorations import slots_of
 from invariant_rag.prompts.known_documents import (
     KnownDocument,
     Retrieval,
+    contain_one_another,
+    count_held,
+    forms_of,
     holds_part,
     holds_several,
-    holds_words,
     occurrences,
 )
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
 from invariant_rag.prompts.rewritten import count_rewritten
-from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering, value_of
+from invariant_rag.prompts.set_runs import Chain, Found, Gap, runs_of, stand_apart, understand
+from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 
 _LABELLED = re.compile(
     r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result|result)s?"
@@ -73,63 +72,6 @@ class Recognition:
 
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A segment, and how it came.
-
-    Attributes:
-        segment: The segment.
-        turn: Index of its turn.
-        origin: The text of the document, which may be written otherwise: escaped, or with quotes.
-        document: The known document; None if it came as a segment. Its text is to stay as it is.
-        size: Declared number of segments of its set.
-        group: Declared set.
-    """
-
-    segment: Segment
-    turn: int
-    origin: str
-    document: KnownDocument | None = None
-    size: int | None = None
-    group: str = ""
-
-
-_Gap = list[tuple[int, str]]
-"""Texts between two segments, by turn."""
-
-
-@dataclass
-class _Chain:
-    """Segments with text around and between them, and nothing else.
-
-    Attributes:
-        found: The segments.
-        gaps: The texts before each of them, and after the last.
-        runs: Which of them form a set, by start and stop; set when all chains are known.
-    """
-
-    found: list[_Found]
-    gaps: list[_Gap]
-    runs: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Understood:
-    """A run of segments that is a set.
-
-    Attributes:
-        segments: The set.
-        before: What is left of the text before it.
-        after: What is left of the text after it.
-        doubt: Why the same segments in another order may be understood otherwise; empty if they are not.
-    """
-
-    segments: SegmentSet
-    before: _Gap
-    after: _Gap
-    doubt: str = ""
 
 
 def recognize(
@@ -183,13 +125,13 @@ class _Recognizer:
         self._dealt = Counter[str]()
         self._elsewhere = elsewhere
         self._parts: list[list[Any]] = [[] for _ in turns]
-        self._sets: list[list[_Found]] = []
+        self._sets: list[list[Found]] = []
         self._findings: dict[Finding, None] = {}
 
     def run(self) -> Recognition:
         walls, chains = self._chains()
         for chain in chains:
-            chain.runs = _runs(chain)
+            chain.runs = runs_of(chain)
         in_sets = Counter(
             chain.found[index].origin
             for chain in chains
@@ -216,14 +158,14 @@ class _Recognizer:
 
     # --- finding segments ---
 
-    def _chains(self) -> tuple[list[tuple[int, Any] | None], list[_Chain]]:
+    def _chains(self) -> tuple[list[tuple[int, Any] | None], list[Chain]]:
         """Return chains, and the part after each that is neither text nor a segment, with the index of its turn."""
         walls: list[tuple[int, Any] | None] = []
-        chains = [_Chain([], [[]])]
+        chains = [Chain([], [[]])]
 
         def end_chain(wall: tuple[int, Any] | None = None) -> None:
             walls.append(wall)
-            chains.append(_Chain([], [[]]))
+            chains.append(Chain([], [[]]))
 
         role = None
         for index, turn in enumerate(self._turns):
@@ -232,7 +174,7 @@ class _Recognizer:
             role = turn.role
             for part in turn.parts:
                 if isinstance(part, Segment):
-                    self._add(chains[-1], _Found(part, index, part.text), index)
+                    self._add(chains[-1], Found(part, index, part.text), index)
                 elif isinstance(part, str) and turn.role != "assistant":
                     for each in self._split(part, index):
                         self._add(chains[-1], each, index)
@@ -242,14 +184,14 @@ class _Recognizer:
         return walls, chains
 
     @staticmethod
-    def _add(chain: _Chain, part: str | _Found, turn: int) -> None:
-        if isinstance(part, _Found):
+    def _add(chain: Chain, part: str | Found, turn: int) -> None:
+        if isinstance(part, Found):
             chain.found.append(part)
             chain.gaps.append([])
         else:
             chain.gaps[-1].append((turn, part))
 
-    def _split(self, text: str, turn: int) -> Iterator[str | _Found]:
+    def _split(self, text: str, turn: int) -> Iterator[str | Found]:
         parts, rest = split_marked(text)
         if rest:
             self._find("marks", "the prompt holds marks that were cut in two, or written by another process.")
@@ -259,19 +201,19 @@ class _Recognizer:
         for part in parts:
             if isinstance(part, Marked):
                 segment = replace(self._with_metadata(part.segment), text=part.text)
-                yield _Found(segment, turn, part.segment.text, size=part.size, group=part.group)
+                yield Found(segment, turn, part.segment.text, size=part.size, group=part.group)
                 continue
             position = 0
             for each in occurrences(part, self._documents):
                 yield part[position : each.start]
                 written = replace(each.document.segment, text=part[each.start : each.stop])
-                yield _Found(written, turn, each.document.segment.text, each.document)
+                yield Found(written, turn, each.document.segment.text, each.document)
                 position = each.stop
             yield part[position:]
 
     def _with_metadata(self, segment: Segment) -> Segment:
         """Return a marked segment with the metadata of the document, which marks do not carry, if it is known."""
-        known = [each for each in self._documents if segment.text in _forms(each)]
+        known = [each for each in self._documents if segment.text in forms_of(each)]
         # A mark is of this process, wherever it retrieved.
         alike = known or [each for each in self._elsewhere if segment.text == each.segment.text]
         if segment.metadata or not alike:
@@ -283,7 +225,7 @@ class _Recognizer:
 
     # --- forming sets ---
 
-    def _place_chain(self, chain: _Chain, in_sets: Counter[str]) -> None:
+    def _place_chain(self, chain: Chain, in_sets: Counter[str]) -> None:
         """Write a chain to the parts of its turns, with its segments in sets.
 
         A known document that stands alone is text if it stands in a set, too: the question names it.
@@ -298,12 +240,12 @@ class _Recognizer:
                 continue
             self._place(chain.found[start:stop], gaps[start : stop + 1], gaps, stop)
         self._write(gaps[-1])
-        if _stand_apart(chain):
+        if stand_apart(chain):
             self._find("separate", f"{len(chain.found)} segments stand apart, with different text between them.")
 
-    def _place(self, members: list[_Found], around: list[_Gap], gaps: list[_Gap], stop: int) -> None:
+    def _place(self, members: list[Found], around: list[Gap], gaps: list[Gap], stop: int) -> None:
         """Write a run of segments as a set, or each by itself if what the run before left of the text is too little."""
-        understood = _understand(members, around)
+        understood = understand(members, around)
         if understood is None:
             for index, member in enumerate(members):
                 self._write(around[index])
@@ -347,10 +289,10 @@ class _Recognizer:
         counts = Counter(each.origin for each in self._all_found())
         free = "\n".join(self._free_texts())
         for retrieval in self._known:
-            arrived = [each for each in retrieval.documents if _held([each], counts)]
+            arrived = [each for each in retrieval.documents if count_held([each], counts)]
             missing = [each for each in retrieval.documents if each not in arrived]
-            in_one_set = [_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
-            if max(in_one_set, default=0) < _held(arrived, counts):
+            in_one_set = [count_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
+            if max(in_one_set, default=0) < count_held(arrived, counts):
                 self._find("separate", "documents that were retrieved together have different text between them.")
             cut = any(holds_part(free, each) for each in missing) or _holds_more(free, retrieval, counts)
             rewritten = count_rewritten(free, missing)
@@ -359,7 +301,7 @@ class _Recognizer:
             elif arrived and missing:
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
                 self._find("incomplete", f"a call got {count} documents that were retrieved together.")
-            elif arrived and _ambiguous(retrieval, counts):
+            elif arrived and contain_one_another(retrieval, counts):
                 self._find("split", "retrieved documents contain one another, and cannot be told apart.")
 
     def _check_texts(self) -> None:
@@ -378,7 +320,7 @@ class _Recognizer:
             if turn.role != "assistant":
                 yield from (part for part in parts if isinstance(part, str))
 
-    def _all_found(self) -> list[_Found]:
+    def _all_found(self) -> list[Found]:
         return [each for members in self._sets for each in members]
 
 
