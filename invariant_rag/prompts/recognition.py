@@ -19,6 +19,8 @@ from invariant_rag.prompts.known_documents import (
     contain_one_another,
     count_held,
     forms_of,
+    holds_as_words,
+    holds_more,
     holds_part,
     holds_several,
     occurrences,
@@ -149,11 +151,12 @@ class _Recognizer:
         self._check_known()
         self._check_texts()
         turns = [
-            replace(turn, parts=tuple(merge_texts(parts))) for turn, parts in zip(self._turns, self._parts, strict=True)
+            replace(turn, parts=tuple(merge_texts(parts)))
+            for turn, parts in zip(self._turns, self._parts, strict=True)
         ]
         return Recognition(tuple(turns), tuple(self._findings))
 
-    def _find(self, kind: str, message: str) -> None:
+    def _find(self, kind: Any, message: str) -> None:
         self._findings[Finding(kind, message)] = None
 
     # --- finding segments ---
@@ -294,9 +297,9 @@ class _Recognizer:
             in_one_set = [count_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
             if max(in_one_set, default=0) < count_held(arrived, counts):
                 self._find("separate", "documents that were retrieved together have different text between them.")
-            cut = any(holds_part(free, each) for each in missing) or _holds_more(free, retrieval, counts)
+            cut = any(holds_part(free, each) for each in missing) or holds_more(free, retrieval, counts)
             rewritten = count_rewritten(free, missing)
-            if cut or (rewritten and rewritten + len(arrived) > 1) or (not arrived and _holds_words(free, missing)):
+            if cut or (rewritten and rewritten + len(arrived) > 1) or (not arrived and holds_as_words(free, missing)):
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
             elif arrived and missing:
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
@@ -322,203 +325,6 @@ class _Recognizer:
 
     def _all_found(self) -> list[Found]:
         return [each for members in self._sets for each in members]
-
-
-def _forms(document: KnownDocument) -> set[str]:
-    return {document.segment.text, *document.texts}
-
-
-def _held(documents: Sequence[KnownDocument], counts: Counter[str]) -> int:
-    """Return how many of these documents there are, by text, at most as often as each is listed."""
-    held = 0
-    for text, often in Counter(each.segment.text for each in documents).items():
-        forms = _forms(next(each for each in documents if each.segment.text == text))
-        held += min(often, sum(counts[form] for form in forms))
-    return held
-
-
-def _holds_words(text: str, documents: Sequence[KnownDocument]) -> bool:
-    """Return whether a text holds two of these documents, or the only one, at least among other words."""
-    worded = {each.segment.text: each for each in documents if any(map(str.isalnum, each.segment.text))}
-    held = sum(holds_words(text, each) for each in worded.values())
-    return bool(worded) and held >= min(2, len(worded))
-
-
-def _holds_more(text: str, retrieval: Retrieval, counts: Counter[str]) -> bool:
-    """Return whether a text holds a document that was retrieved several times, and was found less often."""
-    listed = Counter(each.segment.text for each in retrieval.documents)
-    return any(0 < counts[each] < often and each.strip() in text for each, often in listed.items())
-
-
-def _ambiguous(retrieval: Retrieval, counts: Counter[str]) -> bool:
-    """Return whether a document that holds another one was found more or less often than it was retrieved."""
-    texts = [each.segment.text.strip() for each in retrieval.documents]
-    if len(set(texts)) < 2 or not any(a != b and a in b for a in set(texts) for b in set(texts)):
-        return False
-    expected, arrived = Counter(texts), Counter[str]()
-    for text, count in counts.items():
-        arrived[text.strip()] += count
-    found = [arrived[text] / count for text, count in expected.items()]
-    return len(set(found)) > 1
-
-
-def _runs(chain: _Chain) -> list[tuple[int, int]]:
-    """Return start and stop of the sets of a chain: the longest first, then the longest of what is left.
-
-    Part of a set is a set. So a run need only be tried where no earlier one reaches as far.
-    """
-    count = len(chain.found)
-
-    @cache
-    def is_set(start: int, stop: int) -> bool:
-        return stop - start == 1 or _understand(chain.found[start:stop], chain.gaps[start : stop + 1]) is not None
-
-    def longest(start: int, reach: int) -> int:
-        """Return where the longest set from here stops, at `reach` at the latest."""
-        if is_set(start, reach):
-            return reach
-        low = start + 1
-        while low + 1 < reach:
-            middle = (low + reach) // 2
-            low, reach = (middle, reach) if is_set(start, middle) else (low, middle)
-        return low
-
-    if count and is_set(0, count):
-        return [(0, count)]
-    candidates: list[tuple[int, int]] = []
-    reach = furthest = 0
-    for start in range(count):
-        reach = max(reach, start + 1)
-        while reach < count and is_set(max(start, reach - 2), reach + 1):  # a look at the last three is cheap
-            reach += 1
-        if reach > furthest:
-            furthest = longest(start, reach)
-            candidates.append((start - furthest, start))
-    heapify(candidates)
-    taken = bytearray(count)
-    runs = []
-    while candidates:
-        size, start = heappop(candidates)
-        stop = start - size
-        if not any(taken[start:stop]):
-            taken[start:stop] = b"\1" * (stop - start)
-            runs.append((start, stop))
-            continue
-        while start < stop:  # what is left of it
-            limit = next((index for index in range(start, stop) if taken[index]), stop)
-            if limit > start:
-                limit = longest(start, limit)
-                heappush(candidates, (start - limit, start))
-            start = max(limit, start + 1)
-    return sorted(runs)
-
-
-def _stand_apart(chain: _Chain) -> bool:
-    """Return whether neighbouring segments that came as such look like one set that was not understood."""
-    for (start, middle), (_, stop) in pairwise(chain.runs):
-        if any(chain.found[index].document is not None for index in (middle - 1, middle)):
-            continue  # what was retrieved together is checked by itself
-        inner = [_skeleton(chain, index) for index in range(start + 1, stop) if index != middle]
-        if stop - start == 2 or _skeleton(chain, middle) in inner:
-            return True
-    return False
-
-
-def _skeleton(chain: _Chain, index: int) -> str:
-    """Return the text before a segment, without metadata and numbers."""
-    text = "".join(text for _, text in chain.gaps[index])
-    neighbours = [each.segment for each in chain.found[index - 1 : index + 1]]
-    values = {str(value_of(segment, key, "")) for segment in neighbours for key in ("title", *segment.metadata)}
-    for value in sorted(values, key=len, reverse=True):
-        if value:
-            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "\0", text)
-    return re.sub(r"\d+|(?<!\w)[A-Za-z](?!\w)|\0", "\0", text)
-
-
-def _understand(members: Sequence[_Found], gaps: Sequence[_Gap]) -> _Understood | None:
-    """Return a run of segments as a set; None if what stands between them does not allow it.
-
-    Args:
-        members: The segments.
-        gaps: The texts before, between and after them.
-    """
-    if len({each.group for each in members}) > 1:
-        return None
-    inner = gaps[1:-1]
-    if len({each.turn for each in members}) > 1 and any(text.strip() for gap in inner for _, text in gap):
-        return None
-    texts = ["".join(text for _, text in gap) for gap in gaps]
-    segments = [each.segment for each in members]
-    documents = [each.document for each in members if each.document is not None]
-    if not documents and not any(map(str.strip, texts[1:-1])):
-        return _Understood(SegmentSet(segments), gaps[0], gaps[-1])
-    if any(each.token_ids is not None for each in segments):
-        return _Understood(SegmentSet(segments), gaps[0], gaps[-1]) if len(members) == 1 else None
-    understood = _in_slots(texts, segments, gaps)
-    if understood is not None and _shows_which(texts[:-1], segments, understood.segments.slots or ()):
-        return replace(understood, doubt="documents with equal text have numbers that may be their own.")
-    if len(members) == 1 or len({(each.leading, each.trailing) for each in documents}) < 2:
-        return understood
-    # The template may have stripped the documents, or not.
-    unstripped = _with_own_space(texts, members)
-    other = None if unstripped is None else _in_slots(*unstripped, gaps)
-    if understood is not None and other is not None:
-        return replace(understood, doubt="white space at the ends of documents cannot be told from that between them.")
-    return understood or other
-
-
-def _shows_which(texts: Sequence[str], segments: Sequence[Segment], slots: Sequence[Slot]) -> bool:
-    """Return whether what stays in a place may be metadata that tells segments with equal text apart."""
-    shown = "\n".join(text for slot in slots for text in (*slot.before, *slot.after) if isinstance(text, str))
-    by_text: dict[str, list[Segment]] = {}
-    for segment in segments:
-        by_text.setdefault(segment.text, []).append(segment)
-    values = {
-        str(value)
-        for alike in by_text.values()
-        if len(set(alike)) > 1
-        for segment in alike
-        for value in (segment.title, *segment.metadata.values())
-        if isinstance(value, str | Real)
-    }
-    return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", shown) for value in values if value in shown and value)
-
-
-def _in_slots(texts: Sequence[str], segments: Sequence[Segment], gaps: Sequence[_Gap]) -> _Understood | None:
-    found = slots_of(texts, segments)
-    if found is None:
-        return None
-    (before, after), slots = found
-    return _Understood(
-        SegmentSet(segments, slots=slots),
-        _cut(gaps[0], before, from_end=True),
-        _cut(gaps[-1], after, from_end=False),
-    )
-
-
-def _with_own_space(texts: Sequence[str], members: Sequence[_Found]) -> tuple[list[str], list[Segment]] | None:
-    """Return texts and segments with the white space at the ends of the documents in the segments, if it is there."""
-    texts, segments = list(texts), []
-    for index, member in enumerate(members):
-        leading, trailing = ("", "") if member.document is None else (member.document.leading, member.document.trailing)
-        before, after = texts[index], texts[index + 1]
-        if not before.endswith(leading) or not after.startswith(trailing):
-            return None
-        texts[index], texts[index + 1] = before[: len(before) - len(leading)], after[len(trailing) :]
-        segments.append(replace(member.segment, text=leading + member.segment.text + trailing))
-    return texts, segments
-
-
-def _cut(gap: Sequence[tuple[int, str]], kept: str, *, from_end: bool) -> list[tuple[int, str]]:
-    """Return texts by turn, shortened to `kept` at their end or at their start."""
-    excess = sum(len(text) for _, text in gap) - len(kept)
-    shortened = []
-    for turn, text in reversed(gap) if from_end else gap:
-        by = min(excess, len(text))
-        excess -= by
-        kept_text = text[: len(text) - by] if from_end else text[by:]
-        shortened.append((turn, kept_text if by else text))
-    return shortened[::-1] if from_end else shortened
 
 
 def merge_texts(parts: Iterable[Any]) -> list[Any]:

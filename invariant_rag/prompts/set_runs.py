@@ -238,5 +238,6 @@ def _cut(gap: Sequence[tuple[int, str]], kept: str, *, from_end: bool) -> list[t
     for turn, text in reversed(gap) if from_end else gap:
         by = min(excess, len(text))
         excess -= by
-        shortened.append((turn, text[: len(text) - by] if from_end else text[by:]))
+        kept_text = text[: len(text) - by] if from_end else text[by:]
+        shortened.append((turn, kept_text if by else text))
     return shortened[::-1] if from_end else shortened
