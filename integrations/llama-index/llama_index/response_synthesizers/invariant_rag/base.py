@@ -37,7 +37,7 @@ from invariant_rag.prompts import without_marks
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
 from llama_index.llms.invariant_rag.api_models import CanonicalLLM
 from llama_index.llms.invariant_rag.nodes import has_media
-from llama_index.llms.invariant_rag.responses import reporting_to
+from llama_index.llms.invariant_rag.responses import current_report, reporting_to
 from llama_index.llms.invariant_rag.structured import asked_for_object
 from llama_index.llms.invariant_rag.templates import bind_variables
 from llama_index.llms.invariant_rag.tracking import SortsMedia, track_spans
@@ -182,7 +182,10 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
                 hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads "
                 "images: canonical(llm).",
             )
-        synthesis = _Synthesis([media_of(each.node) for each in nodes] if media else ())
+        wanted = current_report()  # of a chat engine around
+        synthesis = _Synthesis(
+            [media_of(each.node) for each in nodes] if media else (), {} if wanted is None else wanted
+        )
         token = _SYNTHESIS.set(synthesis)
         try:
             with reporting_to(synthesis.report):
