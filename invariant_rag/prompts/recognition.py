@@ -264,8 +264,13 @@ class _Recognizer:
     def _check_known(self) -> None:
         texts = {each.segment.text for each in self._all_found()}
         free = "\n".join(self._free_texts())
+
+        def found(retrieval: Retrieval) -> list[KnownDocument]:
+            return [each for each in retrieval.documents if not texts.isdisjoint((each.segment.text, *each.texts))]
+
+        whole = [{each.texts for each in one.documents} for one in self._known if len(found(one)) == len(one.documents)]
         for retrieval in self._known:
-            arrived = [each for each in retrieval.documents if not texts.isdisjoint((each.segment.text, *each.texts))]
+            arrived = found(retrieval)
             missing = [each for each in retrieval.documents if each not in arrived]
             together = max((self._held(members, arrived) for members in self._sets), default=0)
             if together < self._held(self._all_found(), arrived):
@@ -273,7 +278,7 @@ class _Recognizer:
             cut = [each for each in missing if holds_part(free, each)]
             if cut:
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
-            elif arrived and missing:
+            elif arrived and missing and not any({each.texts for each in arrived} <= other for other in whole):
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
                 self._find("incomplete", f"a call got {count} documents that were retrieved together.")
 

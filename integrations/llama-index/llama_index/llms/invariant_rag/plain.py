@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, TextBlock
 
 from invariant_rag.api_models import PlainRequest, PlainRequests
 from invariant_rag.prompts import Recognition, Turn

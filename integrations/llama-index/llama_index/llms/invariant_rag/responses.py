@@ -22,7 +22,6 @@ from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 
-
 _REPORT: ContextVar[dict[str, Any] | None] = ContextVar("_REPORT", default=None)
 
 
