@@ -96,7 +96,7 @@ def answered(response: R, ballot: Ballot, method: str) -> R:
         changed["raw"] = {**(response.raw or {}), **ledger}
     if labels and isinstance(response, CompletionResponse):
         changed["text"] = translate_labels(response.text, labels)
-    elif labels:
+    elif labels and isinstance(response, ChatResponse):
         changed["message"] = _translated(response.message, ballot)
     return response.model_copy(update=changed)
 
