@@ -19,7 +19,7 @@ from numbers import Real
 
 from invariant_rag.segments import Field, Segment, Slot, value_of
 
-_LABEL = re.compile(r"\d+|(?<![A-Za-z0-9])[A-Za-z](?=[.):\]])")
+_LABEL = re.compile(r"\d+|(?<![A-Za-z0-9])[A-Za-z](?=[):\]]|\.(?!\w))")
 _NUMBER = "\U0010fffd"  # stands for one running number
 _FIELDS = range(0xF0000, 0xF0800)  # each stands for one field; like `_NUMBER`, private-use characters
 _PLACEHOLDERS = re.compile(f"[{chr(_FIELDS[0])}-{chr(_FIELDS[-1])}{_NUMBER}]")
@@ -109,10 +109,12 @@ def _replace_fields(texts: Sequence[str], own: Iterable[tuple[str, list[str]]]) 
         if places is None:
             continue
         running, first = _count_of(values)
-        if running and first in (0, 1):
-            if is_named(key) or not _are_labels(replaced.texts[int(after) :], places):
+        if running is not None and first in (0, 1):
+            labels, named = _are_labels(replaced.texts[int(after) :], places), is_named(key)
+            if (running and (named or not labels)) or (not running and labels and not named):
                 return None  # a running number, or not; another order of the segments would show which
-            continue
+            if running:
+                continue
         character = chr(_FIELDS[len(replaced.names)])
         replaced.names[character] = key
         for index, (start, stop) in enumerate(places, start=int(after)):

@@ -22,7 +22,6 @@ from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 
-
 _REPORT: ContextVar[dict[str, Any] | None] = ContextVar("_REPORT", default=None)
 
 
@@ -34,6 +33,11 @@ def reporting_to(report: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         _REPORT.reset(token)
+
+
+def current_report() -> dict[str, Any] | None:
+    """Return the report that is written to; None if nobody wants one."""
+    return _REPORT.get()
 
 
 def note_report(said: Mapping[str, Any]) -> None:
