@@ -18,13 +18,15 @@ _LABEL = r"(?:\d{1,6}|[A-Za-z](?![A-Za-z0-9]))"
 _NUMBER = r"\d{1,6}(?!\d)"
 _AND = r"(?:,|,? ?\band\b|,? ?\bor\b| ?&)[ \n]?"
 _CITATION = re.compile(
-    rf"\[\^?[ \n]?{_LABEL}(?:[ \n]?[,;][ \n]?\^?{_LABEL})*[ \n]?\]"
+    rf"[\[【]\^?[ \n]?(?:(?:docs?|documents?|sources?|passages?|refs?)[ :_#]{{0,2}})?"
+    rf"{_LABEL}(?:[ \n]?[,;][ \n]?\^?{_LABEL})*[ \n]?(?:†source)?[\]】]"
     rf"|\b(?:document|source|passage|doc)(?::?[ \n]{_NUMBER}|s[ \n]{_NUMBER}(?:{_AND}{_NUMBER})*)",
     re.IGNORECASE,
 )
 _PART = re.compile(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _BEGUN = re.compile(
-    r"\[[\^\w \n,;]*$|\b(?:d[a-z]*|s[a-z]*|p[a-z]*|(?:documents?|docs?|sources?|passages?):?(?:[ \n][\d \n,;&a-z]*)?)$",
+    r"[\[【][\^\w \n,;:#†]*$"
+    r"|\b(?:d[a-z]*|s[a-z]*|p[a-z]*|(?:documents?|docs?|sources?|passages?):?(?:[ \n][\d \n,;&a-z]*)?)$",
     re.IGNORECASE,
 )
 
@@ -53,8 +55,22 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
     return {} if all(number == given for number, given in labels.items()) else labels
 
 
+def cited_labels(text: str) -> set[str]:
+    """Return the numbers and letters that a text cites.
+
+    >>> sorted(cited_labels("At noon [2][Doc 3], see source 1; 4 ferries."))
+    ['1', '2', '3']
+    """
+    return {_plain(part) for citation in _CITATION.finditer(text) for part in _PART.findall(citation[0])}
+
+
+def _plain(label: str) -> str:
+    """Return a label without leading zeros."""
+    return label.lstrip("0") or "0" if label.isdecimal() else label
+
+
 def translate_labels(text: str, labels: Labels) -> str:
-    """Return a text with the numbers of its citations (`[2]`, `[1, 3]`, `Source 2`) as the caller gave them.
+    """Return a text with the numbers of its citations (`[2]`, `[1, 3]`, `[Doc 2]`, `Source 2`) as the caller gave them.
 
     >>> translate_labels("At noon [2][1, 3], see source 2; 3 ferries.", {"1": "3", "2": "1", "3": "2"})
     'At noon [1][3, 2], see source 1; 3 ferries.'
@@ -83,8 +99,8 @@ def _translate(text: str, labels: Labels, start: int) -> str:
     """Return `text[start:]` with its citations translated."""
     pieces = []
     for citation in _CITATION.finditer(text, start) if labels else ():
-        words = 0 if citation[0][0] == "[" else re.search(r"\d", citation[0]).start()  # type: ignore[union-attr]
-        numbers = _PART.sub(lambda each: labels.get(each[0], each[0]), citation[0][words:])
+        words = 0 if citation[0][0] in "[【" else re.search(r"\d", citation[0]).start()  # type: ignore[union-attr]
+        numbers = _PART.sub(lambda each: labels.get(_plain(each[0]), each[0]), citation[0][words:])
         pieces += [text[start : citation.start()], citation[0][:words], numbers]
         start = citation.end()
     return "".join((*pieces, text[start:]))
