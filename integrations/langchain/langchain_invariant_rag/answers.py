@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -124,7 +125,8 @@ class ChatRequest:
         if self.call.stop:  # those that `generate` got as well: they end reasoning, too
             texts = stream_until_stop_string(texts, self.call.stop)
         stops = () if self.call.stop else self._asked.stop
-        for (kind, _), run in groupby(self._parsed(texts), key=_kind):
+        parsed = self._parsed(texts)
+        for (kind, _), run in groupby(parsed, key=_kind):
             if kind == "call":
                 yield from self._call(run, labels)
             elif kind == "reasoning":
@@ -135,6 +137,7 @@ class ChatRequest:
                 kept = _Counted(stream_until_stop_string(counted, stops))
                 yield from map(AnswerDelta, translate_stream(kept, labels))
                 if kept.characters < counted.characters:
+                    deque(parsed, maxlen=0)  # a stream is to end by itself: then its generation is known
                     return
 
     def _parsed(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
