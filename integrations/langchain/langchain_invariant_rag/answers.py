@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from invariant_rag.generation.answer_parsing import AnswerDelta, CallDelta
 from invariant_rag.generation.logprobs import token_logprobs
@@ -26,6 +26,9 @@ from langchain_core.messages.tool import tool_call, tool_call_chunk
 from langchain_invariant_rag.calls import Call, report_of, usage_of
 from langchain_invariant_rag.chat_options import ChatOptions
 from langchain_invariant_rag.messages import chat_messages, last_user_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class ChatRequest:
@@ -70,6 +73,7 @@ class ChatRequest:
                 self._object_tool, choice, parallel = tools[-1].name, "required", False
             call = replace(call, schema=None)
         self._calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
+        self._tokenizer = cast("PreTrainedTokenizerBase", lm.tokenizer)  # there is one: ToolCalling has looked
         converted = chat_messages(messages)
         self.prompt = self._calling.prompt(converted, last_user_text(converted), **options.template_kwargs)
         self._schema = call.schema
@@ -84,7 +88,7 @@ class ChatRequest:
             IncompleteObject: It should follow a schema, or holds a call, and was cut off.
         """
         kept = self._calling.kept_tokens if self._schema is None else frozenset()
-        text = decode_keeping(self._lm.tokenizer, generation.token_ids, kept) if kept else generation.text
+        text = decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
         deltas = list(self._deltas([text], generation.labels))
         reasoning = "".join(delta.reasoning for delta in deltas)
         calls = _calls(delta.call for delta in deltas if delta.call)
@@ -174,7 +178,7 @@ class ChatRequest:
                 "bytes": list(each.token.encode()),
                 "top_logprobs": [],
             }
-            for each in token_logprobs(generation, self._lm.tokenizer)
+            for each in token_logprobs(generation, self._tokenizer)
             if each.start < end or not each.token
         ]
 

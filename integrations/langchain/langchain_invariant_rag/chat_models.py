@@ -124,7 +124,9 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        messages = self._recognized(messages, run_manager and run_manager.run_id, kwargs.pop("documents", None))
+        messages = self._recognized(
+            messages, run_manager.run_id if run_manager else None, kwargs.pop("documents", None)
+        )
         request = self._request(messages, stop, kwargs)
         (generation,) = self._generate_all([request.prompt], request.call)
         return ChatResult(generations=[ChatGeneration(message=request.message(generation))])
@@ -147,7 +149,9 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        messages = self._recognized(messages, run_manager and run_manager.run_id, kwargs.pop("documents", None))
+        messages = self._recognized(
+            messages, run_manager.run_id if run_manager else None, kwargs.pop("documents", None)
+        )
         with langchain_errors():
             for message in self._request(messages, stop, kwargs).stream():
                 chunk = ChatGenerationChunk(message=message)

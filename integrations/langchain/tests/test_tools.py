@@ -12,6 +12,7 @@ import pytest
 import torch
 from invariant_rag import InvariantModel
 from invariant_rag.errors import IncompleteObject, InvalidPrompt, InvalidTool, UnsupportedCombination
+from invariant_rag.generation.tools import ToolCall, ToolCalling
 from invariant_rag.testing import toy_tokenizer
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest, wrap_model_call
@@ -185,9 +186,10 @@ def test_tools_of_every_kind_are_taken(chat: ChatInvariant) -> None:
 
 
 def test_calls_are_parallel_unless_that_is_not_wanted(chat: ChatInvariant) -> None:
+    twice = ToolCalling(chat.lm).form.call_format.write([ToolCall("", "search", {"query": "ferry", "limit": 3})] * 2)
     for parallel, expected in ((None, 2), (True, 2), (False, 1)):
         bound = chat.bind_tools([search, now], tool_choice="any", parallel_tool_calls=parallel)
-        writing = Writing(chat.lm, f"{WRITTEN}\n{WRITTEN}<|im_end|>")
+        writing = Writing(chat.lm, f"{twice}<|im_end|>")
         calls = bound.invoke(QUESTION, max_tokens=300, logits_processor=[writing]).tool_calls
         assert [call["args"] for call in calls] == [{"query": "ferry", "limit": 3}] * expected
         assert len({call["id"] for call in calls}) == expected
