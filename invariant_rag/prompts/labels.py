@@ -47,6 +47,26 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
     return {} if all(number == given for number, given in labels.items()) else labels
 
 
+def find_labels(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where a text cites a document by its number, and the number: start, end, number.
+
+    >>> list(find_labels("At noon [2][1, 3], see source 2; 3 ferries."))
+    [(8, 11, '2'), (11, 17, '1'), (11, 17, '3'), (23, 31, '2')]
+    """
+    for citation in _CITATION.finditer(text):
+        numbers = citation[0] if citation[0][0] == "[" else citation[0].split()[-1]
+        yield from ((*citation.span(), each) for each in _PART.findall(numbers))
+
+
+def without_labels(text: str) -> str:
+    """Return a text of the same length in which citations by number are blank.
+
+    >>> without_labels("At noon [2].")
+    'At noon    .'
+    """
+    return _CITATION.sub(lambda citation: " " * len(citation[0]), text)
+
+
 def translate_labels(text: str, labels: Labels) -> str:
     """Return a text with the numbers of its citations (`[2]`, `[1, 3]`, `Source 2`) as the caller gave them.
 

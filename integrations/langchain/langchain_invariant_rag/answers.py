@@ -25,6 +25,7 @@ from langchain_core.messages.tool import tool_call, tool_call_chunk
 
 from langchain_invariant_rag.calls import Call, report_of, usage_of
 from langchain_invariant_rag.chat_options import ChatOptions
+from langchain_invariant_rag.citations import citations_of
 from langchain_invariant_rag.messages import chat_messages, last_user_text
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class ChatRequest:
         self._lm = lm
         self._asked = call
         self._logprobs = options.logprobs
+        self._cites = options.citations and call.schema is None
         self._report = partial(report_of, model_name=model_name, recognized=recognized)
         self._object_tool: str | None = None
         tools, choice = [Tool.of(tool) for tool in options.tools], options.tool_choice
@@ -75,7 +77,8 @@ class ChatRequest:
         self._calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
         self._tokenizer = cast("PreTrainedTokenizerBase", lm.tokenizer)  # there is one: ToolCalling has looked
         converted = chat_messages(messages)
-        self.prompt = self._calling.prompt(converted, last_user_text(converted), **options.template_kwargs)
+        self._question = last_user_text(converted)
+        self.prompt = self._calling.prompt(converted, self._question, **options.template_kwargs)
         self._schema = call.schema
         if tools and self._schema is None:  # stop sequences end the text, and do not cut calls
             call = replace(call, stop=(), constrain=partial(self._calling.constrain, self.prompt))
@@ -93,7 +96,7 @@ class ChatRequest:
         reasoning = "".join(delta.reasoning for delta in deltas)
         calls = _calls(delta.call for delta in deltas if delta.call)
         return AIMessage(
-            content="".join(delta.content for delta in deltas),
+            content=self._content("".join(delta.content for delta in deltas), generation),
             tool_calls=calls,
             additional_kwargs={"reasoning_content": reasoning} if reasoning else {},
             usage_metadata=usage_of(generation),
@@ -109,17 +112,36 @@ class ChatRequest:
         kept = self._calling.kept_tokens if self._schema is None else frozenset()
         pieces = self._lm.stream(self.prompt, keep_tokens=kept, **self.call.options(self._lm))
         labels = self._lm.prepare(self.prompt).labels if any(each.slots for each in self.prompt.sets) else {}
-        called = False
+        called, content = False, ""
         for delta in self._deltas(pieces, labels):
-            called = called or delta.call is not None
-            yield _chunk(delta)
+            called, content = called or delta.call is not None, content + delta.content
+            yield self._chunk(delta)
         if pieces.generation is not None:
+            whole = self._content(content, pieces.generation)
             yield AIMessageChunk(
-                content="",
+                content=[{**block, "text": "", "index": 0} for block in whole] if self._cites else "",
                 usage_metadata=usage_of(pieces.generation),
                 response_metadata=self._metadata(pieces.generation, called=called),
                 chunk_position="last",
             )
+
+    def _content(self, text: str, generation: Generation) -> Any:
+        """Return the content of the whole answer: its text, or a block with citations."""
+        if not self._cites:
+            return text
+        annotations = citations_of(text, self._question, self.prompt, generation)
+        return [{"type": "text", "text": text, "annotations": annotations}] if text else []
+
+    def _chunk(self, delta: AnswerDelta) -> AIMessageChunk:
+        content: Any = delta.content
+        if self._cites:
+            content = [{"type": "text", "text": delta.content, "index": 0}] if delta.content else []
+        if delta.call:
+            call = delta.call
+            piece = tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=call.index)
+            return AIMessageChunk(content=content, tool_call_chunks=[piece])
+        extra = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        return AIMessageChunk(content=content, additional_kwargs=extra)
 
     def _deltas(self, texts: Iterable[str], labels: Labels) -> Iterator[AnswerDelta]:
         """Yield the pieces of an answer, up to the first stop sequence, with citations translated."""
@@ -229,12 +251,3 @@ def _calls(pieces: Iterable[CallDelta]) -> list[Any]:
         parts = calls.setdefault(each.index, [each.name or "", each.id or "", ""])
         parts[2] += each.arguments
     return [tool_call(name=name, args=json.loads(text), id=identifier) for name, identifier, text in calls.values()]
-
-
-def _chunk(delta: AnswerDelta) -> AIMessageChunk:
-    if delta.call:
-        call = delta.call
-        piece = tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=call.index)
-        return AIMessageChunk(content="", tool_call_chunks=[piece])
-    extra = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
-    return AIMessageChunk(content=delta.content, additional_kwargs=extra)

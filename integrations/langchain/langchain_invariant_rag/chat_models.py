@@ -55,6 +55,9 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     between its markers of reasoning is in `additional_kwargs["reasoning_content"]`, and a block of `content_blocks`."""
     logprobs: bool = False
     """Whether `response_metadata["logprobs"]` tells the log-probability of every token, in OpenAI's shape."""
+    citations: bool = False
+    """Whether the content of an answer is a text block with `annotations`, LangChain's `Citation`s: for every sentence
+    that a segment contains word for word, and every number of a document, such as `[2]`. Not for objects of a schema."""
 
     @property
     def _llm_type(self) -> str:
@@ -83,7 +86,8 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        own = {"template_kwargs": describe_data(self.template_kwargs), "logprobs": self.logprobs}
+        own = {"template_kwargs": describe_data(self.template_kwargs)}
+        own |= {name: getattr(self, name) for name in ("logprobs", "citations")}
         return {**super()._identifying_params, **own}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

@@ -23,6 +23,7 @@ class ChatOptions:
         parallel_tool_calls: Whether an answer may hold several calls.
         template_kwargs: Variables of the chat template.
         logprobs: Whether to report log-probabilities of the tokens.
+        citations: Whether to cite segments.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -30,13 +31,14 @@ class ChatOptions:
     parallel_tool_calls: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     logprobs: bool = False
+    citations: bool = False
 
     @classmethod
     def take(cls, parameters: Mapping[str, Any], keywords: dict[str, Any]) -> Self:
         """Return what a call asks for, and take it out of its keywords.
 
         Args:
-            parameters: `template_kwargs` and `logprobs` of the model object.
+            parameters: `template_kwargs`, `logprobs` and `citations` of the model object.
             keywords: What was bound or passed. Variables of the chat template are added to those of the object.
 
         Raises:
@@ -48,6 +50,7 @@ class ChatOptions:
             parallel_tool_calls=keywords.pop("parallel_tool_calls", None) is not False,
             template_kwargs={**parameters["template_kwargs"], **(keywords.pop("template_kwargs", None) or {})},
             logprobs=bool(keywords.pop("logprobs", parameters["logprobs"])),
+            citations=bool(keywords.pop("citations", parameters["citations"])),
         )
 
 

@@ -346,6 +346,7 @@ def test_every_parameter_that_changes_the_output_is_in_the_cache_key(lm: Invaria
         {"micro_batching": True},
         {"template_kwargs": {"enable_thinking": True}},
         {"logprobs": True},
+        {"citations": True},
     ]
     keys = [ChatInvariant(model=lm, **change)._get_llm_string() for change in changes]
     loading: list[dict[str, Any]] = [{}, {"model": "native"}, {"dtype": "bfloat16"}]
