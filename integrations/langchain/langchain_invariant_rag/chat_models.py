@@ -57,7 +57,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     """Whether `response_metadata["logprobs"]` tells the log-probability of every token, in OpenAI's shape."""
     citations: bool = False
     """Whether the content of an answer is a text block with `annotations`, LangChain's `Citation`s: for every sentence
-    that a segment contains word for word, and every number of a document, such as `[2]`. Not for objects of a schema."""
+    that a segment contains word for word, and for every number of one, such as `[2]`. Objects of a schema have none."""
 
     @property
     def _llm_type(self) -> str:

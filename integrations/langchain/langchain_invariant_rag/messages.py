@@ -25,9 +25,9 @@ def chat_messages(messages: Sequence[BaseMessage]) -> list[Message]:
     found: list[dict[str, Any]] = []
     for message, turn in zip(messages, to_turns(messages), strict=True):
         converted = _convert(message, turn)
-        if turn.role == "assistant" and not converted.keys() & {"tool_calls"} and not converted["content"]:
+        if turn.role == "assistant" and not converted["content"] and "tool_calls" not in converted:
             continue
-        before = found[-1] if found else {"role": None}
+        before: dict[str, Any] = found[-1] if found else {"role": None}
         if before["role"] == turn.role != "tool" and "tool_calls" not in before:
             gap = ["\n"] if before["content"] and converted["content"] else []
             found[-1] = {**before, **converted, "content": [*before["content"], *gap, *converted["content"]]}

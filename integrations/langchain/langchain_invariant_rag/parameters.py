@@ -90,7 +90,7 @@ class InvariantParameters(RecognizesDocuments):
     """Further keywords of transformers' `generate`."""
 
     batch_size: int = Field(default=8, ge=1)
-    """The most prompts of one call to decode together. Sampled ones, and those with a schema, are decoded one by one."""
+    """The most prompts of one call to decode together. Sampled ones and those with a schema are decoded alone."""
     micro_batching: bool = False
     """Whether to decode prompts of concurrent calls together too. It is faster under load. But rounding depends on what
     else is in a batch, and then so may a low-precision model's answer; and a cancelled call runs on. Calls that sample,
