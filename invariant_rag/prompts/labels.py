@@ -55,18 +55,33 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
     return {} if all(number == given for number, given in labels.items()) else labels
 
 
-def cited_labels(text: str) -> set[str]:
-    """Return the numbers and letters that a text cites.
+def find_labels(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where a text cites a document by its number or letter, and that: start, end, number.
 
-    >>> sorted(cited_labels("At noon [2][Doc 3], see source 1; 4 ferries."))
-    ['1', '2', '3']
+    >>> list(find_labels("At noon [2][1, 3], see source 2; 3 ferries."))
+    [(8, 11, '2'), (11, 17, '1'), (11, 17, '3'), (23, 31, '2')]
     """
-    return {_plain(part) for citation in _CITATION.finditer(text) for part in _PART.findall(citation[0])}
+    for citation in _CITATION.finditer(text):
+        yield from ((*citation.span(), _plain(each)) for each in _PART.findall(citation[0][_words(citation[0]) :]))
+
+
+def _words(citation: str) -> int:
+    """Return how many characters stand before the number of a citation like `Source 2`."""
+    return 0 if citation[0] in "[【" else re.search(r"\d", citation).start()  # type: ignore[union-attr]
 
 
 def _plain(label: str) -> str:
     """Return a label without leading zeros."""
     return label.lstrip("0") or "0" if label.isdecimal() else label
+
+
+def without_labels(text: str) -> str:
+    """Return a text of the same length in which citations by number are blank.
+
+    >>> without_labels("At noon [2].")
+    'At noon    .'
+    """
+    return _CITATION.sub(lambda citation: " " * len(citation[0]), text)
 
 
 def translate_labels(text: str, labels: Labels) -> str:
@@ -99,7 +114,7 @@ def _translate(text: str, labels: Labels, start: int) -> str:
     """Return `text[start:]` with its citations translated."""
     pieces = []
     for citation in _CITATION.finditer(text, start) if labels else ():
-        words = 0 if citation[0][0] in "[【" else re.search(r"\d", citation[0]).start()  # type: ignore[union-attr]
+        words = _words(citation[0])
         numbers = _PART.sub(lambda each: labels.get(_plain(each[0]), each[0]), citation[0][words:])
         pieces += [text[start : citation.start()], citation[0][:words], numbers]
         start = citation.end()

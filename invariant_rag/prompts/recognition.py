@@ -25,7 +25,7 @@ from invariant_rag.prompts.known_documents import (
     holds_several,
     occurrences,
 )
-from invariant_rag.prompts.labels import cited_labels
+from invariant_rag.prompts.labels import find_labels
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
 from invariant_rag.prompts.rewritten import count_rewritten, lists_in_order
@@ -38,7 +38,7 @@ _LABELLED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _CODE = re.compile(r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE)
-_TELLING_WORDS = 4
+_TELLING_WORDS = 3
 _TAG = re.compile(r"<(/?)(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>", re.IGNORECASE)
 
 
@@ -332,7 +332,7 @@ class _Recognizer:
         numbers = {slot.number for each in sets for slot in each.slots or () if slot.number is not None}
         answers = [turn for turn in self._turns if turn.role == "assistant"]
         said = [part for turn in answers for part in turn.parts if isinstance(part, str)]
-        if numbers and any(numbers.intersection(cited_labels(text)) for text in said):
+        if numbers and any(label in numbers for text in said for *_, label in find_labels(text)):
             self._find("named", "an earlier answer cites documents by numbers that are given anew.")
         if any(len({each.document.segment.text for each in occurrences(text, self._documents)}) > 1 for text in said):
             self._find("named", "an earlier answer repeats several documents.")
