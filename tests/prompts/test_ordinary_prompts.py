@@ -68,8 +68,7 @@ RETRIEVED = [
     "Document [1](Title: Ferries) The ferry leaves at noon.\nDocument [2](Title: Mills) The mill grinds barley.\n",
     "Source 1:\nThe ferry leaves at noon.\n\nSource 2:\nThe mill grinds barley.\n\nQuery: when?",
     'Read: <document index="1">a ferry leaves</document>\n<document index="2">a mill grinds</document>\nWhen?',
-    "<documents>\n<document>\n<source>a.txt</source>\na ferry leaves</document>"
-    "<document>a mill grinds</document></documents>",
+    "<documents>\n<document>\n<source>a.txt</source>\na ferry leaves</document><document>a mill grinds</document>",
     "<doc>a ferry leaves</doc><doc>a mill grinds</doc>",
     "<context>a ferry leaves</context>\n<context>a mill grinds</context>",
     "<passage id=1>a ferry leaves</passage> <passage id=2>a mill grinds</passage>",
