@@ -35,7 +35,9 @@ _LABELLED = re.compile(
     r"[ \t#:([]*(\d{1,9})\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
-_CODE = re.compile(r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE)  # what a user pasted, in a named language
+_CODE = re.compile(
+    r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE
+)  # what a user pasted, in a named language
 _TAG = re.compile(r"<(/?)(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>", re.IGNORECASE)
 
 
