@@ -12,7 +12,7 @@ from numbers import Real
 
 from invariant_rag.prompts.decorations import slots_of
 from invariant_rag.prompts.known_documents import KnownDocument
-from invariant_rag.segments import Segment, SegmentSet, Slot, value_of
+from invariant_rag.segments import Segment, SegmentSet, value_of
 
 
 @dataclass(frozen=True)
@@ -178,20 +178,24 @@ def understand(members: Sequence[Found], gaps: Sequence[Gap]) -> SetRun | None:
     if blank or any(each.token_ids is not None for each in segments):
         return SetRun(SegmentSet(segments), gaps[0], gaps[-1]) if blank else None
     stripped = _in_slots(texts, segments, gaps)
-    if stripped is not None and _shows_which(segments, stripped.segments.slots or ()):
-        return replace(stripped, doubt="documents with equal text have numbers that may be their own.")
-    if len(members) == 1 or len({(each.leading, each.trailing) for each in documents}) < 2:
-        return stripped
-    with_space = _with_own_space(texts, members)  # the template may have stripped the documents, or not
-    unstripped = None if with_space is None else _in_slots(*with_space, gaps)
-    if stripped is not None and unstripped is not None:
-        return replace(stripped, doubt="white space at the ends of documents cannot be told from that between them.")
-    return stripped or unstripped
+    unstripped = None
+    if len(members) > 1 and len({(each.leading, each.trailing) for each in documents}) > 1:
+        with_space = _with_own_space(texts, members)  # the template may have stripped the documents, or not
+        unstripped = None if with_space is None else _in_slots(*with_space, gaps)
+    understood = stripped or unstripped
+    doubt = ""
+    if understood is not None and _shows_which(understood.segments):
+        doubt = "documents with equal text have numbers that may be their own."
+    elif stripped is not None and unstripped is not None:
+        doubt = "white space at the ends of documents cannot be told from that between them."
+    return replace(understood, doubt=doubt) if understood is not None and doubt else understood
 
 
-def _shows_which(segments: Sequence[Segment], slots: Sequence[Slot]) -> bool:
+def _shows_which(segments: SegmentSet) -> bool:
     """Return whether what stays in a place may be metadata that tells segments with equal text apart."""
-    shown = "\n".join(text for slot in slots for text in (*slot.before, *slot.after) if isinstance(text, str))
+    shown = "\n".join(
+        text for slot in segments.slots or () for text in (*slot.before, *slot.after) if isinstance(text, str)
+    )
     by_text: dict[str, list[Segment]] = {}
     for segment in segments:
         by_text.setdefault(segment.text, []).append(segment)

@@ -70,6 +70,18 @@ def test_every_order_gives_the_same_bits(lm: InvariantModel, template: str) -> N
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
+def test_the_model_reads_every_document_in_a_place_of_the_template(rotor: InvariantModel, template: str) -> None:
+    expected = "".join(
+        TEMPLATES[template](n, each)
+        for n, each in enumerate(sorted(DOCUMENTS, key=lambda each: each.text, reverse=True), start=1)
+    )
+    for listed in permutations(DOCUMENTS):
+        prepared = rotor.prepare(prompt_of(template, listed), new_tokens=1)
+        assert rotor.tokenizer is not None
+        assert rotor.tokenizer.decode(prepared.input_ids) == f"Read:\n{expected}Which? yes or no"
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_a_batch_a_stream_and_scores_are_invariant_too(rotor: InvariantModel, template: str) -> None:
     prompts = [prompt_of(template, listed) for listed in permutations(DOCUMENTS)]
     assert len(set(map(bits, rotor.generate(prompts, max_new_tokens=4)))) == 1

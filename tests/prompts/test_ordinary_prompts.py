@@ -117,7 +117,7 @@ def test_retrieved_text_without_segments_is_found(prompt: str) -> None:
 
 
 @settings(max_examples=300)
-@given(st.text(max_size=60) | st.lists(st.sampled_from(ORDINARY), max_size=4).map("\n".join))
+@given(st.text(max_size=60) | st.lists(st.sampled_from(ORDINARY), max_size=4, unique=True).map("\n".join))
 def test_other_text_is_neither_changed_nor_a_finding(text: str) -> None:
     recognition = recognize([Turn("user", (text,))])
     assert recognition.turns == (Turn("user", (text,) if text else ()),)
