@@ -62,7 +62,7 @@ class RunDocuments:
         if not retrieval.documents:
             return
         with self._lock:
-            path = self._path(run)
+            path = tuple(self._path(run))
             root = path[-1]
             self._elsewhere.append((root, retrieval))
             if root in self._runs:
@@ -78,7 +78,7 @@ class RunDocuments:
             path = [] if run is None else [self._runs[each] for each in self._path(run) if each in self._runs]
             if not path or any(each.retrieves for each in path):
                 return ()
-            return tuple(path[-1].retrieved.values())
+            return tuple(each.retrieval for each in path[-1].retrieved.values())
 
     def elsewhere(self, run: Hashable | None) -> tuple[KnownDocument, ...]:
         """Return what was retrieved lately in other root runs."""
@@ -96,7 +96,5 @@ class RunDocuments:
         """Return a run, its parent, ... and its root."""
         path = [run]
         while (known := self._runs.get(path[-1])) is not None and known.parent in self._runs:
-            if known.parent in path:
-                break  # a run that was reported as its own parent
             path.append(known.parent)
         return path

@@ -8,20 +8,17 @@ from contextvars import ContextVar
 from typing import Any
 
 from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
     CompletionResponse,
     CompletionResponseAsyncGen,
     CompletionResponseGen,
-    MessageRole,
-    TextBlock,
+    LogProb,
 )
 
+from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.generation.ledger import ledger
 from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
-
 
 _REPORT: ContextVar[dict[str, Any] | None] = ContextVar("_REPORT", default=None)
 
@@ -73,35 +70,42 @@ def report_of(answer: Answer) -> dict[str, Any]:
 def as_completion(answer: Answer, delta: str | None = None) -> CompletionResponse:
     """Return the response to a text."""
     report = report_of(answer)
-    return CompletionResponse(text=answer.text, delta=delta, raw=report, additional_kwargs=dict(report["usage"]))
-
-
-def as_chat(response: CompletionResponse) -> ChatResponse:
-    """Return the response to a conversation."""
-    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=response.text)])
-    return ChatResponse(
-        message=message, delta=response.delta, raw=response.raw, additional_kwargs=response.additional_kwargs
+    return CompletionResponse(
+        text=answer.text,
+        delta=delta,
+        raw=report,
+        logprobs=as_logprobs(answer),
+        additional_kwargs=dict(report["usage"]),
     )
 
 
-def as_stream(pieces: Iterable[str | Answer]) -> CompletionResponseGen:
+def as_logprobs(answer: Answer) -> list[list[LogProb]] | None:
+    """Return the log-probabilities of the tokens, if they were asked for: one of each token."""
+    if answer.logprobs is None:
+        return None
+    return [
+        [LogProb(token=each.token, logprob=each.logprob, bytes=list(each.token.encode()))] for each in answer.logprobs
+    ]
+
+
+def as_stream(pieces: Iterable[AnswerDelta | Answer]) -> CompletionResponseGen:
     """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
     text = ""
     for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-            yield CompletionResponse(text=text, delta=piece)
+        if isinstance(piece, AnswerDelta):
+            text += piece.content
+            yield CompletionResponse(text=text, delta=piece.content)
         else:
             yield as_completion(piece, delta="")
 
 
-async def as_async_stream(pieces: Generator[str | Answer, None, None]) -> CompletionResponseAsyncGen:
+async def as_async_stream(pieces: Generator[AnswerDelta | Answer, None, None]) -> CompletionResponseAsyncGen:
     """Yield the same, without blocking the event loop."""
     text = ""
     async with aclosing(iterate_in_thread(pieces)) as read:
         async for piece in read:
-            if isinstance(piece, str):
-                text += piece
-                yield CompletionResponse(text=text, delta=piece)
+            if isinstance(piece, AnswerDelta):
+                text += piece.content
+                yield CompletionResponse(text=text, delta=piece.content)
             else:
                 yield as_completion(piece, delta="")
