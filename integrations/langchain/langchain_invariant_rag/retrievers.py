@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
+from invariant_rag.rag.text import join_chunks
 from invariant_rag.segments import Segment
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -71,7 +72,7 @@ def _join_chunks(documents: Sequence[Document], source: str, position: str) -> I
             sources.setdefault(document.metadata[source], []).append(document)
     for chunks in sources.values():
         chunks.sort(key=lambda document: (document.metadata[position], document.page_content))
-        text = "\n".join(document.page_content for document in chunks)
+        text = join_chunks((document.metadata[position], document.page_content) for document in chunks)
         yield Document(page_content=text, metadata=chunks[0].metadata)
 
 
@@ -86,7 +87,7 @@ def as_segments(
     Args:
         retriever: Any retriever. Keywords of `invoke` are passed on to it.
         join_by: Metadata key of the source, such as `source`: the chunks of one source become one segment, in source
-            order. None: every chunk is a segment.
+            order; text in which they overlap is not repeated. None: every chunk is a segment.
         position: Metadata key of a chunk's offset in its source, as written by text splitters.
     """
     return SegmentsRetriever(retriever=retriever, join_by=join_by, position=position)

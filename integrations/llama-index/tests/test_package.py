@@ -9,7 +9,7 @@ import pytest
 
 import llama_index
 
-NAMESPACES = ("llms", "response_synthesizers", "postprocessor", "evaluation")
+NAMESPACES = ("llms", "response_synthesizers", "postprocessor", "evaluation", "chat_engine")
 OURS = Path(__file__).parent.parent / "llama_index"
 
 

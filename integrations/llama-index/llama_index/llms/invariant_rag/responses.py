@@ -33,6 +33,11 @@ def reporting_to(report: dict[str, Any]) -> Iterator[None]:
         _REPORT.reset(token)
 
 
+def current_report() -> dict[str, Any] | None:
+    """Return the report that is written to; None if nobody wants one."""
+    return _REPORT.get()
+
+
 def note_report(said: Mapping[str, Any]) -> None:
     """Write what is known of an answer into the report of whoever asks, if somebody wants it."""
     report = _REPORT.get()

@@ -7,9 +7,8 @@ a response synthesizer is given those that the LLM gets, and they replace what w
 from __future__ import annotations
 
 import inspect
-import math
 import re
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
 from threading import Lock
@@ -22,13 +21,13 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index_instrumentation import root_dispatcher
 from llama_index_instrumentation.span import BaseSpan, active_span_id
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
 from invariant_rag.prompts import Finding, KnownDocument, Retrieval, RunDocuments, has_marks, report, without_marks
 from invariant_rag.segments import Segment
+from llama_index.llms.invariant_rag.nodes import has_media, known_node, known_sources
 
 T = TypeVar("T")
 
@@ -36,7 +35,10 @@ RUNS = RunDocuments()
 """What was retrieved in which span."""
 
 _METHOD = re.compile(r"\.(\w+)-[0-9a-f-]{36}$")
-_LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
+
+
+class SortsMedia:
+    """A synthesizer that puts images and their texts in order by itself: they are no segments."""
 
 
 class SpanTracker(BaseSpanHandler[BaseSpan]):
@@ -62,7 +64,7 @@ class SpanTracker(BaseSpanHandler[BaseSpan]):
             _citing.add(id_)
         elif isinstance(instance, BaseSynthesizer):
             if _synthesizing.isdisjoint(RUNS.path(id_)):  # else it combines texts of its own
-                _note_input(id_, parent_span_id, bound_args.arguments)
+                _note_input(id_, parent_span_id, instance, bound_args.arguments)
             _synthesizing.add(id_)
         elif isinstance(instance, LLM):
             _check_marks(instance, bound_args.arguments)
@@ -129,51 +131,15 @@ def is_cited() -> bool:
     return span is not None and not _citing.isdisjoint(RUNS.path(span))
 
 
-def split_labels(texts: Sequence[str]) -> list[tuple[str, str]] | None:
-    r"""Split the labels off that `CitationQueryEngine` writes into texts: `Source 1:`, and so on, by place.
-
-    >>> split_labels(["Source 1:\nOf boats.\n", "file: b.txt\n\nSource 2:\nOf mills.\n"])
-    [('Source 1:\n', 'Of boats.'), ('Source 2:\n', 'file: b.txt\n\nOf mills.')]
-
-    Returns:
-        For each text its label and the rest; None if a text has no label of its place.
-    """
-    split = []
-    for place, text in enumerate(texts, start=1):
-        label = next((each for each in _LABEL.finditer(text) if each[1] == str(place)), None)
-        if label is None:
-            return None
-        split.append((label[0], (text[: label.start()] + text[label.end() :]).strip()))
-    return split
-
-
-def known_node(found: NodeWithScore) -> KnownDocument:
-    """Return a node as a document that is known from a retrieval."""
-    shown = (without_marks(found.node.get_content(mode)) for mode in (MetadataMode.LLM, MetadataMode.ALL))
-    return KnownDocument.of(_segment(found, without_marks(found.node.get_content(MetadataMode.NONE))), *shown)
-
-
-def _segment(found: NodeWithScore, text: str) -> Segment:
-    score = None if found.score is None or math.isnan(found.score) else found.score
-    metadata = {str(key): value for key, value in found.node.metadata.items()}
-    return Segment(text, metadata={"node_id": found.node.node_id, **metadata}, score=score)
-
-
-def _note_input(span: str, parent: str | None, arguments: Mapping[str, Any]) -> None:
+def _note_input(span: str, parent: str | None, synthesizer: object, arguments: Mapping[str, Any]) -> None:
     """Note what a synthesizer was given: nodes for the engine that gives them, texts for the call itself."""
     nodes, texts = arguments.get("nodes"), arguments.get("text_chunks")
     if nodes:
-        RUNS.add(parent or span, _known_input(span, nodes))
+        read = [each for each in nodes if not has_media(each.node)] if isinstance(synthesizer, SortsMedia) else nodes
+        labelled = not _citing.isdisjoint(RUNS.path(span))
+        RUNS.add(parent or span, known_sources(read) if labelled else map(known_node, read))
     elif texts:
         RUNS.add(span, [KnownDocument.of(Segment(without_marks(text))) for text in texts])
-
-
-def _known_input(span: str, nodes: Sequence[NodeWithScore]) -> Iterable[KnownDocument]:
-    if not _citing.isdisjoint(RUNS.path(span)):
-        labelled = split_labels([each.node.get_content(MetadataMode.NONE) for each in nodes])
-        if labelled is not None:  # the label stays outside of the segment
-            return [KnownDocument.of(_segment(*each)) for each in zip(nodes, (rest for _, rest in labelled), strict=True)]
-    return [known_node(each) for each in nodes]
 
 
 def _keep_for_stream(span: str, response: Any) -> None:

@@ -36,16 +36,16 @@ from invariant_rag.generation.structured import parse_object
 from invariant_rag.prompts import without_marks
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
 from llama_index.llms.invariant_rag.api_models import CanonicalLLM
-from llama_index.llms.invariant_rag.responses import reporting_to
+from llama_index.llms.invariant_rag.nodes import has_media
+from llama_index.llms.invariant_rag.responses import current_report, reporting_to
 from llama_index.llms.invariant_rag.structured import asked_for_object
 from llama_index.llms.invariant_rag.templates import bind_variables
-from llama_index.llms.invariant_rag.tracking import track_spans
+from llama_index.llms.invariant_rag.tracking import SortsMedia, track_spans
 from llama_index.response_synthesizers.invariant_rag.inputs import (
     PLACEHOLDER,
     MediaNode,
     check_variables,
     context_blocks,
-    has_media,
     insert_blocks,
     joined,
     media_blocks,
@@ -74,7 +74,7 @@ class _Synthesis:
 _SYNTHESIS: ContextVar[_Synthesis | None] = ContextVar("_SYNTHESIS", default=None)
 
 
-class InvariantSynthesizer(BaseSynthesizer):
+class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
     """Response synthesizer that passes all nodes to the LLM in one call, as one set of segments.
 
     The order of the nodes does not change the answer. Nodes are not packed, split or refined; if they do not fit into
@@ -182,7 +182,10 @@ class InvariantSynthesizer(BaseSynthesizer):
                 hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads "
                 "images: canonical(llm).",
             )
-        synthesis = _Synthesis([media_of(each.node) for each in nodes] if media else ())
+        wanted = current_report()  # of a chat engine around
+        synthesis = _Synthesis(
+            [media_of(each.node) for each in nodes] if media else (), {} if wanted is None else wanted
+        )
         token = _SYNTHESIS.set(synthesis)
         try:
             with reporting_to(synthesis.report):

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.llms.types import BaseContentBlock, ChatMessage, TextBlock
-from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node
+from llama_index.core.schema import BaseNode, MetadataMode
 
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import mark, without_marks
 from invariant_rag.segments import Segment, document_rendering
 from llama_index.llms.invariant_rag.messages import SegmentBlock
-from llama_index.llms.invariant_rag.tracking import is_cited, split_labels
+from llama_index.llms.invariant_rag.nodes import has_media, split_labels
+from llama_index.llms.invariant_rag.tracking import is_cited
 
 PLACEHOLDER = mark("")
 """Stands for the context while the prompt template is formatted."""
 
 _OWN_VARIABLES = frozenset({"context_str", "query_str", "text_chunks", "scores"})
-_MEDIA = ("image_resource", "audio_resource", "video_resource")
-_IMAGE = ("image", "image_path", "image_url")
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,6 @@ def check_variables(variables: Mapping[str, Any]) -> None:
             f"expected no keyword {', '.join(taken)}: the synthesizer sets it",
             hint="Give the variable of the template another name.",
         )
-
-
-def has_media(node: BaseNode) -> bool:
-    """Return whether a node holds something other than text."""
-    names = _IMAGE if isinstance(node, ImageNode) else _MEDIA if isinstance(node, Node) else ()
-    return any(getattr(node, name) for name in names)
 
 
 def media_of(node: BaseNode) -> MediaNode | None:
