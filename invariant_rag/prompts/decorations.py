@@ -54,9 +54,18 @@ def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[s
     head = texts[0][: max(len(texts[0]) - sizes[0], 0)]
     tail = texts[-1][sizes[1] :]
     near = [texts[0][len(head) :], *inner_texts, texts[-1][: sizes[1]]]
-    if any(map(_PLACEHOLDERS.search, near)):
+    understood = None if any(map(_PLACEHOLDERS.search, near)) else _slots_near(near, own)
+    if understood is None:
         return None
-    keys = _replace_fields(near, own)
+    around, slots = understood
+    return (head + around[0], around[1] + tail), slots
+
+
+def _slots_near(
+    texts: Sequence[str], own: Sequence[tuple[str, list[str]]]
+) -> tuple[tuple[str, str], list[Slot]] | None:
+    """Do what `slots_of` does, with only that of the first and of the last text that may belong to a segment."""
+    keys = _replace_fields(texts, own)
     if keys is None:
         return None
     shapes = [_Shape.of(text) for text in keys.texts]
@@ -64,13 +73,7 @@ def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[s
     if any(shape.text != inner[0].text for shape in inner):
         return None
     running = _running_columns(inner)
-    if running is None:
-        return None
-    understood = _split(shapes, running, keys.names)
-    if understood is None:
-        return None
-    around, found = understood
-    return (head + around[0], around[1] + tail), found
+    return None if running is None else _split(shapes, running, keys.names)
 
 
 @dataclass(frozen=True)

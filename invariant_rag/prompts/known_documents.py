@@ -149,10 +149,10 @@ def _is_item(text: str, start: int, stop: int, before: int) -> bool:
 
 def _with_quotes(text: str, start: int, stop: int, before: int, covered: bytearray) -> tuple[int, int]:
     """Return where a document starts and stops with the quotes around it, if it stands between quotes."""
-    if before < start and stop < len(text) and text[start - 1] == text[stop] and text[stop] in _QUOTES:
-        if not covered[start - 1] and not covered[stop]:
-            return start - 1, stop + 1
-    return start, stop
+    if before >= start or stop == len(text) or covered[start - 1] or covered[stop]:
+        return start, stop
+    quoted = text[start - 1] == text[stop] and text[stop] in _QUOTES
+    return (start - 1, stop + 1) if quoted else (start, stop)
 
 
 def holds_part(text: str, document: KnownDocument) -> bool:
@@ -160,7 +160,7 @@ def holds_part(text: str, document: KnownDocument) -> bool:
     return any(piece in text for piece in document.pieces)
 
 
-def holds_words(text: str, document: KnownDocument) -> bool:
+def _holds_words(text: str, document: KnownDocument) -> bool:
     """Return whether a text holds a document in any form, if only among other words or, a longer one, in a word."""
     for form in document.texts:
         if len(form) >= _LONG and form in text:
@@ -189,6 +189,45 @@ def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
             found.add(frozenset(piece for piece in document.pieces if piece in text))
     found.discard(frozenset())
     return sum(all(not each < other for other in found) for each in found) > 1
+
+
+def forms_of(document: KnownDocument) -> set[str]:
+    """Return the text of a document, and every form that is looked for."""
+    return {document.segment.text, *document.texts}
+
+
+def count_held(documents: Sequence[KnownDocument], counts: Counter[str]) -> int:
+    """Return how many of these documents there are, by text, at most as often as each is listed."""
+    held = 0
+    for text, often in Counter(each.segment.text for each in documents).items():
+        forms = forms_of(next(each for each in documents if each.segment.text == text))
+        held += min(often, sum(counts[form] for form in forms))
+    return held
+
+
+def holds_as_words(text: str, documents: Sequence[KnownDocument]) -> bool:
+    """Return whether a text holds two of these documents, or the only one, at least among other words."""
+    worded = {each.segment.text: each for each in documents if any(map(str.isalnum, each.segment.text))}
+    held = sum(_holds_words(text, each) for each in worded.values())
+    return bool(worded) and held >= min(2, len(worded))
+
+
+def holds_more(text: str, retrieval: Retrieval, counts: Counter[str]) -> bool:
+    """Return whether a text holds a document that was retrieved several times, and was found less often."""
+    listed = Counter(each.segment.text for each in retrieval.documents)
+    return any(0 < counts[each] < often and each.strip() in text for each, often in listed.items())
+
+
+def contain_one_another(retrieval: Retrieval, counts: Counter[str]) -> bool:
+    """Return whether a document that holds another one was found more or less often than it was retrieved."""
+    texts = [each.segment.text.strip() for each in retrieval.documents]
+    if len(set(texts)) < 2 or not any(a != b and a in b for a in set(texts) for b in set(texts)):
+        return False
+    expected, arrived = Counter(texts), Counter[str]()
+    for text, count in counts.items():
+        arrived[text.strip()] += count
+    found = [arrived[text] / count for text, count in expected.items()]
+    return len(set(found)) > 1
 
 
 def _whole(text: str, start: int, stop: int) -> bool:

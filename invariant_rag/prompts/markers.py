@@ -33,7 +33,10 @@ _ESCAPES = [rf"\\u{ord(each):04x}" for each in (_BEGIN, _HEADER_END, _TITLE_END,
 _ESCAPED_TEXT = r"(?:[^\\]|\\(?!ueca[0-3]).)*"  # pairs of a backslash and what it escapes
 _SLASHES = r"(?<!\\)(?P<slashes>(?:\\\\)*)"
 _ESCAPED = _pattern(_SLASHES + _ESCAPES[0], _ESCAPES[1], _ESCAPES[2], _ESCAPES[3], _ESCAPED_TEXT)
-_REST = re.compile(rf"(?:{_BEGIN}|(?<!\\)\\+ueca0){_HEADER}(?:{_HEADER_END}|\\+ueca1)|[{_HEADER_END}-{_END}]")
+_REST = re.compile(
+    rf"(?:{_BEGIN}|(?<!\\)\\+ueca0)(?P<nonce>[0-9a-f]{{4,}});[0-9a-f;.+in-]*(?:{_HEADER_END}|\\+ueca1)?"
+    rf"|[{_HEADER_END}-{_END}]"
+)
 _QUOTES = ("'", '"')
 
 

@@ -9,25 +9,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from numbers import Real
 from typing import Any
 
-from invariant_rag.prompts.decorations import slots_of
 from invariant_rag.prompts.known_documents import (
     KnownDocument,
     Retrieval,
+    contain_one_another,
+    count_held,
+    forms_of,
+    holds_as_words,
+    holds_more,
     holds_part,
     holds_several,
-    holds_words,
     occurrences,
 )
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
-from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering, value_of
+from invariant_rag.prompts.rewritten import count_rewritten
+from invariant_rag.prompts.set_runs import Chain, Found, Gap, runs_of, stand_apart, understand
+from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 
 _LABELLED = re.compile(
     r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result|result)s?"
@@ -72,63 +74,6 @@ class Recognition:
 
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A segment, and how it came.
-
-    Attributes:
-        segment: The segment.
-        turn: Index of its turn.
-        origin: The text of the document, which may be written otherwise: escaped, or with quotes.
-        document: The known document; None if it came as a segment. Its text is to stay as it is.
-        size: Declared number of segments of its set.
-        group: Declared set.
-    """
-
-    segment: Segment
-    turn: int
-    origin: str
-    document: KnownDocument | None = None
-    size: int | None = None
-    group: str = ""
-
-
-_Gap = list[tuple[int, str]]
-"""Texts between two segments, by turn."""
-
-
-@dataclass
-class _Chain:
-    """Segments with text around and between them, and nothing else.
-
-    Attributes:
-        found: The segments.
-        gaps: The texts before each of them, and after the last.
-        runs: Which of them form a set, by start and stop; set when all chains are known.
-    """
-
-    found: list[_Found]
-    gaps: list[_Gap]
-    runs: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Understood:
-    """A run of segments that is a set.
-
-    Attributes:
-        segments: The set.
-        before: What is left of the text before it.
-        after: What is left of the text after it.
-        doubt: Why the same segments in another order may be understood otherwise; empty if they are not.
-    """
-
-    segments: SegmentSet
-    before: _Gap
-    after: _Gap
-    doubt: str = ""
 
 
 def recognize(
@@ -182,13 +127,13 @@ class _Recognizer:
         self._dealt = Counter[str]()
         self._elsewhere = elsewhere
         self._parts: list[list[Any]] = [[] for _ in turns]
-        self._sets: list[list[_Found]] = []
+        self._sets: list[list[Found]] = []
         self._findings: dict[Finding, None] = {}
 
     def run(self) -> Recognition:
         walls, chains = self._chains()
         for chain in chains:
-            chain.runs = _runs(chain)
+            chain.runs = runs_of(chain)
         in_sets = Counter(
             chain.found[index].origin
             for chain in chains
@@ -206,23 +151,24 @@ class _Recognizer:
         self._check_known()
         self._check_texts()
         turns = [
-            replace(turn, parts=tuple(merge_texts(parts))) for turn, parts in zip(self._turns, self._parts, strict=True)
+            replace(turn, parts=tuple(merge_texts(parts)))
+            for turn, parts in zip(self._turns, self._parts, strict=True)
         ]
         return Recognition(tuple(turns), tuple(self._findings))
 
-    def _find(self, kind: str, message: str) -> None:
+    def _find(self, kind: Any, message: str) -> None:
         self._findings[Finding(kind, message)] = None
 
     # --- finding segments ---
 
-    def _chains(self) -> tuple[list[tuple[int, Any] | None], list[_Chain]]:
+    def _chains(self) -> tuple[list[tuple[int, Any] | None], list[Chain]]:
         """Return chains, and the part after each that is neither text nor a segment, with the index of its turn."""
         walls: list[tuple[int, Any] | None] = []
-        chains = [_Chain([], [[]])]
+        chains = [Chain([], [[]])]
 
         def end_chain(wall: tuple[int, Any] | None = None) -> None:
             walls.append(wall)
-            chains.append(_Chain([], [[]]))
+            chains.append(Chain([], [[]]))
 
         role = None
         for index, turn in enumerate(self._turns):
@@ -231,7 +177,7 @@ class _Recognizer:
             role = turn.role
             for part in turn.parts:
                 if isinstance(part, Segment):
-                    self._add(chains[-1], _Found(part, index, part.text), index)
+                    self._add(chains[-1], Found(part, index, part.text), index)
                 elif isinstance(part, str) and turn.role != "assistant":
                     for each in self._split(part, index):
                         self._add(chains[-1], each, index)
@@ -241,14 +187,14 @@ class _Recognizer:
         return walls, chains
 
     @staticmethod
-    def _add(chain: _Chain, part: str | _Found, turn: int) -> None:
-        if isinstance(part, _Found):
+    def _add(chain: Chain, part: str | Found, turn: int) -> None:
+        if isinstance(part, Found):
             chain.found.append(part)
             chain.gaps.append([])
         else:
             chain.gaps[-1].append((turn, part))
 
-    def _split(self, text: str, turn: int) -> Iterator[str | _Found]:
+    def _split(self, text: str, turn: int) -> Iterator[str | Found]:
         parts, rest = split_marked(text)
         if rest:
             self._find("marks", "the prompt holds marks that were cut in two, or written by another process.")
@@ -258,19 +204,19 @@ class _Recognizer:
         for part in parts:
             if isinstance(part, Marked):
                 segment = replace(self._with_metadata(part.segment), text=part.text)
-                yield _Found(segment, turn, part.segment.text, size=part.size, group=part.group)
+                yield Found(segment, turn, part.segment.text, size=part.size, group=part.group)
                 continue
             position = 0
             for each in occurrences(part, self._documents):
                 yield part[position : each.start]
                 written = replace(each.document.segment, text=part[each.start : each.stop])
-                yield _Found(written, turn, each.document.segment.text, each.document)
+                yield Found(written, turn, each.document.segment.text, each.document)
                 position = each.stop
             yield part[position:]
 
     def _with_metadata(self, segment: Segment) -> Segment:
         """Return a marked segment with the metadata of the document, which marks do not carry, if it is known."""
-        known = [each for each in self._documents if segment.text in _forms(each)]
+        known = [each for each in self._documents if segment.text in forms_of(each)]
         # A mark is of this process, wherever it retrieved.
         alike = known or [each for each in self._elsewhere if segment.text == each.segment.text]
         if segment.metadata or not alike:
@@ -282,7 +228,7 @@ class _Recognizer:
 
     # --- forming sets ---
 
-    def _place_chain(self, chain: _Chain, in_sets: Counter[str]) -> None:
+    def _place_chain(self, chain: Chain, in_sets: Counter[str]) -> None:
         """Write a chain to the parts of its turns, with its segments in sets.
 
         A known document that stands alone is text if it stands in a set, too: the question names it.
@@ -297,12 +243,12 @@ class _Recognizer:
                 continue
             self._place(chain.found[start:stop], gaps[start : stop + 1], gaps, stop)
         self._write(gaps[-1])
-        if _stand_apart(chain):
+        if stand_apart(chain):
             self._find("separate", f"{len(chain.found)} segments stand apart, with different text between them.")
 
-    def _place(self, members: list[_Found], around: list[_Gap], gaps: list[_Gap], stop: int) -> None:
+    def _place(self, members: list[Found], around: list[Gap], gaps: list[Gap], stop: int) -> None:
         """Write a run of segments as a set, or each by itself if what the run before left of the text is too little."""
-        understood = _understand(members, around)
+        understood = understand(members, around)
         if understood is None:
             for index, member in enumerate(members):
                 self._write(around[index])
@@ -346,18 +292,19 @@ class _Recognizer:
         counts = Counter(each.origin for each in self._all_found())
         free = "\n".join(self._free_texts())
         for retrieval in self._known:
-            arrived = [each for each in retrieval.documents if _held([each], counts)]
+            arrived = [each for each in retrieval.documents if count_held([each], counts)]
             missing = [each for each in retrieval.documents if each not in arrived]
-            in_one_set = [_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
-            if max(in_one_set, default=0) < _held(arrived, counts):
+            in_one_set = [count_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
+            if max(in_one_set, default=0) < count_held(arrived, counts):
                 self._find("separate", "documents that were retrieved together have different text between them.")
-            cut = any(holds_part(free, each) for each in missing) or _holds_more(free, retrieval, counts)
-            if cut or (not arrived and _holds_words(free, missing)):
+            cut = any(holds_part(free, each) for each in missing) or holds_more(free, retrieval, counts)
+            rewritten = count_rewritten(free, missing)
+            if cut or (rewritten and rewritten + len(arrived) > 1) or (not arrived and holds_as_words(free, missing)):
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
             elif arrived and missing:
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
                 self._find("incomplete", f"a call got {count} documents that were retrieved together.")
-            elif arrived and _ambiguous(retrieval, counts):
+            elif arrived and contain_one_another(retrieval, counts):
                 self._find("split", "retrieved documents contain one another, and cannot be told apart.")
 
     def _check_texts(self) -> None:
@@ -376,205 +323,8 @@ class _Recognizer:
             if turn.role != "assistant":
                 yield from (part for part in parts if isinstance(part, str))
 
-    def _all_found(self) -> list[_Found]:
+    def _all_found(self) -> list[Found]:
         return [each for members in self._sets for each in members]
-
-
-def _forms(document: KnownDocument) -> set[str]:
-    return {document.segment.text, *document.texts}
-
-
-def _held(documents: Sequence[KnownDocument], counts: Counter[str]) -> int:
-    """Return how many of these documents there are, by text, at most as often as each is listed."""
-    held = 0
-    for text, often in Counter(each.segment.text for each in documents).items():
-        forms = _forms(next(each for each in documents if each.segment.text == text))
-        held += min(often, sum(counts[form] for form in forms))
-    return held
-
-
-def _holds_words(text: str, documents: Sequence[KnownDocument]) -> bool:
-    """Return whether a text holds two of these documents, or the only one, at least among other words."""
-    worded = {each.segment.text: each for each in documents if any(map(str.isalnum, each.segment.text))}
-    held = sum(holds_words(text, each) for each in worded.values())
-    return bool(worded) and held >= min(2, len(worded))
-
-
-def _holds_more(text: str, retrieval: Retrieval, counts: Counter[str]) -> bool:
-    """Return whether a text holds a document that was retrieved several times, and was found less often."""
-    listed = Counter(each.segment.text for each in retrieval.documents)
-    return any(0 < counts[each] < often and each.strip() in text for each, often in listed.items())
-
-
-def _ambiguous(retrieval: Retrieval, counts: Counter[str]) -> bool:
-    """Return whether a document that holds another one was found more or less often than it was retrieved."""
-    texts = [each.segment.text.strip() for each in retrieval.documents]
-    if len(set(texts)) < 2 or not any(a != b and a in b for a in set(texts) for b in set(texts)):
-        return False
-    expected, arrived = Counter(texts), Counter[str]()
-    for text, count in counts.items():
-        arrived[text.strip()] += count
-    found = [arrived[text] / count for text, count in expected.items()]
-    return len(set(found)) > 1
-
-
-def _runs(chain: _Chain) -> list[tuple[int, int]]:
-    """Return start and stop of the sets of a chain: the longest first, then the longest of what is left.
-
-    Part of a set is a set. So a run need only be tried where no earlier one reaches as far.
-    """
-    count = len(chain.found)
-
-    @cache
-    def is_set(start: int, stop: int) -> bool:
-        return stop - start == 1 or _understand(chain.found[start:stop], chain.gaps[start : stop + 1]) is not None
-
-    def longest(start: int, reach: int) -> int:
-        """Return where the longest set from here stops, at `reach` at the latest."""
-        if is_set(start, reach):
-            return reach
-        low = start + 1
-        while low + 1 < reach:
-            middle = (low + reach) // 2
-            low, reach = (middle, reach) if is_set(start, middle) else (low, middle)
-        return low
-
-    if count and is_set(0, count):
-        return [(0, count)]
-    candidates: list[tuple[int, int]] = []
-    reach = furthest = 0
-    for start in range(count):
-        reach = max(reach, start + 1)
-        while reach < count and is_set(max(start, reach - 2), reach + 1):  # a look at the last three is cheap
-            reach += 1
-        if reach > furthest:
-            furthest = longest(start, reach)
-            candidates.append((start - furthest, start))
-    heapify(candidates)
-    taken = bytearray(count)
-    runs = []
-    while candidates:
-        size, start = heappop(candidates)
-        stop = start - size
-        if not any(taken[start:stop]):
-            taken[start:stop] = b"\1" * (stop - start)
-            runs.append((start, stop))
-            continue
-        while start < stop:  # what is left of it
-            limit = next((index for index in range(start, stop) if taken[index]), stop)
-            if limit > start:
-                limit = longest(start, limit)
-                heappush(candidates, (start - limit, start))
-            start = max(limit, start + 1)
-    return sorted(runs)
-
-
-def _stand_apart(chain: _Chain) -> bool:
-    """Return whether neighbouring segments that came as such look like one set that was not understood."""
-    for (start, middle), (_, stop) in pairwise(chain.runs):
-        if any(chain.found[index].document is not None for index in (middle - 1, middle)):
-            continue  # what was retrieved together is checked by itself
-        inner = [_skeleton(chain, index) for index in range(start + 1, stop) if index != middle]
-        if stop - start == 2 or _skeleton(chain, middle) in inner:
-            return True
-    return False
-
-
-def _skeleton(chain: _Chain, index: int) -> str:
-    """Return the text before a segment, without metadata and numbers."""
-    text = "".join(text for _, text in chain.gaps[index])
-    neighbours = [each.segment for each in chain.found[index - 1 : index + 1]]
-    values = {str(value_of(segment, key, "")) for segment in neighbours for key in ("title", *segment.metadata)}
-    for value in sorted(values, key=len, reverse=True):
-        if value:
-            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "\0", text)
-    return re.sub(r"\d+|(?<!\w)[A-Za-z](?!\w)|\0", "\0", text)
-
-
-def _understand(members: Sequence[_Found], gaps: Sequence[_Gap]) -> _Understood | None:
-    """Return a run of segments as a set; None if what stands between them does not allow it.
-
-    Args:
-        members: The segments.
-        gaps: The texts before, between and after them.
-    """
-    if len({each.group for each in members}) > 1:
-        return None
-    inner = gaps[1:-1]
-    if len({each.turn for each in members}) > 1 and any(text.strip() for gap in inner for _, text in gap):
-        return None
-    texts = ["".join(text for _, text in gap) for gap in gaps]
-    segments = [each.segment for each in members]
-    documents = [each.document for each in members if each.document is not None]
-    if not documents and not any(map(str.strip, texts[1:-1])):
-        return _Understood(SegmentSet(segments), gaps[0], gaps[-1])
-    if any(each.token_ids is not None for each in segments):
-        return _Understood(SegmentSet(segments), gaps[0], gaps[-1]) if len(members) == 1 else None
-    understood = _in_slots(texts, segments, gaps)
-    if understood is not None and _shows_which(texts[:-1], segments, understood.segments.slots or ()):
-        return replace(understood, doubt="documents with equal text have numbers that may be their own.")
-    if len(members) == 1 or len({(each.leading, each.trailing) for each in documents}) < 2:
-        return understood
-    # The template may have stripped the documents, or not.
-    unstripped = _with_own_space(texts, members)
-    other = None if unstripped is None else _in_slots(*unstripped, gaps)
-    if understood is not None and other is not None:
-        return replace(understood, doubt="white space at the ends of documents cannot be told from that between them.")
-    return understood or other
-
-
-def _shows_which(texts: Sequence[str], segments: Sequence[Segment], slots: Sequence[Slot]) -> bool:
-    """Return whether what stays in a place may be metadata that tells segments with equal text apart."""
-    shown = "\n".join(text for slot in slots for text in (*slot.before, *slot.after) if isinstance(text, str))
-    by_text: dict[str, list[Segment]] = {}
-    for segment in segments:
-        by_text.setdefault(segment.text, []).append(segment)
-    values = {
-        str(value)
-        for alike in by_text.values()
-        if len(set(alike)) > 1
-        for segment in alike
-        for value in (segment.title, *segment.metadata.values())
-        if isinstance(value, str | Real)
-    }
-    return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", shown) for value in values if value in shown and value)
-
-
-def _in_slots(texts: Sequence[str], segments: Sequence[Segment], gaps: Sequence[_Gap]) -> _Understood | None:
-    found = slots_of(texts, segments)
-    if found is None:
-        return None
-    (before, after), slots = found
-    return _Understood(
-        SegmentSet(segments, slots=slots),
-        _cut(gaps[0], before, from_end=True),
-        _cut(gaps[-1], after, from_end=False),
-    )
-
-
-def _with_own_space(texts: Sequence[str], members: Sequence[_Found]) -> tuple[list[str], list[Segment]] | None:
-    """Return texts and segments with the white space at the ends of the documents in the segments, if it is there."""
-    texts, segments = list(texts), []
-    for index, member in enumerate(members):
-        leading, trailing = ("", "") if member.document is None else (member.document.leading, member.document.trailing)
-        before, after = texts[index], texts[index + 1]
-        if not before.endswith(leading) or not after.startswith(trailing):
-            return None
-        texts[index], texts[index + 1] = before[: len(before) - len(leading)], after[len(trailing) :]
-        segments.append(replace(member.segment, text=leading + member.segment.text + trailing))
-    return texts, segments
-
-
-def _cut(gap: Sequence[tuple[int, str]], kept: str, *, from_end: bool) -> list[tuple[int, str]]:
-    """Return texts by turn, shortened to `kept` at their end or at their start."""
-    excess = sum(len(text) for _, text in gap) - len(kept)
-    shortened = []
-    for turn, text in reversed(gap) if from_end else gap:
-        by = min(excess, len(text))
-        excess -= by
-        kept_text = text[: len(text) - by] if from_end else text[by:]
-        shortened.append((turn, kept_text if by else text))
-    return shortened[::-1] if from_end else shortened
 
 
 def merge_texts(parts: Iterable[Any]) -> list[Any]:

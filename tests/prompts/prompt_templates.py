@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.api_models import set_text
 from invariant_rag.prompts import Finding, KnownDocument, Recognition, Retrieval, Turn, mark_set, recognize
-from invariant_rag.segments import document_rendering
 
 Written = tuple[tuple[str, tuple[Any, ...]], ...]
 """Role and parts of every turn, with every set as text, sorted by content."""
