@@ -96,5 +96,7 @@ class RunDocuments:
         """Return a run, its parent, ... and its root."""
         path = [run]
         while (known := self._runs.get(path[-1])) is not None and known.parent in self._runs:
+            if known.parent in path:
+                break  # a run that was reported as its own parent
             path.append(known.parent)
         return path
