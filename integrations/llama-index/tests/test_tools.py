@@ -14,20 +14,21 @@ from invariant_rag.errors import InvalidPrompt, InvalidTool, UnsupportedCombinat
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatResponse, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage
-from llama_index.core.prompts import PromptTemplate
 from llama_index.core.program import FunctionCallingProgram
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import BaseTool, FunctionTool, QueryEngineTool, RetrieverTool, ToolMetadata
 from pydantic import BaseModel, Field
-from tool_models import Writing, with_tools
+from tool_models import Reasoning, Writing, with_tools
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM
+from llama_index.llms.invariant_rag.choices import UnknownParameter
 from llama_index.llms.invariant_rag.errors import NoToolCall
 from llama_index.llms.invariant_rag.structured import asked_for_object
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows, and of the parser of a ReAct agent
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents
 
 
 def search(query: str, limit: int) -> str:
@@ -42,9 +43,7 @@ def now() -> str:
 
 TOOLS = [FunctionTool.from_defaults(search), FunctionTool.from_defaults(now)]
 WRITTEN = '<tool_call>\n{"name": "search", "arguments": {"query": "ferry", "limit": 3}}\n</tool_call>'
-BOTH = WRITTEN.replace(
-    "\n</tool_call>", '\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-)
+BOTH = WRITTEN.replace("\n</tool_call>", '\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
 
 
 class Departure(BaseModel):
@@ -80,7 +79,8 @@ def calls_of(llm: InvariantLLM, response: ChatResponse) -> list[tuple[str, dict[
 def test_a_required_call_is_well_formed_and_calls_one_of_the_tools(caller: InvariantLLM) -> None:
     response = caller.chat_with_tools(TOOLS, QUERY, tool_required=True)
     [call] = caller.get_tool_calls_from_response(response)
-    assert call.tool_id and call.tool_name in {"search", "now"}
+    assert call.tool_id
+    assert call.tool_name in {"search", "now"}
     assert sorted(call.tool_kwargs) == (["limit", "query"] if call.tool_name == "search" else [])
     assert response.message.content is None
     assert response.raw["finish_reason"] == "tool_calls"
@@ -251,17 +251,15 @@ SHAPES = {
 RENDERED = """<|im_start|>user
 When does the ferry leave?<|im_end|>
 <|im_start|>assistant
-Let me see.
-<tool_call>
+Let me see.<tool_call>
 {"name": "search", "arguments": {"query": "ferry", "limit": 3}}
-</tool_call>
-<tool_call>
+</tool_call><tool_call>
 {"name": "now", "arguments": {}}
 </tool_call><|im_end|>
 <|im_start|>tool
-found<|im_end|>
+found (a)<|im_end|>
 <|im_start|>tool
-noon<|im_end|>
+noon (b)<|im_end|>
 <|im_start|>assistant
 """
 
@@ -269,8 +267,7 @@ noon<|im_end|>
 @pytest.mark.parametrize("shape", SHAPES)
 def test_calls_and_results_reach_the_template_in_its_own_roles(thinker: InvariantLLM, shape: str) -> None:
     messages = [ChatMessage(QUERY), SHAPES[shape], result("found", "a"), result("noon", "b")]
-    read = prompt_of(thinker, messages)
-    assert read.replace(" (a)", "").replace(" (b)", "") == RENDERED.replace("tool\nfound", "tool\nfound\n")
+    assert prompt_of(thinker, messages) == RENDERED
 
 
 def test_an_answer_with_calls_goes_back_into_the_conversation_as_it_is(thinker: InvariantLLM) -> None:
@@ -279,7 +276,7 @@ def test_an_answer_with_calls_goes_back_into_the_conversation_as_it_is(thinker: 
     (call,) = thinker.get_tool_calls_from_response(response)
     read = prompt_of(thinker, [ChatMessage(QUERY), again, result("At noon.", call.tool_id)])
     assert read.count(WRITTEN) == 1
-    assert f"<|im_start|>tool\nAt noon.\n ({call.tool_id})" in read
+    assert f"<|im_start|>tool\nAt noon. ({call.tool_id})" in read
 
 
 def test_results_are_literal_text(thinker: InvariantLLM) -> None:
@@ -308,15 +305,17 @@ def query_tool(llm: InvariantLLM, order: Any) -> BaseTool:
     return QueryEngineTool(engine, ToolMetadata("Knows the harbour.", name="records"))
 
 
+def function_agent(llm: InvariantLLM, tool: BaseTool, **options: Any) -> FunctionAgent:
+    """Return an agent that is made to search first; what it says then is up to the model."""
+    return FunctionAgent(
+        name="one", description="It searches.", tools=[tool], llm=llm, initial_tool_choice="records", **options
+    )
+
+
 AGENTS: dict[str, Callable[[InvariantLLM, BaseTool], Any]] = {
-    "FunctionAgent": lambda llm, tool: FunctionAgent(tools=[tool], llm=llm, initial_tool_choice="records"),
-    "FunctionAgent, no stream": lambda llm, tool: FunctionAgent(
-        tools=[tool], llm=llm, initial_tool_choice="records", streaming=False
-    ),
-    "AgentWorkflow": lambda llm, tool: AgentWorkflow(
-        agents=[FunctionAgent(name="one", description="It searches.", tools=[tool], llm=llm, initial_tool_choice="records")],
-        root_agent="one",
-    ),
+    "FunctionAgent": function_agent,
+    "FunctionAgent, no stream": lambda llm, tool: function_agent(llm, tool, streaming=False),
+    "AgentWorkflow": lambda llm, tool: AgentWorkflow(agents=[function_agent(llm, tool)], root_agent="one"),
 }
 
 
@@ -331,18 +330,18 @@ async def ask(agent: Any) -> tuple[str, list[Any]]:
 async def test_an_agents_answer_ignores_the_order_of_the_nodes_that_its_tool_retrieves(
     spoken: InvariantModel, kind: str
 ) -> None:
-    llm = InvariantLLM(spoken, max_tokens=60, strict=True)
+    llm = InvariantLLM(spoken, max_tokens=80, strict=True)
     runs = [await ask(AGENTS[kind](llm, retriever_tool(order))) for order in ORDERS]
     assert len({said for said, _ in runs}) == 1
     for _, events in runs:
         [called] = [each for each in events if isinstance(each, ToolCallResult)]
         assert all(text in called.tool_output.content for text in TEXTS)
-    plain = InvariantLLM(spoken.with_method("sequential", ordering="given"), max_tokens=60)
+    plain = InvariantLLM(spoken.with_method("sequential", ordering="given"), max_tokens=80)
     assert len({(await ask(AGENTS[kind](plain, retriever_tool(order))))[0] for order in ORDERS}) > 1
 
 
 async def test_the_model_reads_what_a_retriever_tool_found_as_a_set(spoken: InvariantModel) -> None:
-    llm = InvariantLLM(spoken, max_tokens=60, strict=True, require_segments=False)
+    llm = InvariantLLM(spoken, max_tokens=80, strict=True, require_segments=False)
     agent = AGENTS["FunctionAgent"](llm, retriever_tool((0, 1, 2)))
     _, events = await ask(agent)
     last = [each for each in events if isinstance(each, AgentStream)][-1]
@@ -352,20 +351,112 @@ async def test_the_model_reads_what_a_retriever_tool_found_as_a_set(spoken: Inva
 
 
 async def test_an_agent_asks_a_query_engine(spoken: InvariantModel) -> None:
-    llm = InvariantLLM(spoken, max_tokens=60)
+    llm = InvariantLLM(spoken, max_tokens=80)
     runs = [await ask(AGENTS["FunctionAgent"](llm, query_tool(llm, order))) for order in ORDERS[:3]]
     assert len({said for said, _ in runs}) == 1
 
 
 async def test_an_agent_ends_with_an_object(spoken: InvariantModel) -> None:
-    llm = InvariantLLM(spoken, max_tokens=60)
+    llm = InvariantLLM(spoken, max_tokens=80)
     tool = retriever_tool((0, 1, 2))
-    agent = FunctionAgent(tools=[tool], llm=llm, initial_tool_choice="records", output_cls=Departure)
+    agent = function_agent(llm, tool, output_cls=Departure)
     assert (await agent.run(QUERY)).get_pydantic_model(Departure) is not None
 
 
-async def test_a_react_agent_runs(spoken: InvariantModel) -> None:
-    llm = InvariantLLM(spoken, max_tokens=60)
+async def test_a_react_agents_answer_ignores_the_order_of_the_nodes_that_its_tool_retrieves(
+    spoken: InvariantModel,
+) -> None:
+    async def said(lm: InvariantModel, order: Any) -> str:
+        acting = {"logits_processor": [Reasoning(lm, "records")], "eos_token_id": lm.tokenizer.eos_token_id}
+        llm = InvariantLLM(lm, max_tokens=80, generation_kwargs=acting)
+        agent = ReActAgent(tools=[retriever_tool(order)], llm=llm)
+        agent.formatter.system_header = "Tools:\n{tool_desc}\n{tool_names}\n## Current Conversation"
+        return (await ask(agent))[0]
 
-    class Reasoner(InvariantLLM):
-        """Writes what a ReAct agent reads: an action, and then an answer."""
+    assert len({await said(spoken, order) for order in ORDERS}) == 1
+    assert len({await said(spoken.with_method("sequential", ordering="given"), order) for order in ORDERS}) > 1
+
+
+# --- reasoning, variables of the chat template, log-probabilities ---
+
+THOUGHT = "I think.\n</think>\n\nAt noon."
+
+
+def test_reasoning_is_a_block_of_its_own_and_no_part_of_the_text(thinker: InvariantLLM) -> None:
+    for template_kwargs, written in (({}, f"<think>\n{THOUGHT}"), ({"enable_thinking": True}, THOUGHT)):
+        for answer in every_chat(thinker, written, template_kwargs=template_kwargs):
+            message = answer[-1].message
+            assert message.blocks == [ThinkingBlock(content="I think."), TextBlock(text="At noon.")]
+            assert message.content == "At noon."
+
+
+def every_chat(llm: InvariantLLM, written: str, **kwargs: Any) -> list[list[ChatResponse]]:
+    """Ask the four methods of a chat, each of which writes a text and nothing more."""
+    asked = [ChatMessage(QUERY)]
+
+    def options() -> dict[str, Any]:
+        writing = [Writing(llm.lm, written, only=True)]
+        return {"logits_processor": writing, "eos_token_id": llm.lm.tokenizer.eos_token_id, **kwargs}
+
+    async def streamed() -> list[ChatResponse]:
+        return [each async for each in await llm.astream_chat(asked, **options())]
+
+    return [
+        [llm.chat(asked, **options())],
+        [asyncio.run(llm.achat(asked, **options()))],
+        list(llm.stream_chat(asked, **options())),
+        asyncio.run(streamed()),
+    ]
+
+
+def test_reasoning_is_streamed_before_the_text(thinker: InvariantLLM) -> None:
+    for *growing, whole in every_chat(thinker, f"<think>\n{THOUGHT}")[2:]:
+        thoughts = [each.additional_kwargs.get("thinking_delta", "") for each in growing]
+        assert "".join(thoughts) == "I think."
+        assert len(list(filter(None, thoughts))) > 3
+        assert "".join(each.delta or "" for each in growing) == "At noon."
+        assert growing[0].message.blocks[0] == ThinkingBlock(content="I")
+        assert growing[-1].message == whole.message
+
+
+def test_the_answer_is_the_text_where_there_is_no_reasoning(llm: InvariantLLM) -> None:
+    message = llm.chat([ChatMessage(QUERY)]).message
+    assert [type(each) for each in message.blocks] == [TextBlock]
+
+
+def test_variables_of_the_chat_template_are_those_of_the_llm_and_of_the_call(spoken: InvariantModel) -> None:
+    llm = InvariantLLM(spoken, template_kwargs={"enable_thinking": True})
+    assert prompt_of(llm, [ChatMessage(QUERY)]).endswith("assistant\n<think>\n")
+    off = prompt_of(llm, [ChatMessage(QUERY)], template_kwargs={"enable_thinking": False})
+    assert off.endswith("assistant\n")
+    with pytest.raises(InvalidPrompt, match="got deeply, which do not occur in it"):
+        llm.chat([ChatMessage(QUERY)], template_kwargs={"deeply": True})
+    with pytest.raises(UnknownParameter, match="template_kwargs"):
+        llm.complete(QUERY, template_kwargs={"enable_thinking": True})
+    assert InvariantLLM(template_kwargs={"enable_thinking": True}).to_dict()["template_kwargs"] == {
+        "enable_thinking": True
+    }
+
+
+def test_log_probabilities_are_those_of_the_tokens_of_the_text(thinker: InvariantLLM) -> None:
+    generation = thinker.lm.generate(
+        thinker.lm.chat_prompt(messages=[{"role": "user", "content": QUERY}]), max_new_tokens=12
+    )
+    asked = [ChatMessage(QUERY)]
+    responses = [
+        thinker.chat(asked, logprobs=True, max_tokens=12),
+        list(thinker.stream_chat(asked, logprobs=True, max_tokens=12))[-1],
+        InvariantLLM(thinker.lm, logprobs=True, max_tokens=12).chat(asked),
+    ]
+    for response in responses:
+        tokens = [token for (token,) in response.logprobs or ()]
+        assert "".join(token.token for token in tokens) == response.message.content
+        assert [token.logprob for token in tokens] == list(generation.logprobs)
+        assert all(bytes(token.bytes).decode() == token.token for token in tokens)
+    assert thinker.chat(asked, max_tokens=12).logprobs is None
+    assert len(thinker.complete(QUERY, logprobs=True, max_tokens=12).logprobs or ()) == 12
+
+
+def test_no_log_probability_is_reported_of_what_a_stop_string_cut_off(thinker: InvariantLLM) -> None:
+    for answer in every_chat(thinker, "It leaves at noon.", stop=["at"], logprobs=True):
+        assert "".join(token.token for (token,) in answer[-1].logprobs or ()) == "It leaves "

@@ -112,7 +112,8 @@ class Request:
         found = ParsedAnswer.join(self.deltas(model, prompt, [text], generation.labels))
         logprobs = None
         if self.reporting.logprobs:
-            end = len(trim_at_stop_string(generation.text, self.stops))
+            tools = self.chat is not None and self.chat.tools
+            end = len(trim_at_stop_string(generation.text, () if tools else self.stops))
             tokens = token_logprobs(generation, model.tokenizer)
             logprobs = [each for each in tokens if each.start < end or not each.token]
         return Answer(found.content, generation, prompt, self.recognized, found.reasoning, found.tool_calls, logprobs)
