@@ -53,6 +53,25 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
     return {} if all(number == given for number, given in labels.items()) else labels
 
 
+def find_labels(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where a text cites a document by its number, and the number: start, end, number.
+
+    >>> list(find_labels("At noon [2], see sources 1 and 3; 3 ferries."))
+    [(8, 11, '2'), (17, 32, '1'), (17, 32, '3')]
+    """
+    for citation in _CITATION.finditer(text):
+        yield from ((*citation.span(), each) for each in _PART.findall(citation[0][_words(citation[0]) :]))
+
+
+def without_labels(text: str) -> str:
+    """Return a text of the same length in which citations by number are blank.
+
+    >>> without_labels("At noon [2].")
+    'At noon    .'
+    """
+    return _CITATION.sub(lambda citation: " " * len(citation[0]), text)
+
+
 def translate_labels(text: str, labels: Labels) -> str:
     """Return a text with the numbers of its citations (`[2]`, `[1, 3]`, `Source 2`) as the caller gave them.
 
@@ -83,8 +102,13 @@ def _translate(text: str, labels: Labels, start: int) -> str:
     """Return `text[start:]` with its citations translated."""
     pieces = []
     for citation in _CITATION.finditer(text, start) if labels else ():
-        words = 0 if citation[0][0] == "[" else re.search(r"\d", citation[0]).start()  # type: ignore[union-attr]
+        words = _words(citation[0])
         numbers = _PART.sub(lambda each: labels.get(each[0], each[0]), citation[0][words:])
         pieces += [text[start : citation.start()], citation[0][:words], numbers]
         start = citation.end()
     return "".join((*pieces, text[start:]))
+
+
+def _words(citation: str) -> int:
+    """Return how many characters stand before the numbers of a citation: of a word such as `Source`."""
+    return 0 if citation[0] == "[" else re.search(r"\d", citation).start()  # type: ignore[union-attr]

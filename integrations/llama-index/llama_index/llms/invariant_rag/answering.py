@@ -25,6 +25,7 @@ from invariant_rag.generation.streaming import (
 from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.prompts import ToolCall
 from invariant_rag.prompts.labels import Labels, translate_stream
+from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
 from llama_index.llms.invariant_rag.answer_pieces import read_answer
 from llama_index.llms.invariant_rag.errors import no_swallowed_errors
 from llama_index.llms.invariant_rag.function_calling import ChatOptions
@@ -116,7 +117,13 @@ class Request:
             end = len(trim_at_stop_string(generation.text, () if tools else self.stops))
             tokens = token_logprobs(generation, model.tokenizer)
             logprobs = [each for each in tokens if each.start < end or not each.token]
-        return Answer(found.content, generation, prompt, self.recognized, found.reasoning, found.tool_calls, logprobs)
+        citations = None
+        if self.reporting.citations and self.output_cls is None:
+            numbers = numbers_of(prompt)
+            citations = cite_spans(found.content, prompt.query or "", prompt.segments, generation.order, numbers)
+        return Answer(
+            found.content, generation, prompt, self.recognized, found.reasoning, found.tool_calls, logprobs, citations
+        )
 
 
 def generation_options(
@@ -148,6 +155,7 @@ class Answer:
         reasoning: What a chat model thought before.
         tool_calls: The calls of tools.
         logprobs: The tokens with their log-probabilities, if asked for.
+        citations: The parts of the text that have a source, if asked for.
     """
 
     text: str
@@ -157,6 +165,7 @@ class Answer:
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
     logprobs: Sequence[TokenLogprob] | None = None
+    citations: Sequence[CitedSpan] | None = None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ _NO_LIMIT = 2**31 - 1
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _DECODING = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
-_REPORTING = ("logprobs",)
+_REPORTING = ("logprobs", "citations")
 _PER_CALL = (*_DECODING, *_REPORTING, "query", "output_cls")
 
 
@@ -130,6 +130,13 @@ class InvariantLLM(ToolCaller):
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )
     logprobs: bool = Field(default=False, description="Whether responses hold the log-probabilities of their tokens.")
+    citations: bool = Field(
+        default=False,
+        description=(
+            "Whether to report the sentences of an answer that a node contains word for word, and the nodes that it "
+            "names by number, such as [2]: as CitationBlocks of the message, and in the report."
+        ),
+    )
 
     batch_size: int = Field(default=8, description="With micro_batching: the most calls to decode together.", ge=1)
     micro_batching: bool = Field(

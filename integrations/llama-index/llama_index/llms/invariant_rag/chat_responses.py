@@ -1,4 +1,4 @@
-"""Answers to conversations, as responses of LlamaIndex: reasoning, text and calls as the blocks of a message."""
+"""Answers to conversations as responses of LlamaIndex: reasoning, text, calls and citations are blocks of a message."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from llama_index.core.base.llms.types import (
     ChatResponse,
     ChatResponseAsyncGen,
     ChatResponseGen,
+    CitationBlock,
     ContentBlock,
     MessageRole,
     TextBlock,
@@ -21,6 +22,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from invariant_rag.generation.answer_parsing import AnswerDelta, CallDelta
+from invariant_rag.rag.citations import CitedSpan
 from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.responses import as_logprobs, report_of
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
@@ -77,6 +79,7 @@ def as_chat(answer: Answer, delta: str | None = None) -> ChatResponse:
     message = _message(
         answer.text, answer.reasoning, [(call.id, call.name, dict(call.arguments)) for call in answer.tool_calls]
     )
+    message.blocks += [_citation(each) for each in answer.citations or ()]
     return ChatResponse(
         message=message,
         delta=delta,
@@ -99,6 +102,16 @@ async def as_async_chat_stream(pieces: Generator[AnswerDelta | Answer, None, Non
     async with aclosing(iterate_in_thread(pieces)) as read:
         async for piece in read:
             yield as_chat(piece, delta="") if isinstance(piece, Answer) else growing.response(piece)
+
+
+def _citation(span: CitedSpan) -> CitationBlock:
+    segment = span.segment
+    return CitationBlock(
+        cited_content=TextBlock(text=segment.text),
+        source=segment.content_hash,
+        title=segment.title or "",
+        additional_location_info={"start": span.start, "end": span.end},
+    )
 
 
 def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, Mapping[str, Any] | str]]) -> ChatMessage:

@@ -1,4 +1,4 @@
-"""Messages of LlamaIndex as turns of a conversation, whose blocks are texts and segments, and as the core's messages."""
+"""Messages of LlamaIndex as turns, whose blocks are texts and segments, and as messages of the core."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from llama_index.core.base.llms.types import (
 
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.generation.ledger import ledger
+from invariant_rag.rag.citations import CitedSpan
 from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
@@ -50,6 +51,8 @@ def report_of(answer: Answer) -> dict[str, Any]:
 
     It holds `usage`, `finish_reason`, and the ledger (see `invariant_rag.generation.ledger`): segments are named by
     their content hash (the `source` of their `SegmentBlock`), so it does not depend on the order in which they came.
+    With `citations`, it holds the parts of the text that have a source: `start`, `end`, `text`, `source`, and the
+    `node_id` of a node that was recognised.
     """
     generation = answer.generation
     usage = generation.usage
@@ -63,6 +66,8 @@ def report_of(answer: Answer) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         **ledger(generation, answer.prompt, recognized=answer.recognized),
     }
+    if answer.citations is not None:
+        report["citations"] = [_citation(each, answer.text) for each in answer.citations]
     if isinstance(generation, RoutedGeneration):
         report["routing"] = {
             "branch": generation.branch,
@@ -70,6 +75,12 @@ def report_of(answer: Answer) -> dict[str, Any]:
             "invariant_confidence": generation.invariant_confidence,
         }
     return report
+
+
+def _citation(span: CitedSpan, text: str) -> dict[str, Any]:
+    node_id = span.segment.metadata.get("node_id")
+    found = {"start": span.start, "end": span.end, "text": text[span.start : span.end]}
+    return {**found, "source": span.segment.content_hash} | ({} if node_id is None else {"node_id": node_id})
 
 
 def as_completion(answer: Answer, delta: str | None = None) -> CompletionResponse:
