@@ -291,6 +291,11 @@ class _Recognizer:
     def _check_known(self) -> None:
         counts = Counter(each.origin for each in self._all_found())
         free = "\n".join(self._free_texts())
+        whole = [
+            {each.texts for each in one.documents}
+            for one in self._known
+            if all(count_held([each], counts) for each in one.documents)
+        ]
         for retrieval in self._known:
             arrived = [each for each in retrieval.documents if count_held([each], counts)]
             missing = [each for each in retrieval.documents if each not in arrived]
@@ -301,7 +306,7 @@ class _Recognizer:
             rewritten = count_rewritten(free, missing)
             if cut or (rewritten and rewritten + len(arrived) > 1) or (not arrived and holds_as_words(free, missing)):
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
-            elif arrived and missing:
+            elif arrived and missing and not any({each.texts for each in arrived} <= other for other in whole):
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
                 self._find("incomplete", f"a call got {count} documents that were retrieved together.")
             elif arrived and contain_one_another(retrieval, counts):

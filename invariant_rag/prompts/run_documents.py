@@ -81,11 +81,14 @@ class RunDocuments:
             return tuple(each.retrieval for each in path[-1].retrieved.values())
 
     def elsewhere(self, run: Hashable | None) -> tuple[KnownDocument, ...]:
-        """Return what was retrieved lately in other root runs."""
+        """Return what was retrieved lately in other root runs, and not in that of this run."""
         with self._lock:
             root = None if run is None else self._path(run)[-1]
+            here = self._runs[root].retrieved.values() if root in self._runs else ()
+            own = {document.segment.text for each in here for document in each.retrieval.documents}
             others = [retrieval for other, retrieval in self._elsewhere if run is None or other != root]
-            return tuple(document for retrieval in others for document in retrieval.documents)
+            found = (document for retrieval in others for document in retrieval.documents)
+            return tuple(document for document in found if document.segment.text not in own)
 
     def path(self, run: Hashable) -> list[Hashable]:
         """Return a run, its parent, ... and its root, as long as they go on."""

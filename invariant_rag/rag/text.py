@@ -33,10 +33,10 @@ def truncate(text: str, width: int) -> str:
 
 
 def join_chunks(chunks: Iterable[tuple[int, str]], separator: str = "\n") -> str:
-    """Join chunks of one source in source order, without repeating text in which they overlap.
+    r"""Join chunks of one source in source order, without repeating text in which they overlap.
 
     >>> join_chunks([(8, "three four"), (0, "one two three"), (30, "ten")])
-    'one two three four\\nten'
+    'one two three four\nten'
 
     Args:
         chunks: Each chunk, and the offset of its first character in the source, in any order.

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, WordEmbedding, nodes_of
 from invariant_rag.api_models import PlainRequests
-from invariant_rag.prompts import recognize
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Embedding, Score
-from invariant_rag.prompts import mark
+from invariant_rag.prompts import mark, recognize
 from llama_index.core import Document, Settings, VectorStoreIndex
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field

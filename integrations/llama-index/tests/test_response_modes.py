@@ -99,7 +99,9 @@ def test_the_plain_model_answers_otherwise_in_another_order(plain_llm: Invariant
 
 @pytest.mark.parametrize("mode", WARNS)
 def test_these_modes_warn_and_name_the_fix(llm: InvariantLLM, mode: ResponseMode) -> None:
-    assert re.search(rf"{WARNS[mode]}.*InvariantSynthesizer", said_of(lambda: engine(llm, mode, nodes_of()).query(QUERY)))
+    assert re.search(
+        rf"{WARNS[mode]}.*InvariantSynthesizer", said_of(lambda: engine(llm, mode, nodes_of()).query(QUERY))
+    )
 
 
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE, ResponseMode.COMPACT_ACCUMULATE])

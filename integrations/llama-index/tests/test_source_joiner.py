@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from invariant_rag.errors import RetrievalError
-from itertools import permutations
 from llama_index.core import Document
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import NodeWithScore, TextNode

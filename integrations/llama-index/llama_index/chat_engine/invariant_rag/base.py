@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.chat_engine.types import AgentChatResponse, StreamingAgentChatResponse
 from llama_index.core.llms import ChatMessage, MessageRole
@@ -18,8 +19,8 @@ from llama_index.response_synthesizers.invariant_rag.base import METADATA_KEY
 class Conversation(ChatPromptTemplate):
     """A system message with the context, and the user's message; others stand between, and are no templates."""
 
-    before: list[ChatMessage] = []
-    between: list[ChatMessage] = []
+    before: list[ChatMessage] = Field(default_factory=list)
+    between: list[ChatMessage] = Field(default_factory=list)
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
         """Return all messages, with variables in place in those of the template."""
@@ -48,7 +49,7 @@ class InvariantChatEngine(ContextChatEngine):
         given = self._prefix_messages
         has_system_prompt = bool(given) and given[0].role == MessageRole.SYSTEM
         role = self._llm.metadata.system_role
-        template = Conversation(
+        template = Conversation(  # type: ignore[call-arg]  # it has a constructor of its own
             message_templates=[
                 ChatMessage(self._context_template.template, role=role),
                 ChatMessage("{query_str}", role=MessageRole.USER),

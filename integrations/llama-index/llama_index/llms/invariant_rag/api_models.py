@@ -323,7 +323,7 @@ def canonical(
     _check_llm(llm)
     kind = CanonicalToolLLM if isinstance(llm, FunctionCallingLLM) else CanonicalLLM
     options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    return kind(llm=llm, ordering=ordering, **options, **_taken_over(llm))
+    return kind(llm=llm, ordering=ordering, **{**_taken_over(llm), **options})
 
 
 def vote(
@@ -370,7 +370,7 @@ def vote(
     kind = VotingToolLLM if isinstance(llm, FunctionCallingLLM) else VotingLLM
     options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     ballots = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
-    return kind(llm=llm, **ballots, **options, **_taken_over(llm))
+    return kind(llm=llm, **{**_taken_over(llm), **ballots, **options})
 
 
 def _check_llm(llm: object) -> None:

@@ -1,4 +1,4 @@
-"""Messages of LlamaIndex as turns, whose blocks are texts and segments, and as messages of the core."""
+"""Messages of LlamaIndex as turns of a conversation, with texts and segments, and as messages of the core."""
 
 from __future__ import annotations
 

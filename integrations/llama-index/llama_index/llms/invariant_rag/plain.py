@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, TextBlock
 
 from invariant_rag.api_models import PlainRequest, PlainRequests
 from invariant_rag.prompts import Recognition, Turn
@@ -96,7 +96,7 @@ def answered(response: R, ballot: Ballot, method: str) -> R:
         changed["raw"] = {**(response.raw or {}), **ledger}
     if labels and isinstance(response, CompletionResponse):
         changed["text"] = translate_labels(response.text, labels)
-    elif labels:
+    elif labels and isinstance(response, ChatResponse):
         changed["message"] = _translated(response.message, ballot)
     return response.model_copy(update=changed)
 

@@ -21,7 +21,7 @@ from invariant_rag.segments import SegmentSet
 from llama_index.llms.invariant_rag.tracking import retrieved, track_spans
 
 FIXES = {
-    "no_segments": "Use response_synthesizer=InvariantSynthesizer(llm), SegmentMarkerPostprocessor(), or SegmentBlocks.",
+    "no_segments": "Use response_synthesizer=InvariantSynthesizer(llm), SegmentMarkerPostprocessor, or SegmentBlocks.",
     "separate": "Write the same text around each node, or use response_synthesizer=InvariantSynthesizer(llm).",
     "incomplete": "Use response_synthesizer=InvariantSynthesizer(llm), which passes all nodes in one call.",
     "split": "Use response_synthesizer=InvariantSynthesizer(llm), which passes nodes whole, or retrieve fewer.",

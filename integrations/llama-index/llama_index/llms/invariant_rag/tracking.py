@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
-from llama_index.core.llms import LLM
+from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
@@ -184,8 +184,9 @@ def _check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
     inner = llm.llm if isinstance(llm, StructuredLLM) else llm
     if getattr(inner, "parses_marks", False):
         return
-    messages = arguments.get("messages") or ()
-    texts = [arguments.get("prompt"), *(getattr(each, "content", None) for each in messages)]
+    passed = (*arguments.get("args", ()), *arguments.get("kwargs", {}).values(), *arguments.values())
+    lists = [each if isinstance(each, list | tuple) else [each] for each in passed]
+    texts = [each.content if isinstance(each, ChatMessage) else each for given in lists for each in given]
     if any(isinstance(text, str) and has_marks(text) for text in texts):
         message = f"{type(inner).__name__} does not know segments, and gets text with segment markers."
         report([Finding("marks", message)], fixes={"marks": "Wrap it: canonical(llm)."})

@@ -236,7 +236,9 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
                 answer = llm.stream if self._streaming else llm.predict
                 response = answer(template, **variables)
         else:
-            messages = self._messages(self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs)
+            messages = self._messages(
+                self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs
+            )
             if self._streaming:
                 pieces = self._invariant_llm.stream_chat(messages, query=query_str)
                 response = _reported(pieces, synthesis.report)
@@ -268,7 +270,9 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
                 answer = llm.astream if self._streaming else llm.apredict
                 response = await answer(template, **variables)
         else:
-            messages = self._messages(self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs)
+            messages = self._messages(
+                self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs
+            )
             if self._streaming:
                 pieces = await self._invariant_llm.astream_chat(messages, query=query_str)
                 response = _areported(pieces, synthesis.report)
