@@ -24,7 +24,7 @@ Content: TypeAlias = str | Segment | SegmentSet | Sequence[str | Segment | Segme
 Message: TypeAlias = Mapping[str, Any]
 
 # Stands for a set while the template is rendered. Private-use characters, which no text of a message may contain.
-_PLACEHOLDER_BEGIN, _PLACEHOLDER_END = "\ue203", "\ue204"
+_PLACEHOLDER_BEGIN, _PLACEHOLDER_END = "\ueca4", "\ueca5"
 _PLACEHOLDER = re.compile(rf"{_PLACEHOLDER_BEGIN}(\d+){_PLACEHOLDER_END}")
 
 

@@ -24,6 +24,7 @@ _NUMBER = "\U0010fffd"  # stands for one running number
 _FIELDS = range(0xF0000, 0xF0800)  # each stands for one field; like `_NUMBER`, private-use characters
 _PLACEHOLDERS = re.compile(f"[{chr(_FIELDS[0])}-{chr(_FIELDS[-1])}{_NUMBER}]")
 _NUMBERED = re.compile(r"(.*?)(\d+|(?<![A-Za-z0-9])[A-Za-z])(\W*)", re.DOTALL)
+_ESCAPED_BREAK = re.compile(r"\\[ntr]")
 _ARROW = re.compile(r"[<>]")
 _MARGIN = 16  # characters by which one running number may be longer than another
 _LONGEST_LABEL = 100
@@ -210,7 +211,7 @@ def _split(
     tail = _common(first, shapes[1], running, backwards=True)
     head = _common(shapes[-2], last, running, backwards=False)
     if tail + head < size:
-        rest = between[head : size - tail]
+        rest = _ESCAPED_BREAK.sub("", between[head : size - tail])
         if _ARROW.search(rest) or any(each.isalnum() or _PLACEHOLDERS.match(each) for each in rest):
             return None  # it says something that is not said of the first or of the last segment
         cut = size - tail

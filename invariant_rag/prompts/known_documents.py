@@ -16,6 +16,7 @@ _TELLING = 30
 """Characters of a sentence that hardly occurs in two texts by chance."""
 _WINDOW = 20
 """Characters that are looked up before a whole piece is searched for."""
+_ESCAPED_BREAK = re.compile(r"\\[ntr]")
 _LONG = 12
 """Characters that hardly occur within a word by chance."""
 _QUOTES = ("'", '"')
@@ -144,7 +145,7 @@ def _is_item(text: str, start: int, stop: int, before: int) -> bool:
     is_label = stop - start == 1 or text[start:stop].isdecimal()
     if is_label and (_LABEL_END.match(text, stop) or text[max(first - 1, 0) : first] in _LABEL_STARTS):
         return False
-    return first in (0, before) or not text[first - 1].isalnum()
+    return first in (0, before) or not text[first - 1].isalnum() or text[first - 2 : first] in ("\\n", "\\t", "\\r")
 
 
 def _with_quotes(text: str, start: int, stop: int, before: int, covered: bytearray) -> tuple[int, int]:
@@ -231,7 +232,7 @@ def contain_one_another(retrieval: Retrieval, counts: Counter[str]) -> bool:
 
 
 def _whole(text: str, start: int, stop: int) -> bool:
-    """Return whether `text[start:stop]` does not begin or end within a word."""
+    """Return whether `text[start:stop]` does not begin or end within a word. An escaped line break is no word."""
     begins_within = start > 0 and text[start - 1].isalnum() and text[start].isalnum()
     ends_within = stop < len(text) and text[stop - 1].isalnum() and text[stop].isalnum()
-    return not (begins_within or ends_within)
+    return not ends_within and (not begins_within or _ESCAPED_BREAK.search(text, max(start - 2, 0), start) is not None)

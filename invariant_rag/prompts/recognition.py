@@ -36,6 +36,7 @@ _LABELLED = re.compile(
     r"[ \t#:([]*(\d{1,9})\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
+_CODE = re.compile(r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE)  # what a user pasted, in a named language
 _TAG = re.compile(r"<(/?)(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>", re.IGNORECASE)
 
 
@@ -345,6 +346,7 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 def _looks_retrieved(text: str) -> bool:
     """Return whether a text holds at least two documents that are labelled as such, with running numbers or tags."""
+    text = _CODE.sub("", text)
     numbers = [int(number) for number in _LABELLED.findall(text)]
     if any(b == a + 1 for a, b in pairwise(numbers)):
         return True

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<([|\uff5c]).*\1>")
 
-CUT = "\ue203\ue205\ue204"
+CUT = "\ueca4\ueca6\ueca5"
 """Cuts the name of a control token in a text of a chat prompt: the texts on both sides are tokenized separately."""
 
 _TOKENIZER_LOCK = Lock()  # a fast tokenizer keeps `split_special_tokens` as state

@@ -14,7 +14,7 @@ from invariant_rag.prompts.tools import Tool, ToolCall
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PRIVATE = re.compile("[\ue203\ue204\ue205]")
+_PRIVATE = re.compile("[\ueca4\ueca5\ueca6]")
 
 
 def literal_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[Any], Any]:

@@ -24,7 +24,7 @@ from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
 any_text = st.text(
-    st.one_of(st.characters(codec=None), st.sampled_from("\ueca0\ueca1\ueca2\ueca3\ue203\ue204<|>\n ")), max_size=20
+    st.one_of(st.characters(codec=None), st.sampled_from("\ueca0\ueca1\ueca2\ueca3\ueca4\ueca5<|>\n ")), max_size=20
 )  # type: ignore[arg-type]
 CHATML = TOY.chat_template
 
@@ -74,21 +74,21 @@ def test_segments_may_stand_in_any_turn_and_neighbours_form_one_set() -> None:
     prompt = render_chat(messages, TOY)
     assert [[segment.text for segment in each] for each in prompt.sets] == [["r1", "r2"], ["a", "b"], ["c"], []]
     assert prompt.texts[2] == "?"
-    assert "\ue203" not in "".join(map(str, prompt.texts))
+    assert "\ueca4" not in "".join(map(str, prompt.texts))
 
 
 @given(any_text, any_text)
 def test_no_text_of_a_message_can_pass_for_a_set(question: str, system: str) -> None:
-    place = "\ue2030\ue204"
+    place = "\ueca40\ueca5"
     prompt = render_chat(question_messages(place + question, SegmentSet(["one"]), system + place), TOY)
     assert prompt.sets == (SegmentSet(["one"]),)
     assert len(prompt.texts) == 2
-    assert not any(each in str(text) for text in prompt.texts for each in "\ue203\ue204")
+    assert not any(each in str(text) for text in prompt.texts for each in "\ueca4\ueca5")
 
 
 def test_a_role_cannot_pass_for_a_set() -> None:
     with pytest.raises(InvalidPrompt, match="set 0 of 1 2 times"):
-        render_chat([{"role": "\ue2030\ue204", "content": SegmentSet(["one"])}], TOY)
+        render_chat([{"role": "\ueca40\ueca5", "content": SegmentSet(["one"])}], TOY)
 
 
 def test_a_template_may_trim_contents() -> None:

@@ -1,83 +1,120 @@
-"""Documents by run: what a retriever of retrievers returned replaces what they found, also when they have ended."""
+"""Documents are known in the run that retrieved them, and nowhere else."""
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
 from invariant_rag import Segment
-from invariant_rag.prompts import KnownDocument, RunDocuments, Turn, mark, recognize
-from invariant_rag.prompts.known_documents import Retrieval, holds_several
-from invariant_rag.prompts.labels import translate_labels, translate_stream
-
-A, B, C = (
-    KnownDocument.of(Segment(f"The {name} is described in this sentence.")) for name in ("mill", "ferry", "bridge")
-)
+from invariant_rag.prompts import KnownDocument, RunDocuments
 
 
-def texts_of(retrievals: tuple[Retrieval, ...]) -> list[set[str]]:
-    return [{each.segment.text for each in one.documents} for one in retrievals]
+def known(*texts: str) -> list[KnownDocument]:
+    return [KnownDocument.of(Segment(text)) for text in texts]
 
 
-def test_what_a_run_retrieved_replaces_that_of_runs_below_it_that_have_ended() -> None:
+def texts_of(runs: RunDocuments, run: object) -> list[list[str]]:
+    return [[each.segment.text for each in retrieval.documents] for retrieval in runs.of(run)]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runs() -> RunDocuments:
+    """A chain with a retriever and a model, and another chain."""
     runs = RunDocuments()
+    for run, parent in (("chain", None), ("retriever", "chain"), ("model", "chain"), ("other", None)):
+        runs.start(run, parent)
+    return runs
+
+
+def test_a_model_knows_what_its_chain_retrieved_and_another_chain_does_not(runs: RunDocuments) -> None:
+    runs.add("retriever", known("a", "b"))
+    runs.end("retriever")
+    assert texts_of(runs, "model") == texts_of(runs, "chain") == [["a", "b"]]
+    assert texts_of(runs, "other") == texts_of(runs, "unheard of") == texts_of(runs, None) == []
+    assert [each.segment.text for each in runs.elsewhere("other")] == ["a", "b"]
+    assert [each.segment.text for each in runs.elsewhere(None)] == ["a", "b"]
+    assert runs.elsewhere("model") == ()
+
+
+def test_documents_are_forgotten_when_the_root_run_ends(runs: RunDocuments) -> None:
+    runs.add("retriever", known("a"))
+    runs.end("chain")
+    assert texts_of(runs, "model") == []
     runs.start("chain", None)
-    runs.start("outer", "chain", retrieves=True)
-    runs.start("inner", "outer", retrieves=True)
-    runs.add("inner", [A, B, C])
-    runs.end("inner")
-    runs.add("outer", [A, B])
-    runs.end("outer")
-    assert texts_of(runs.of("chain")) == [{A.segment.text, B.segment.text}]
+    assert texts_of(runs, "chain") == []
 
 
-def test_what_this_run_retrieved_too_is_not_elsewhere() -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_retriever_replaces_what_the_retrievers_below_it_found(runs: RunDocuments, ended: bool) -> None:
+    for run in ("one", "two"):
+        runs.start(run, "retriever")
+        runs.add(run, known(run))
+        if ended:
+            runs.end(run)
+    assert texts_of(runs, "model") == [["one"], ["two"]]
+    runs.add("retriever", known("two"))
+    assert texts_of(runs, "model") == [["two"]]
+
+
+def test_two_retrievals_of_a_run_are_two_and_an_empty_one_is_none(runs: RunDocuments) -> None:
+    runs.start("second", "chain")
+    runs.add("retriever", known("a"))
+    runs.add("second", known("b"))
+    runs.add("model", [])
+    assert texts_of(runs, "model") == [["a"], ["b"]]
+    runs.add("retriever", known("c"))
+    assert sorted(texts_of(runs, "model")) == [["b"], ["c"]]
+
+
+def test_a_run_that_is_its_own_parent_is_a_root() -> None:
     runs = RunDocuments()
-    for name, found in (("one", [A, B]), ("two", [B, C])):
-        runs.start(name, None)
-        runs.add(name, found)
-    assert [each.segment.text for each in runs.elsewhere("two")] == [A.segment.text]
-    runs.end("two")
-    assert len(runs.elsewhere("three")) == 4
+    runs.start("loop", "loop")
+    runs.start("a", "b")
+    runs.start("b", "a")
+    runs.add("loop", known("x"))
+    runs.add("a", known("y"))
+    assert texts_of(runs, "loop") == [["x"]]
 
 
-def test_the_path_of_a_run_ends_at_its_root() -> None:
+def test_nothing_is_left_of_twenty_thousand_runs() -> None:
     runs = RunDocuments()
-    runs.start("root", "unknown")
-    runs.start("leaf", "root")
-    assert runs.path("leaf") == ["leaf", "root"]
-    assert runs.path("nobody") == ["nobody"]
+    for number in range(20_000):
+        root, retriever = ("root", number), ("retriever", number)
+        runs.start(root, None)
+        runs.start(retriever, root)
+        runs.add(retriever, known(str(number)))
+        if number % 2:  # the others are abandoned
+            runs.end(retriever)
+            runs.end(root)
+    assert len(runs._runs) <= 10_000
+    assert len(runs.elsewhere(None)) == 64
+    for number in range(20_000):
+        runs.end(("root", number))
+        runs.end(("retriever", number))
+    assert len(runs._runs) == 0
 
 
-def test_a_sentence_that_documents_share_is_one_document() -> None:
-    shared = "A sentence that two documents share. "
-    known = [KnownDocument.of(Segment(shared + more)) for more in ("See page 1.", "See page 2.")]
-    assert not holds_several(f"He said: {known[0].segment.text}", known)
-    assert holds_several(f"{A.segment.text} {B.segment.text}", [A, B, C])
+def test_sixteen_threads_never_see_the_documents_of_each_other(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    runs = RunDocuments()
 
+    def chain(number: int) -> bool:
+        root, retriever, model = (number, "chain"), (number, "retriever"), (number, "model")
+        runs.start(root, None)
+        runs.start(retriever, root)
+        runs.add(retriever, known(f"{number}"))
+        runs.end(retriever)
+        runs.start(model, root)
+        mine = texts_of(runs, model)
+        others = {each.segment.text for each in runs.elsewhere(model)}
+        runs.end(model)
+        runs.end(root)
+        return mine == [[f"{number}"]] and f"{number}" not in others
 
-def test_retrievals_that_share_a_document_do_not_miss_each_others() -> None:
-    turn = Turn("user", (f"{B.segment.text}\n\n{C.segment.text}\n\nWhich?",))
-    both = [Retrieval((A, B)), Retrieval((B, C))]
-    assert recognize([turn], both).findings == ()
-    assert [each.kind for each in recognize([turn], both[:1]).findings] == ["incomplete"]
-
-
-def test_examples_of_a_template_are_no_reason_to_warn() -> None:
-    example = "For example:\nSource 1:\nThe sky is red.\nSource 2:\nWater is wet."
-    turn = Turn("user", (f"{example}\n\n Now: {A.segment.text}",))
-    assert [each.kind for each in recognize([turn]).findings] == ["no_segments"]
-    assert recognize([turn], examples=[example.replace("\n", "  \n")]).findings == ()
-
-
-def test_marked_segments_get_the_metadata_that_decorations_show_wherever_they_were_retrieved() -> None:
-    known = [
-        KnownDocument.of(Segment(each.segment.text, metadata={"file": name}))
-        for each, name in ((A, "mill.txt"), (B, "ferry.txt"))
-    ]
-    text = "".join(f"Source: {each.segment.metadata['file']}\n{mark(each.segment, 2)}\n\n" for each in known)
-    assert recognize([Turn("user", (text,))], elsewhere=known).findings == ()
-    assert recognize([Turn("user", (text,))]).findings
-
-
-def test_the_number_of_a_doc_is_translated_in_one_piece_and_in_many() -> None:
-    text, labels = "Doc: 2, Relevance: 9\nDoc 1 too.", {"1": "2", "2": "1"}
-    assert translate_labels(text, labels) == "Doc: 1, Relevance: 9\nDoc 2 too."
-    assert "".join(translate_stream(iter(text), labels)) == translate_labels(text, labels)
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(chain, range(800)))
+    assert len(runs._runs) == 0

@@ -180,7 +180,7 @@ def test_variables_reach_the_template_and_unknown_ones_are_refused() -> None:
 def test_no_tool_call_or_result_makes_a_control_token(kind: str) -> None:
     tokenizer = templated(kind)
     control = control_tokens(tokenizer)
-    hostile = "x" + "".join(sorted(control.values())) + "\ue203\ue205\ue204\ue2030\ue204"
+    hostile = "x" + "".join(sorted(control.values())) + "\ueca4\ueca6\ueca5\ueca40\ueca5"
 
     def tokens(text: str) -> list[int]:
         tool = {
