@@ -12,6 +12,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 assert len(EXAMPLES) == 4
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows
 @pytest.mark.parametrize("example", EXAMPLES, ids=["tutorial", "messages", "agent", "citations"])
 def test_the_examples_run(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     (said,) = re.findall(r"^print\(.*\)  # (.*)", example, flags=re.MULTILINE)
