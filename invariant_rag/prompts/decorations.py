@@ -19,7 +19,7 @@ from numbers import Real
 
 from invariant_rag.segments import Field, Segment, Slot, value_of
 
-_LABEL = re.compile(r"\d+|(?<![A-Za-z0-9])[A-Za-z](?=[.):\]])")
+_LABEL = re.compile(r"\d+|(?<![A-Za-z0-9])[A-Za-z](?=[):\]]|\.(?!\w))")
 _NUMBER = "\U0010fffd"  # stands for one running number
 _FIELDS = range(0xF0000, 0xF0800)  # each stands for one field; like `_NUMBER`, private-use characters
 _PLACEHOLDERS = re.compile(f"[{chr(_FIELDS[0])}-{chr(_FIELDS[-1])}{_NUMBER}]")
@@ -28,6 +28,13 @@ _ESCAPED_BREAK = re.compile(r"\\[ntr]")
 _ARROW = re.compile(r"[<>]")
 _MARGIN = 16  # characters by which one running number may be longer than another
 _LONGEST_LABEL = 100
+_LABEL_BEFORE = re.compile(r"(?:^|\n|[\[({#>]|[-*]\s)\s*$")
+_LABEL_AFTER = re.compile(r"\s*[\])}.:<>/]")
+_LABEL_WORD = re.compile(
+    r"(?:document|doc|source|passage|chunk|context|result|item|excerpt|snippet|example|no\.?|number|index|[\[\"']id)"
+    r"[\s:#=\"'_\[(-]*$",
+    re.IGNORECASE,
+)
 
 
 def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[str, str], list[Slot]] | None:
@@ -59,7 +66,7 @@ def slots_of(texts: Sequence[str], segments: Sequence[Segment]) -> tuple[tuple[s
     if understood is None:
         return None
     around, slots = understood
-    return (head + around[0], around[1] + tail), slots
+    return None if _may_be_own(slots, segments) else ((head + around[0], around[1] + tail), slots)
 
 
 def _slots_near(
@@ -102,19 +109,57 @@ def _replace_fields(texts: Sequence[str], own: Iterable[tuple[str, list[str]]]) 
         if places is None:
             continue
         running, first = _count_of(values)
-        named = is_named(key)
-        if named and running and first in (0, 1):
-            return None  # either; another order of the segments would show which
-        if running and not named:
-            continue
-        if running is False and not named:
-            return None  # a running number in another order of the same segments
+        if running is not None and first in (0, 1):
+            labels, named = _are_labels(replaced.texts[int(after) :], places), is_named(key)
+            if (running and (named or not labels)) or (not running and labels and not named):
+                return None  # a running number, or not; another order of the segments would show which
+            if running:
+                continue
         character = chr(_FIELDS[len(replaced.names)])
         replaced.names[character] = key
         for index, (start, stop) in enumerate(places, start=int(after)):
             text = replaced.texts[index]
             replaced.texts[index] = text[:start] + character + text[stop:]
     return replaced
+
+
+def _are_labels(texts: Sequence[str], places: Sequence[tuple[int, int]]) -> bool:
+    """Return whether these places of texts look like those of running numbers: `[1]`, `2.`, `Document 3`."""
+    return all(
+        (_LABEL_BEFORE.search(text[:start]) and _LABEL_AFTER.match(text[stop:])) or _LABEL_WORD.search(text[:start])
+        for text, (start, stop) in zip(texts, places, strict=False)
+    )
+
+
+def _may_be_own(slots: Sequence[Slot], segments: Sequence[Segment]) -> bool:
+    """Return whether a number that changes from place to place may tell a value of the segments, in any form.
+
+    A page may be counted from 0 and shown from 1; a date may be written in another way.
+    """
+    keys = set.union(*({*segment.metadata, "title"} for segment in segments))
+    for side in ("before", "after"):
+        texts = ["".join(each for each in getattr(slot, side) if isinstance(each, str)) for slot in slots]
+        rows = [list(_LABEL.finditer(text)) for text in texts]
+        for column in zip(*(row for row in rows if row), strict=False):
+            owners = [segment for segment, row in zip(segments, rows, strict=True) if row]
+            labels = [match[0] for match in column]
+            if len(set(labels)) < 2:
+                continue
+            if _place_in_count(labels[0]) in (0, 1) and _are_labels(
+                [match.string for match in column], [match.span() for match in column]
+            ):
+                continue
+            if any(_tell(labels, [str(value_of(each, key)) for each in owners]) for key in keys):
+                return True
+    return False
+
+
+def _tell(labels: Sequence[str], values: Sequence[str]) -> bool:
+    """Return whether labels may be parts of values, or of values that are counted from another start."""
+    if not all(map(str.isdecimal, labels)):
+        return list(labels) == list(values)
+    numbers = [set(map(int, re.findall(r"\d{1,9}", value))) for value in values]
+    return any(all(int(label) + by in own for label, own in zip(labels, numbers, strict=True)) for by in (-1, 0, 1))
 
 
 def _own_fields(segments: Sequence[Segment]) -> list[tuple[str, list[str]]]:

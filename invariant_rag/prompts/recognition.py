@@ -36,7 +36,7 @@ _LABELLED = re.compile(
     r"[ \t#:([]*(\d{1,9})\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
-_CODE = re.compile(r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE)  # what a user pasted, in a named language
+_CODE = re.compile(r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE)
 _TAG = re.compile(r"<(/?)(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>", re.IGNORECASE)
 
 
@@ -152,8 +152,7 @@ class _Recognizer:
         self._check_known()
         self._check_texts()
         turns = [
-            replace(turn, parts=tuple(merge_texts(parts)))
-            for turn, parts in zip(self._turns, self._parts, strict=True)
+            replace(turn, parts=tuple(merge_texts(parts))) for turn, parts in zip(self._turns, self._parts, strict=True)
         ]
         return Recognition(tuple(turns), tuple(self._findings))
 
@@ -292,13 +291,13 @@ class _Recognizer:
     def _check_known(self) -> None:
         counts = Counter(each.origin for each in self._all_found())
         free = "\n".join(self._free_texts())
-        whole = [
-            {each.texts for each in one.documents}
-            for one in self._known
-            if all(count_held([each], counts) for each in one.documents)
-        ]
+
+        def found(retrieval: Retrieval) -> list[KnownDocument]:
+            return [each for each in retrieval.documents if count_held([each], counts)]
+
+        whole = [{each.texts for each in one.documents} for one in self._known if len(found(one)) == len(one.documents)]
         for retrieval in self._known:
-            arrived = [each for each in retrieval.documents if count_held([each], counts)]
+            arrived = found(retrieval)
             missing = [each for each in retrieval.documents if each not in arrived]
             in_one_set = [count_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
             if max(in_one_set, default=0) < count_held(arrived, counts):
