@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from invariant_rag.prompts.labels import find_labels, without_labels
 from invariant_rag.rag.text import split_words
@@ -121,7 +122,7 @@ def cite_spans(
     [(0, 12, 1), (8, 11, 1)]
     """
     indices = range(len(segments)) if included is None else sorted(included)
-    found = {}
+    found: dict[tuple[Any, ...], CitedSpan] = {}
     for sentence in _SENTENCE.finditer(answer):
         for each in cite(without_labels(sentence[0]), question, segments, indices):
             if each.exact:

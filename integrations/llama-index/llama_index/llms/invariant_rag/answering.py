@@ -10,8 +10,10 @@ from threading import Event
 from typing import Any
 
 from llama_index.core.bridge.pydantic import BaseModel
+from transformers import PreTrainedTokenizerBase
 
 from invariant_rag import Generation, InvariantModel, Prompt
+from invariant_rag.errors import TokenizerRequired
 from invariant_rag.generation.answer_parsing import Answer as ParsedAnswer
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.generation.batching import MicroBatcher
@@ -109,13 +111,13 @@ class Request:
         if self.output_cls is not None:
             check_complete(generation.text)
         kept = self.kept_tokens(model)
-        text = decode_keeping(model.tokenizer, generation.token_ids, kept) if kept else generation.text
+        text = decode_keeping(_tokenizer_of(model), generation.token_ids, kept) if kept else generation.text
         found = ParsedAnswer.join(self.deltas(model, prompt, [text], generation.labels))
         logprobs = None
         if self.reporting.logprobs:
             tools = self.chat is not None and self.chat.tools
             end = len(trim_at_stop_string(generation.text, () if tools else self.stops))
-            tokens = token_logprobs(generation, model.tokenizer)
+            tokens = token_logprobs(generation, _tokenizer_of(model))
             logprobs = [each for each in tokens if each.start < end or not each.token]
         citations = None
         if self.reporting.citations and self.output_cls is None:
@@ -124,6 +126,12 @@ class Request:
         return Answer(
             found.content, generation, prompt, self.recognized, found.reasoning, found.tool_calls, logprobs, citations
         )
+
+
+def _tokenizer_of(model: InvariantModel) -> PreTrainedTokenizerBase:
+    if model.tokenizer is None:
+        raise TokenizerRequired("expected a model with a tokenizer: tokens are reported as text")
+    return model.tokenizer
 
 
 def generation_options(

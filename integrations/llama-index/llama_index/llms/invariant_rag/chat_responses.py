@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +114,7 @@ def _citation(span: CitedSpan) -> CitationBlock:
     )
 
 
-def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, Mapping[str, Any] | str]]) -> ChatMessage:
+def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, dict[str, Any] | str]]) -> ChatMessage:
     """Return a message of the assistant.
 
     The calls are in `additional_kwargs` as well, in OpenAI's shape: chat engines and programs of LlamaIndex look there.

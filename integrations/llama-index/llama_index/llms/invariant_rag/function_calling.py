@@ -118,7 +118,7 @@ def tool_fields(message: ChatMessage) -> dict[str, Any]:
                 hint="Set the role of the message to assistant.",
             )
         return {}
-    calls = [
+    calls: list[Mapping[str, Any]] = [
         {"id": block.tool_call_id, "name": block.tool_name, "arguments": block.tool_kwargs} for block in blocks
     ] or [each if isinstance(each, Mapping) else each.model_dump() for each in said.get("tool_calls") or ()]
     return {"tool_calls": calls} if calls else {}
@@ -129,6 +129,9 @@ class ToolCaller(FunctionCallingLLM):
 
     Its `chat` methods take `tools`, `tool_choice` and `allow_parallel_tool_calls`, and answer with `ToolCallBlock`s.
     """
+
+    def __init__(self, **kwargs: Any) -> None:  # type checkers would derive another one from the fields
+        super().__init__(**kwargs)
 
     def _prepare_chat_with_tools(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, TypeGuard
 
 from llama_index.core.base.llms.types import (
@@ -81,13 +81,15 @@ def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage] = ()) -
 
     Args:
         turns: The turns.
-        messages: Their messages, which say what was called and which result belongs to which call.
+        messages: For each turn its message, which says what was called or which call the result belongs to. Empty: no
+            turn is about tools.
 
     Raises:
         InvalidPrompt: A part is neither text nor segments.
     """
     converted: list[dict[str, Any]] = []
-    for turn, fields in zip_longest(turns, map(tool_fields, messages), fillvalue={}):
+    said: Iterable[dict[str, Any]] = map(tool_fields, messages) if messages else repeat({})
+    for turn, fields in zip(turns, said, strict=False):
         content = list(_read(turn.parts))
         if converted and converted[-1]["role"] == turn.role != "tool":
             last = converted[-1]
