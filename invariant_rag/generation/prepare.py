@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -131,8 +132,14 @@ def prepare(
         trimmed=tuple(sorted(trimmed)),
         method=method.name,
         labels=labels_of((each.slots, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)),
-        invariant=bool(order or dropped) and ordering.invariant,
+        invariant=bool(order or dropped) and ordering.invariant and not _stand_apart(layout),
     )
+
+
+def _stand_apart(layout: Sequence[Sequence[int]]) -> bool:
+    """Return whether there are several sets and each has one segment: then the order of the sets is that given."""
+    sizes = [len(lengths) for lengths in layout if lengths]
+    return len(sizes) > 1 and max(sizes) == 1
 
 
 def _query(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> str:

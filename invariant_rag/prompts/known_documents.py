@@ -55,6 +55,12 @@ class KnownDocument:
         return self.segment.text[len(self.segment.text.rstrip()) :]
 
     @cached_property
+    def samples(self) -> frozenset[str]:
+        """Short pieces of the text, one of which lies within every telling part."""
+        whole = self.segment.text
+        return frozenset(whole[start : start + _WINDOW] for start in range(0, len(whole), _TELLING - _WINDOW + 1))
+
+    @cached_property
     def pieces(self) -> tuple[str, ...]:
         """Telling parts of the text: the whole, and its lines and sentences, of at least 30 characters each."""
         text = self.segment.text.strip()
@@ -184,9 +190,7 @@ def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
     windows = {text[start : start + _WINDOW] for start in range(len(text) - _WINDOW + 1)}
     found: set[frozenset[str]] = set()
     for document in documents:
-        whole = document.segment.text
-        samples = range(0, len(whole), _TELLING - _WINDOW + 1)  # one of them lies within every telling part
-        if any(whole[start : start + _WINDOW] in windows for start in samples):
+        if not document.samples.isdisjoint(windows):
             found.add(frozenset(piece for piece in document.pieces if piece in text))
     found.discard(frozenset())
     return sum(all(not each < other for other in found) for each in found) > 1

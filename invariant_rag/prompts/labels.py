@@ -18,13 +18,15 @@ _LABEL = r"(?:\d{1,6}|[A-Za-z](?![A-Za-z0-9]))"
 _NUMBER = r"\d{1,6}(?!\d)"
 _AND = r"(?:,|,? ?\band\b|,? ?\bor\b| ?&)[ \n]?"
 _CITATION = re.compile(
-    rf"\[\^?[ \n]?{_LABEL}(?:[ \n]?[,;][ \n]?\^?{_LABEL})*[ \n]?\]"
+    rf"[\[【]\^?[ \n]?(?:(?:docs?|documents?|sources?|passages?|refs?)[ :_#]{{0,2}})?"
+    rf"{_LABEL}(?:[ \n]?[,;][ \n]?\^?{_LABEL})*[ \n]?(?:†source)?[\]】]"
     rf"|\b(?:document|source|passage|doc)(?::?[ \n]{_NUMBER}|s[ \n]{_NUMBER}(?:{_AND}{_NUMBER})*)",
     re.IGNORECASE,
 )
 _PART = re.compile(r"\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _BEGUN = re.compile(
-    r"\[[\^\w \n,;]*$|\b(?:d[a-z]*|s[a-z]*|p[a-z]*|(?:documents?|docs?|sources?|passages?):?(?:[ \n][\d \n,;&a-z]*)?)$",
+    r"[\[【][\^\w \n,;:#†]*$"
+    r"|\b(?:d[a-z]*|s[a-z]*|p[a-z]*|(?:documents?|docs?|sources?|passages?):?(?:[ \n][\d \n,;&a-z]*)?)$",
     re.IGNORECASE,
 )
 
@@ -54,13 +56,23 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
 
 
 def find_labels(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where a text cites a document by its number, and the number: start, end, number.
+    """Yield where a text cites a document by its number or letter, and that: start, end, number.
 
-    >>> list(find_labels("At noon [2], see sources 1 and 3; 3 ferries."))
-    [(8, 11, '2'), (17, 32, '1'), (17, 32, '3')]
+    >>> list(find_labels("At noon [2][1, 3], see source 2; 3 ferries."))
+    [(8, 11, '2'), (11, 17, '1'), (11, 17, '3'), (23, 31, '2')]
     """
     for citation in _CITATION.finditer(text):
-        yield from ((*citation.span(), each) for each in _PART.findall(citation[0][_words(citation[0]) :]))
+        yield from ((*citation.span(), _plain(each)) for each in _PART.findall(citation[0][_words(citation[0]) :]))
+
+
+def _words(citation: str) -> int:
+    """Return how many characters stand before the number of a citation like `Source 2`."""
+    return 0 if citation[0] in "[【" else re.search(r"\d", citation).start()  # type: ignore[union-attr]
+
+
+def _plain(label: str) -> str:
+    """Return a label without leading zeros."""
+    return label.lstrip("0") or "0" if label.isdecimal() else label
 
 
 def without_labels(text: str) -> str:
@@ -73,7 +85,7 @@ def without_labels(text: str) -> str:
 
 
 def translate_labels(text: str, labels: Labels) -> str:
-    """Return a text with the numbers of its citations (`[2]`, `[1, 3]`, `Source 2`) as the caller gave them.
+    """Return a text with the numbers of its citations (`[2]`, `[1, 3]`, `[Doc 2]`, `Source 2`) as the caller gave them.
 
     >>> translate_labels("At noon [2][1, 3], see source 2; 3 ferries.", {"1": "3", "2": "1", "3": "2"})
     'At noon [1][3, 2], see source 1; 3 ferries.'
@@ -103,12 +115,7 @@ def _translate(text: str, labels: Labels, start: int) -> str:
     pieces = []
     for citation in _CITATION.finditer(text, start) if labels else ():
         words = _words(citation[0])
-        numbers = _PART.sub(lambda each: labels.get(each[0], each[0]), citation[0][words:])
+        numbers = _PART.sub(lambda each: labels.get(_plain(each[0]), each[0]), citation[0][words:])
         pieces += [text[start : citation.start()], citation[0][:words], numbers]
         start = citation.end()
     return "".join((*pieces, text[start:]))
-
-
-def _words(citation: str) -> int:
-    """Return how many characters stand before the numbers of a citation: of a word such as `Source`."""
-    return 0 if citation[0] == "[" else re.search(r"\d", citation).start()  # type: ignore[union-attr]

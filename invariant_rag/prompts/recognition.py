@@ -25,18 +25,20 @@ from invariant_rag.prompts.known_documents import (
     holds_several,
     occurrences,
 )
+from invariant_rag.prompts.labels import find_labels
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
-from invariant_rag.prompts.rewritten import count_rewritten
+from invariant_rag.prompts.rewritten import count_rewritten, lists_in_order
 from invariant_rag.prompts.set_runs import Chain, Found, Gap, runs_of, stand_apart, understand
-from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
 
 _LABELLED = re.compile(
-    r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result|result)s?"
+    r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result)s?"
     r"[ \t#:([]*(\d{1,9})\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
 _CODE = re.compile(r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE)
+_TELLING_WORDS = 3
 _TAG = re.compile(r"<(/?)(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>", re.IGNORECASE)
 
 
@@ -151,6 +153,7 @@ class _Recognizer:
         self._check_sizes()
         self._check_known()
         self._check_texts()
+        self._check_history()
         turns = [
             replace(turn, parts=tuple(merge_texts(parts))) for turn, parts in zip(self._turns, self._parts, strict=True)
         ]
@@ -252,7 +255,8 @@ class _Recognizer:
         if understood is None:
             for index, member in enumerate(members):
                 self._write(around[index])
-                self._parts[member.turn].append(SegmentSet([member.segment]))
+                slots = None if member.document is None else [Slot()]  # what somebody else wrote stays as it is
+                self._parts[member.turn].append(SegmentSet([member.segment], slots=slots))
                 self._sets.append([member])
             return
         self._write(understood.before)
@@ -322,6 +326,20 @@ class _Recognizer:
         elif any(map(_looks_retrieved, free)):
             self._find("no_segments", "the prompt holds labelled documents, but they are no segments.")
 
+    def _check_history(self) -> None:
+        """Look for what names or holds documents in the order given, outside of the sets."""
+        sets = [part for parts in self._parts for part in parts if isinstance(part, SegmentSet) and len(part) > 1]
+        numbers = {slot.number for each in sets for slot in each.slots or () if slot.number is not None}
+        answers = [turn for turn in self._turns if turn.role == "assistant"]
+        said = [part for turn in answers for part in turn.parts if isinstance(part, str)]
+        if numbers and any(label in numbers for text in said for *_, label in find_labels(text)):
+            self._find("named", "an earlier answer cites documents by numbers that are given anew.")
+        if any(len({each.document.segment.text for each in occurrences(text, self._documents)}) > 1 for text in said):
+            self._find("named", "an earlier answer repeats several documents.")
+        free = "\n".join(self._free_texts())
+        if any(lists_in_order(free, segments) for segments in sets):
+            self._find("named", "the prompt lists titles or sources of documents in the order given.")
+
     def _free_texts(self) -> Iterator[str]:
         """Yield the texts outside of sets."""
         for turn, parts in zip(self._turns, self._parts, strict=True):
@@ -344,17 +362,26 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 
 def _looks_retrieved(text: str) -> bool:
-    """Return whether a text holds at least two documents that are labelled as such, with running numbers or tags."""
+    """Return whether a text holds at least two documents that are labelled as such, with running numbers or tags.
+
+    What follows a label has to say something: `Document 1: the contract` is a list of documents, and not their text.
+    """
     text = _CODE.sub("", text)
-    numbers = [int(number) for number in _LABELLED.findall(text)]
-    if any(b == a + 1 for a, b in pairwise(numbers)):
+    labels = list(_LABELLED.finditer(text))
+    stops = [*(match.start() for match in labels[1:]), len(text)]
+    telling = [int(match[1]) for match, stop in zip(labels, stops, strict=False) if _says_something(text, match, stop)]
+    if any(b == a + 1 for a, b in pairwise(telling)):
         return True
-    opened: set[str] = set()
+    opened: dict[str, re.Match[str]] = {}
     closed: Counter[str] = Counter()
-    for slash, name in _TAG.findall(text.lower()):
-        if not slash:
-            opened.add(name)
-        elif name in opened:
-            opened.discard(name)
+    for match in _TAG.finditer(text):
+        name = match[2].lower()
+        if not match[1]:
+            opened[name] = match
+        elif name in opened and _says_something(text, opened.pop(name), match.start()):
             closed[name] += 1
     return any(count > 1 for count in closed.values())
+
+
+def _says_something(text: str, label: re.Match[str], stop: int) -> bool:
+    return len(text[label.end() : stop].split()) >= _TELLING_WORDS

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, TypeVar
 
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
-from invariant_rag.generation.structured import check_complete, constrain
+from invariant_rag.generation.structured import Constraint, check_complete, constrain
 from invariant_rag.prompts.labels import translate_labels, translate_stream
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 
-from langchain_invariant_rag.errors import ToolsNotCalled, langchain_errors
+from langchain_invariant_rag.errors import langchain_errors
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Call:
         sampling: Temperature, top_p, top_k and seed.
         stop: The text ends before the first of these; none where there is a schema, whose end is the end.
         schema: JSON schema that the text must follow.
+        constrain: What else holds one text to a form: it takes and returns keywords, as `structured.constrain` does.
         more: Further keywords of transformers' `generate`.
         abandoned: Once set, the generation ends: nobody waits for it any more.
     """
@@ -42,6 +44,7 @@ class Call:
     sampling: Mapping[str, Any]
     stop: tuple[str, ...] = ()
     schema: str | None = None
+    constrain: Callable[..., Constraint] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     abandoned: Event | None = None
 
@@ -53,7 +56,8 @@ class Call:
     @property
     def alone(self) -> bool:
         """Whether its prompts are decoded one by one: a seed or a grammar is for one text."""
-        return self.sampled or self.schema is not None or bool(self.more.get("do_sample"))
+        constrained = self.schema is not None or self.constrain is not None
+        return self.sampled or constrained or bool(self.more.get("do_sample"))
 
     def options(self, lm: InvariantModel) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate`, for one prompt or one batch."""
@@ -65,6 +69,8 @@ class Call:
             options["stop_strings"] = list(self.stop)
         if self.schema is not None:
             options = constrain(lm, self.schema, **options).options
+        if self.constrain is not None:
+            options = self.constrain(**options).options
         if self.abandoned is not None:
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), StopOnEvent(self.abandoned)]
         return options
@@ -116,11 +122,13 @@ def call_of(parameters: Mapping[str, Any], stop: str | Sequence[str] | None, key
             `generate`.
 
     Raises:
-        ToolsNotCalled: Tools were passed.
+        UnsupportedCombination: Tools are left, which only a chat model calls.
     """
     more = {**parameters["generation_kwargs"], **keywords}
     if more.pop("tools", None):
-        raise ToolsNotCalled
+        raise UnsupportedCombination(
+            "expected a call without tools: a completion model does not call them", hint="Use ChatInvariant."
+        )
     for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
         more.pop(name, None)
     given = stop_sequences(stop if stop is not None else parameters["stop"])

@@ -6,20 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-from invariant_rag.errors import ContextOverflow, InvariantRAGError, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvariantRAGError
 from langchain_core.exceptions import ContextOverflowError
 
 DISTRIBUTION = "langchain-invariant-rag"
 """The distribution whose extras `ExtraRequired` names."""
-
-
-class ToolsNotCalled(UnsupportedCombination, NotImplementedError):
-    """Tools were given to a model that does not call tools."""
-
-    hint = "Give the model what the tool would find: see InvariantRAGMiddleware and SegmentsPlaceholder."
-
-    def __init__(self) -> None:
-        super().__init__("expected a call without tools: this model does not call them")
 
 
 class InvariantContextOverflowError(ContextOverflow, ContextOverflowError):

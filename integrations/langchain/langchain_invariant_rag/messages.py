@@ -1,4 +1,4 @@
-"""Turns of a conversation as the core's messages, for a chat template."""
+"""Messages of LangChain as the core's messages, for a chat template."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from typing import Any
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, Turn
 from invariant_rag.segments import Segment, SegmentSet
+from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, ToolMessage
 
-_ROLES = {"tool": "user"}
+from langchain_invariant_rag.turns import to_turns
 
 
-def chat_messages(turns: Sequence[Turn]) -> list[Message]:
-    """Convert turns for `render_chat`: contents of text and sets, adjacent turns of one role merged.
+def chat_messages(messages: Sequence[BaseMessage]) -> list[Message]:
+    """Convert recognised messages for `render_chat`: contents of text and sets, calls of tools, and their results.
 
-    Results of tools become user messages. Turns of the assistant without text (tool calls only) are left out.
+    Adjacent messages of one role are merged, but for results of tools. Messages of the assistant without text and calls
+    are left out.
 
     Raises:
         InvalidPrompt: A part is neither text nor segments, or no message is left.
     """
-    merged: list[tuple[str, list[Any]]] = []
-    for turn in turns:
-        role, parts = _ROLES.get(turn.role, turn.role), list(_checked(turn.parts))
-        if not parts and role == "assistant":
+    found: list[dict[str, Any]] = []
+    for message, turn in zip(messages, to_turns(messages), strict=True):
+        converted = _convert(message, turn)
+        if turn.role == "assistant" and not converted["content"] and "tool_calls" not in converted:
             continue
-        if merged and merged[-1][0] == role:
-            merged[-1][1].extend(["\n", *parts] if parts else [])
+        before: dict[str, Any] = found[-1] if found else {"role": None}
+        if before["role"] == turn.role != "tool" and "tool_calls" not in before:
+            gap = ["\n"] if before["content"] and converted["content"] else []
+            found[-1] = {**before, **converted, "content": [*before["content"], *gap, *converted["content"]]}
         else:
-            merged.append((role, parts))
-    if not merged:
+            found.append(converted)
+    if not found:
         raise InvalidPrompt("expected at least one message, got none")
-    return [{"role": role, "content": parts} for role, parts in merged]
+    return list(found)
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
@@ -42,7 +46,25 @@ def last_user_text(messages: Sequence[Message]) -> str:
     return ""
 
 
-def _checked(parts: Sequence[Any]) -> Sequence[Any]:
+def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
+    """Return a message of the core, whose content is a list of texts, segments and sets."""
+    converted: dict[str, Any] = {"role": turn.role, "content": _checked(turn.parts)}
+    if isinstance(message, AIMessage):
+        if message.tool_calls:
+            converted["tool_calls"] = list(message.tool_calls)
+        if reasoning := message.additional_kwargs.get("reasoning_content"):
+            converted["reasoning_content"] = reasoning  # many templates write that of the calls before the answer
+    elif isinstance(message, ToolMessage | FunctionMessage):
+        if isinstance(message, ToolMessage):
+            converted["tool_call_id"] = message.tool_call_id
+        if message.name:
+            converted["name"] = message.name
+        if getattr(message, "status", None) == "error" and not turn.text.lstrip().lower().startswith("error"):
+            converted["content"].insert(0, "Error: ")  # chat templates have no other way to say it
+    return converted
+
+
+def _checked(parts: Sequence[Any]) -> list[Any]:
     for part in parts:
         if not isinstance(part, str | Segment | SegmentSet):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
@@ -50,4 +72,4 @@ def _checked(parts: Sequence[Any]) -> Sequence[Any]:
                 f"expected text and documents, got a content block of type {kind!r}",
                 hint='The model takes text only. Pass a document as a block of type "text-plain".',
             )
-    return parts
+    return list(parts)

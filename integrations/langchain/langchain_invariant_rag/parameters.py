@@ -90,10 +90,11 @@ class InvariantParameters(RecognizesDocuments):
     """Further keywords of transformers' `generate`."""
 
     batch_size: int = Field(default=8, ge=1)
-    """The most prompts of one call to decode together. Sampled ones are decoded one by one."""
+    """The most prompts of one call to decode together. Sampled ones and those with a schema are decoded alone."""
     micro_batching: bool = False
     """Whether to decode prompts of concurrent calls together too. It is faster under load. But rounding depends on what
-    else is in a batch, and then so may a low-precision model's answer; and a cancelled call runs on."""
+    else is in a batch, and then so may a low-precision model's answer; and a cancelled call runs on. Calls that sample,
+    follow a schema or have tools are decoded alone all the same: each has a grammar or a seed of its own."""
     sort_segments: bool = True
     """Whether to sort segments by content before callbacks and caches see them: then the same set in another order is a
     cache hit. The answer is the same either way. Without effect for an ordering that keeps the order given."""

@@ -21,9 +21,8 @@ from invariant_rag.orderings import Score
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_core.runnables import ConfigurableField, RunnableLambda
-from langchain_core.tools import tool
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
@@ -148,7 +147,7 @@ def test_the_profile_is_known_without_weights(lm: InvariantModel) -> None:
     assert "max_input_tokens" not in ChatInvariant(model="some/model").profile
     profile = ChatInvariant(model=lm, max_tokens=5).profile
     assert (profile["max_input_tokens"], profile["max_output_tokens"]) == (4096, 5)
-    assert not profile["tool_calling"]
+    assert profile["tool_calling"]
 
 
 def test_tokens_of_messages_include_template_and_segments(chat: ChatInvariant) -> None:
@@ -308,19 +307,6 @@ def check_stop(kind: Any, model: Any, lm: InvariantModel, stop: str, expected: s
     assert model._get_ls_params(stop=stop)["ls_stop"] == [stop]
 
 
-def test_tools_are_refused(chat: ChatInvariant) -> None:
-    @tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
-
-    with pytest.raises(UnsupportedCombination, match="tools"):
-        chat.invoke("hello", tools=[add])
-    for kind in (UnsupportedCombination, NotImplementedError):  # ours, and what LangChain expects
-        with pytest.raises(kind, match="tools"):
-            chat.bind_tools([add])
-
-
 def test_the_limit_may_be_called_as_transformers_calls_it(lm: InvariantModel) -> None:
     chat = ChatInvariant(model=lm, generation_kwargs={"max_new_tokens": 2})
 
@@ -328,12 +314,6 @@ def test_the_limit_may_be_called_as_transformers_calls_it(lm: InvariantModel) ->
         return chat.invoke(QUESTION, **keywords).usage_metadata["output_tokens"]
 
     assert (written(), written(max_new_tokens=3), written(max_tokens=4)) == (2, 3, 4)
-
-
-def test_what_tools_said_is_read_as_the_users(chat: ChatInvariant) -> None:
-    call = {"name": "search", "args": {}, "id": "1"}
-    history = [HumanMessage("Search."), AIMessage("", tool_calls=[call]), ToolMessage("found", tool_call_id="1")]
-    assert chat.invoke(history).content == chat.invoke("Search.\nfound").content
 
 
 def test_an_ordering_by_score_reads_the_scores_of_documents(lm: InvariantModel) -> None:
@@ -364,6 +344,9 @@ def test_every_parameter_that_changes_the_output_is_in_the_cache_key(lm: Invaria
         {"generation_kwargs": {"repetition_penalty": 2.0}},
         {"batch_size": 3},
         {"micro_batching": True},
+        {"template_kwargs": {"enable_thinking": True}},
+        {"logprobs": True},
+        {"citations": True},
     ]
     keys = [ChatInvariant(model=lm, **change)._get_llm_string() for change in changes]
     loading: list[dict[str, Any]] = [{}, {"model": "native"}, {"dtype": "bfloat16"}]

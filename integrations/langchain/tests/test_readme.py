@@ -13,7 +13,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 
 def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     names: dict[str, Any] = {}
     for block in BLOCKS:
         code = block.replace('\nchat = ChatInvariant(model="Qwen/Qwen2.5-7B-Instruct")', "\nchat = ChatInvariant()")
