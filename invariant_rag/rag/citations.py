@@ -11,7 +11,7 @@ from typing import Any
 
 from invariant_rag.prompts.labels import find_labels, without_labels
 from invariant_rag.rag.text import split_words
-from invariant_rag.segments import Segment, plain_rendering
+from invariant_rag.segments import Prompt, Segment, plain_rendering
 
 _SENTENCE = re.compile(r"\S.*?(?:[.!?]+(?=\s|$)|[。\uff01\uff1f]|$)", re.MULTILINE)  # and full-width signs
 
@@ -133,3 +133,17 @@ def cite_spans(
         if index is not None and index in indices:
             found.setdefault((start, end, segments[index].canonical_key), CitedSpan(start, end, index, segments[index]))
     return sorted(found.values(), key=lambda each: (each.start, -each.end))
+
+
+def numbers_of(prompt: Prompt) -> dict[str, int]:
+    """Return which running number of a prompt names which segment; none that two segments have.
+
+    >>> from invariant_rag.segments import SegmentSet, Slot
+    >>> slots = [Slot(("[1] ",), number="1"), Slot(("[2] ",), number="2")]
+    >>> numbers_of(Prompt("", SegmentSet(["a", "b"], slots=slots), ""))
+    {'1': 0, '2': 1}
+    """
+    listed = [
+        None if slot is None else slot.number for each in prompt.sets for slot in (each.slots or [None] * len(each))
+    ]
+    return {number: index for index, number in enumerate(listed) if number is not None and listed.count(number) == 1}

@@ -18,7 +18,6 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
-from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.program.utils import FlexibleModel
@@ -35,21 +34,24 @@ from invariant_rag.generation.overflow import Overflow
 from invariant_rag.generation.structured import parse_object
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import resolve_ordering
-from invariant_rag.prompts import Recognition, Turn, render_chat
+from invariant_rag.prompts import Recognition, Turn
 from invariant_rag.routing import RoutedModel
 from invariant_rag.segments import document_rendering
 from llama_index.llms.invariant_rag.answering import (
     MicroBatches,
+    Reporting,
     Request,
     answer,
     answer_in_thread,
     generation_options,
     stream,
 )
+from llama_index.llms.invariant_rag.chat_responses import as_async_chat_stream, as_chat, as_chat_stream
 from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
+from llama_index.llms.invariant_rag.function_calling import ChatOptions, ToolCaller
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.recognition import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Recognizer
-from llama_index.llms.invariant_rag.responses import as_async_stream, as_chat, as_completion, as_stream
+from llama_index.llms.invariant_rag.responses import as_async_stream, as_completion, as_stream
 from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
 from llama_index.llms.invariant_rag.templates import bind_variables
 from llama_index.llms.invariant_rag.tracking import track_spans
@@ -60,16 +62,20 @@ _NO_LIMIT = 2**31 - 1
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _DECODING = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
-_PER_CALL = (*_DECODING, "query", "output_cls")
+_REPORTING = ("logprobs", "citations")
+_PER_CALL = (*_DECODING, *_REPORTING, "query", "output_cls")
 
 
-class InvariantLLM(CustomLLM):
+class InvariantLLM(ToolCaller):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
     Segments are nodes that were retrieved in the same trace, wherever their text appears in a prompt; citable blocks
     of a chat message (`InvariantSynthesizer` writes them); and what is marked inside a string
     (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model. Where the order
     of nodes may change the answer all the same, an `OrderWarning` says why, and what to do.
+
+    A chat takes tools: every call that it answers with is well-formed, whatever the weights. Reasoning before an answer
+    is a `ThinkingBlock`.
 
     Weights are loaded at the first call. Every method takes the sampling parameters below as keywords for one call,
     `query` (what relevance orderings compare segments with), and every keyword of transformers' `generate`.
@@ -119,6 +125,18 @@ class InvariantLLM(CustomLLM):
     find_documents: bool = Field(default=True, description=FIND_DOCUMENTS)
     strict: bool = Field(default=False, description=STRICT)
     require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
+
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Variables of the chat template, such as enable_thinking."
+    )
+    logprobs: bool = Field(default=False, description="Whether responses hold the log-probabilities of their tokens.")
+    citations: bool = Field(
+        default=False,
+        description=(
+            "Whether to report the sentences of an answer that a node contains word for word, and the nodes that it "
+            "names by number, such as [2]: as CitationBlocks of the message, and in the report."
+        ),
+    )
 
     batch_size: int = Field(default=8, description="With micro_batching: the most calls to decode together.", ge=1)
     micro_batching: bool = Field(
@@ -180,6 +198,7 @@ class InvariantLLM(CustomLLM):
             context_window=self._lazy.context_window() or _NO_LIMIT,
             num_output=self.max_tokens,
             is_chat_model=True,
+            is_function_calling_model=True,
             model_name=self.model or "embedded",
         )
 
@@ -217,7 +236,7 @@ class InvariantLLM(CustomLLM):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with segments in any turn."""
-        return as_chat(as_completion(answer(self._load, self._chat_request(messages, kwargs), self._batches)))
+        return as_chat(answer(self._load, self._chat_request(messages, kwargs), self._batches))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
@@ -227,8 +246,7 @@ class InvariantLLM(CustomLLM):
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation."""
-        grown = as_stream(stream(self._load, self._chat_request(messages, kwargs)))
-        return (as_chat(each) for each in grown)
+        return as_chat_stream(stream(self._load, self._chat_request(messages, kwargs)))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -240,7 +258,7 @@ class InvariantLLM(CustomLLM):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation in a thread; cancelling the task ends the generation."""
         request = self._chat_request(messages, kwargs)
-        return as_chat(as_completion(await answer_in_thread(self._load, request, self._batches)))
+        return as_chat(await answer_in_thread(self._load, request, self._batches))
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
@@ -250,8 +268,7 @@ class InvariantLLM(CustomLLM):
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
-        grown = as_async_stream(stream(self._load, self._chat_request(messages, kwargs)))
-        return (as_chat(each) async for each in grown)
+        return as_async_chat_stream(stream(self._load, self._chat_request(messages, kwargs)))
 
     # --- objects as answers ---
 
@@ -360,18 +377,40 @@ class InvariantLLM(CustomLLM):
 
     def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Request:
         found = self._recognize(to_turns(messages))
-        read = chat_messages(found.turns)
-        return self._request(lambda model, query: render_chat(read, model.tokenizer, query), found, kwargs)
+        read = chat_messages(found.turns, messages)
+        chat, others = ChatOptions.take(kwargs, self.template_kwargs)
+
+        def build(model: InvariantModel, query: str | None) -> Prompt:
+            return chat.calling(model).prompt(read, query, **chat.template_kwargs)
+
+        return self._request(build, found, others, chat)
 
     def _request(
-        self, build: Callable[[InvariantModel, str | None], Prompt], found: Recognition, kwargs: dict[str, Any]
+        self,
+        build: Callable[[InvariantModel, str | None], Prompt],
+        found: Recognition,
+        kwargs: dict[str, Any],
+        chat: ChatOptions | None = None,
     ) -> Request:
-        given = {**{name: getattr(self, name) for name in _DECODING}, **self.generation_kwargs, **kwargs}
+        given = {
+            **{name: getattr(self, name) for name in (*_DECODING, *_REPORTING)},
+            **self.generation_kwargs,
+            **kwargs,
+        }
         check_call_keywords(given, _PER_CALL)
         query, stop, output_cls = given.pop("query", None), given.pop("stop") or [], given.pop("output_cls", None)
         stops = [] if output_cls is not None else [stop] if isinstance(stop, str) else list(stop)
         recognized = not found.findings
-        return Request(lambda model: build(model, query), generation_options(**given), stops, output_cls, recognized)
+        reporting = Reporting(**{name: bool(given.pop(name)) for name in _REPORTING})
+        return Request(
+            lambda model: build(model, query),
+            generation_options(**given),
+            stops,
+            output_cls,
+            recognized,
+            chat if output_cls is None else None,
+            reporting,
+        )
 
     # --- copies ---
 

@@ -18,6 +18,12 @@ class AnswerFailed(InvariantRAGError, RuntimeError):
     hint = "The message and `__cause__` say what was wrong with the call; it has no answer."
 
 
+class NoToolCall(InvariantRAGError, RuntimeError):
+    """A call of a tool was expected, and the answer holds none."""
+
+    hint = "Set tool_required=True or tool_choice: then every answer is a call. Or error_on_no_tool_call=False."
+
+
 @contextmanager
 def no_swallowed_errors() -> Iterator[None]:
     """Raise `AnswerFailed` from every `ValueError` and `TypeError`; other errors pass as they are.

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, TypeGuard
 
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
     CitableBlock,
+    CitationBlock,
     DocumentBlock,
     MessageRole,
     TextBlock,
     ThinkingBlock,
+    ToolCallBlock,
 )
 
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, Turn, without_marks
 from invariant_rag.segments import Segment, SegmentSet
-
-ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
+from llama_index.llms.invariant_rag.function_calling import ASSISTANT, tool_fields
 
 _ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -72,21 +74,30 @@ def _parts(message: ChatMessage) -> Iterator[Any]:
         previous = block
 
 
-def chat_messages(turns: Sequence[Turn]) -> list[Message]:
-    """Convert turns for `render_chat`; adjacent turns of one role are merged.
+def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage] = ()) -> list[Message]:
+    """Convert turns for `render_chat`; adjacent turns of one role are merged, except results of tools.
 
-    Cache points and thinking blocks are left out.
+    Cache points, thinking and citation blocks are left out.
+
+    Args:
+        turns: The turns.
+        messages: For each turn its message, which says what was called or which call the result belongs to. Empty: no
+            turn is about tools.
 
     Raises:
         InvalidPrompt: A part is neither text nor segments.
     """
     converted: list[dict[str, Any]] = []
-    for turn in turns:
+    said: Iterable[dict[str, Any]] = map(tool_fields, messages) if messages else repeat({})
+    for turn, fields in zip(turns, said, strict=False):
         content = list(_read(turn.parts))
-        if converted and converted[-1]["role"] == turn.role:
-            converted[-1]["content"] += ["\n\n", *content] if content else []
+        if converted and converted[-1]["role"] == turn.role != "tool":
+            last = converted[-1]
+            last["content"] += ["\n\n", *content] if content and last["content"] else content
+            if fields:
+                last["tool_calls"] = [*last.get("tool_calls", ()), *fields["tool_calls"]]
         else:
-            converted.append({"role": turn.role, "content": content})
+            converted.append({"role": turn.role, "content": content, **fields})
     return list(converted)
 
 
@@ -94,7 +105,7 @@ def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
     for part in parts:
         if isinstance(part, str | Segment | SegmentSet):
             yield part
-        elif not isinstance(part, CachePoint | ThinkingBlock):
+        elif not isinstance(part, CachePoint | CitationBlock | ThinkingBlock | ToolCallBlock):
             raise InvalidPrompt(
                 f"expected text, citable or plain-text document blocks, got a block of type {part.block_type!r}",
                 hint="The model takes text only. Remove the block, or describe its content in a TextBlock.",

@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, Completi
 from invariant_rag.api_models import PlainRequest, PlainRequests
 from invariant_rag.prompts import Recognition, Turn
 from invariant_rag.prompts.labels import translate_labels
-from llama_index.llms.invariant_rag.messages import ASSISTANT
+from llama_index.llms.invariant_rag.function_calling import ASSISTANT
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
 
