@@ -214,7 +214,8 @@ def holds_as_words(text: str, documents: Sequence[KnownDocument]) -> bool:
     """Return whether a text holds two of these documents, or the only one, at least among other words."""
     worded = {each.segment.text: each for each in documents if any(map(str.isalnum, each.segment.text))}
     held = sum(_holds_words(text, each) for each in worded.values())
-    return bool(worded) and held >= min(2, len(worded))
+    within = sum(each.strip() in text for each in worded) if held else 0  # joined without a space between
+    return bool(worded) and max(held, within) >= min(2, len(worded))
 
 
 def holds_more(text: str, retrieval: Retrieval, counts: Counter[str]) -> bool:
