@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 
 from invariant_rag.segments import Segment
 
@@ -19,6 +20,7 @@ _WINDOW = 20
 _ESCAPED_BREAK = re.compile(r"\\[ntr]")
 _LONG = 12
 """Characters that hardly occur within a word by chance."""
+_MOST_JOINED = 20
 _QUOTES = ("'", '"')
 _LABEL_STARTS = frozenset("[(#")
 _LABEL_END = re.compile(r"[.):\]]")
@@ -214,8 +216,10 @@ def holds_as_words(text: str, documents: Sequence[KnownDocument]) -> bool:
     """Return whether a text holds two of these documents, or the only one, at least among other words."""
     worded = {each.segment.text: each for each in documents if any(map(str.isalnum, each.segment.text))}
     held = sum(_holds_words(text, each) for each in worded.values())
-    within = sum(each.strip() in text for each in worded) if held else 0  # joined without a space between
-    return bool(worded) and max(held, within) >= min(2, len(worded))
+    if worded and held >= min(2, len(worded)):
+        return True
+    stripped = [each.strip() for each in worded][:_MOST_JOINED]
+    return any(one + other in text for one, other in permutations(stripped, 2))  # joined without a space between
 
 
 def holds_more(text: str, retrieval: Retrieval, counts: Counter[str]) -> bool:

@@ -307,8 +307,7 @@ class _Recognizer:
             if max(in_one_set, default=0) < count_held(arrived, counts):
                 self._find("separate", "documents that were retrieved together have different text between them.")
             cut = any(holds_part(free, each) for each in missing) or holds_more(free, retrieval, counts)
-            rewritten = count_rewritten(free, missing)
-            if cut or (rewritten and rewritten + len(arrived) > 1) or (not arrived and holds_as_words(free, missing)):
+            if cut or (not arrived and (count_rewritten(free, missing) > 1 or holds_as_words(free, missing))):
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
             elif arrived and missing and not any({each.texts for each in arrived} <= other for other in whole):
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
@@ -334,8 +333,6 @@ class _Recognizer:
         said = [part for turn in answers for part in turn.parts if isinstance(part, str)]
         if numbers and any(label in numbers for text in said for *_, label in find_labels(text)):
             self._find("named", "an earlier answer cites documents by numbers that are given anew.")
-        if any(len({each.document.segment.text for each in occurrences(text, self._documents)}) > 1 for text in said):
-            self._find("named", "an earlier answer repeats several documents.")
         free = "\n".join(self._free_texts())
         if any(lists_in_order(free, segments) for segments in sets):
             self._find("named", "the prompt lists titles or sources of documents in the order given.")
