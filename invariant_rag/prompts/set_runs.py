@@ -141,6 +141,8 @@ def stand_apart(chain: Chain) -> bool:
     for (start, middle), (_, stop) in pairwise(chain.runs):
         if any(chain.found[index].document is not None for index in (middle - 1, middle)):
             continue  # what was retrieved together is checked by itself
+        if chain.found[middle - 1].group != chain.found[middle].group:
+            continue  # declared as two sets
         inner = [_skeleton(chain, index) for index in range(start + 1, stop) if index != middle]
         if stop - start == 2 or _skeleton(chain, middle) in inner:
             return True
