@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import permutations
 
 from invariant_rag.segments import Segment
@@ -41,9 +41,7 @@ class KnownDocument:
     @classmethod
     def of(cls, segment: Segment, *more: str) -> KnownDocument:
         """Return a document with its text, as it is and as Python and JSON escape it, and with more forms."""
-        forms = [each.strip() for each in (*more, segment.text) if each.strip()]
-        written = {escaped for form in forms for escaped in (form, *_escaped(form))}
-        return cls(segment, tuple(sorted(written, key=lambda form: (-len(form), form))))
+        return cls(segment, _written(tuple(each.strip() for each in (*more, segment.text) if each.strip())))
 
     @property
     def leading(self) -> str:
@@ -68,6 +66,13 @@ class KnownDocument:
         text = self.segment.text.strip()
         sentences = [each.strip() for line in text.splitlines() for each in _SENTENCE_END.split(line)]
         return tuple(each for each in dict.fromkeys((*sentences, text)) if len(each) >= _TELLING)
+
+
+@lru_cache(maxsize=512)  # documents are handed from run to run
+def _written(forms: tuple[str, ...]) -> tuple[str, ...]:
+    """Return texts as they are and escaped, the longest first."""
+    written = {escaped for form in forms for escaped in (form, *_escaped(form))}
+    return tuple(sorted(written, key=lambda form: (-len(form), form)))
 
 
 def _escaped(text: str) -> Iterable[str]:

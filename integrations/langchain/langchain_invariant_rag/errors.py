@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-from invariant_rag.errors import ContextOverflow, InvariantRAGError
+from invariant_rag.errors import ContextOverflow, InvariantRAGError, OrderWarning
 from langchain_core.exceptions import ContextOverflowError
+
+__all__ = ["DISTRIBUTION", "InvariantContextOverflowError", "OrderWarning", "UnknownParameter", "langchain_errors"]
 
 DISTRIBUTION = "langchain-invariant-rag"
 """The distribution whose extras `ExtraRequired` names."""
