@@ -54,14 +54,16 @@ class PlainRequest:
             method: Name of the strategy.
             recognized: Whether every document in the conversation is known to be a segment.
         """
+        sizes = [len(each) for each in self.sets if each]
+        stand_apart = len(sizes) > 1 and max(sizes) == 1  # the order of the sets is that given
         return {
-            "sets": [len(each) for each in self.sets if each],
+            "sets": sizes,
             "order": [segment.content_hash for each in self.sets for segment in each],
             "dropped": [],
             "trimmed": [],
             "cached_tokens": 0,
             "method": method,
-            "invariant": any(map(len, self.sets)) and recognized,
+            "invariant": bool(sizes) and not stand_apart and recognized,
         }
 
 

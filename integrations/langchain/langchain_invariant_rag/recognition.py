@@ -27,8 +27,8 @@ FIXES = {
     "no_segments": 'Write {context} as Segments(documents), or use SegmentsPlaceholder("context").',
     "separate": "Write the same text around each document, or use create_invariant_documents_chain.",
     "incomplete": (
-        "Pass all documents of a question in one call: create_invariant_documents_chain does. A model that is to look at "
-        "documents one by one has find_documents=False."
+        "Pass all documents of a question in one call: create_invariant_documents_chain does. A model that is to look "
+        "at documents one by one has find_documents=False."
     ),
     "split": "Pass whole documents: retrieve fewer, or set overflow on the model to shorten them.",
     "elsewhere": "Retrieve and answer in one chain, or pass documents= to the model.",
