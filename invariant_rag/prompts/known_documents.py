@@ -20,8 +20,8 @@ _ESCAPED_BREAK = re.compile(r"\\[ntr]")
 _LONG = 12
 """Characters that hardly occur within a word by chance."""
 _QUOTES = ("'", '"')
-_LABEL_STARTS = frozenset("[(#")
-_LABEL_END = re.compile(r"[.):\]]")
+_LABEL_STARTS = frozenset("[(#/\\_=")
+_LABEL_END = re.compile(r"[.):\]/\\_=]")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class KnownDocument:
         """Return a document with its text, as it is and as Python and JSON escape it, and with more forms."""
         forms = [each.strip() for each in (*more, segment.text) if each.strip()]
         written = {escaped for form in forms for escaped in (form, *_escaped(form))}
+        written |= {form for form in _escaped(segment.text) if form and form == form.strip()}  # line breaks at its ends
         return cls(segment, tuple(sorted(written, key=lambda form: (-len(form), form))))
 
     @property

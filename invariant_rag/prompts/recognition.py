@@ -28,7 +28,7 @@ from invariant_rag.prompts.known_documents import (
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding
 from invariant_rag.prompts.set_runs import Chain, Found, Gap, runs_of, stand_apart, understand
-from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
 
 _LABELLED = re.compile(
     r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result|result)s?"
@@ -237,7 +237,8 @@ class _Recognizer:
         if understood is None:
             for index, member in enumerate(members):
                 self._write(around[index])
-                self._parts[member.turn].append(SegmentSet([member.segment]))
+                slots = None if member.document is None else [Slot()]  # text of a prompt stays as it is written
+                self._parts[member.turn].append(SegmentSet([member.segment], slots=slots))
                 self._sets.append([member])
             return
         self._write(understood.before)
