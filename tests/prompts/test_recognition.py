@@ -222,8 +222,9 @@ def test_metadata_within_other_metadata_does_not_tell_equal_texts_apart_silently
 
 
 def test_documents_that_form_no_set_stay_as_they_are_written() -> None:
-    listed = [Segment("the ferry"), Segment("the mill"), Segment("the mill\n")]
-    prompt = "the ferry\n and the mill\n or the mill, the ferry"
+    padded, plain = Segment("line one\n\nline two\n"), Segment("The ferry to Ostra leaves the harbour at noon.")
+    listed = [padded, padded, plain, plain]
+    prompt = " and ".join(f'"{each.text}"' for each in listed)
     turns = recognize([user(prompt)], [retrieval(listed)]).turns
     assert written(turns, canonical=False) == (("user", (prompt,)),)
 
