@@ -131,7 +131,7 @@ def prepare(
         dropped=tuple(sorted(dropped)),
         trimmed=tuple(sorted(trimmed)),
         method=method.name,
-        labels=labels_of((each.slots, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)),
+        labels=labels_of([(each.slots, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
         invariant=bool(order or dropped) and ordering.invariant and not _stand_apart(layout),
     )
 

@@ -31,7 +31,7 @@ _LONGEST_LABEL = 100
 _LABEL_BEFORE = re.compile(r"(?:^|\n|[\[({#>]|[-*]\s)\s*$")
 _LABEL_AFTER = re.compile(r"\s*[\])}.:<>/]")
 _LABEL_WORD = re.compile(
-    r"(?:document|doc|source|passage|chunk|context|result|item|excerpt|snippet|example|no\.?|number|index|[\[\"']id)"
+    r"(?:document|doc|source|passage|chunk|context|result|item|excerpt|snippet|example|no\.?|number|index|\bid)"
     r"[\s:#=\"'_\[(-]*$",
     re.IGNORECASE,
 )

@@ -22,8 +22,8 @@ _LONG = 12
 """Characters that hardly occur within a word by chance."""
 _MOST_JOINED = 20
 _QUOTES = ("'", '"')
-_LABEL_STARTS = frozenset("[(#")
-_LABEL_END = re.compile(r"[.):\]]")
+_LABEL_STARTS = frozenset("[(#/\\_=")
+_LABEL_END = re.compile(r"[.):\]/\\_=]")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class KnownDocument:
     @classmethod
     def of(cls, segment: Segment, *more: str) -> KnownDocument:
         """Return a document with its text, as it is and as Python and JSON escape it, and with more forms."""
-        return cls(segment, _written(tuple(each.strip() for each in (*more, segment.text) if each.strip())))
+        return cls(segment, _written(segment.text, tuple(each.strip() for each in more if each.strip())))
 
     @property
     def leading(self) -> str:
@@ -69,9 +69,11 @@ class KnownDocument:
 
 
 @lru_cache(maxsize=512)  # documents are handed from run to run
-def _written(forms: tuple[str, ...]) -> tuple[str, ...]:
-    """Return texts as they are and escaped, the longest first."""
-    written = {escaped for form in forms for escaped in (form, *_escaped(form))}
+def _written(text: str, more: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a text and other forms of it as they are and escaped, the longest first."""
+    forms = (*more, text.strip())
+    written = {escaped for form in forms if form for escaped in (form, *_escaped(form))}
+    written |= {form for form in _escaped(text) if form and form == form.strip()}  # line breaks at its ends
     return tuple(sorted(written, key=lambda form: (-len(form), form)))
 
 

@@ -52,7 +52,8 @@ def labels_of(sets: Iterable[tuple[Sequence[Slot] | None, Sequence[int]]]) -> di
                 continue
             if labels.setdefault(slot.number, given) != given:
                 return {}
-    return {} if all(number == given for number, given in labels.items()) else labels
+    unchanged = not labels or all(number == given for number, given in labels.items())
+    return {} if unchanged else labels
 
 
 def find_labels(text: str) -> Iterator[tuple[int, int, str]]:

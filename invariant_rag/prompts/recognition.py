@@ -255,7 +255,7 @@ class _Recognizer:
         if understood is None:
             for index, member in enumerate(members):
                 self._write(around[index])
-                slots = None if member.document is None else [Slot()]  # what somebody else wrote stays as it is
+                slots = None if member.document is None else [Slot()]  # text of a prompt stays as it is written
                 self._parts[member.turn].append(SegmentSet([member.segment], slots=slots))
                 self._sets.append([member])
             return

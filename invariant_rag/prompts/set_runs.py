@@ -12,7 +12,7 @@ from numbers import Real
 
 from invariant_rag.prompts.decorations import slots_of
 from invariant_rag.prompts.known_documents import KnownDocument
-from invariant_rag.segments import Segment, SegmentSet, value_of
+from invariant_rag.segments import Field, Segment, SegmentSet, value_of
 
 
 @dataclass(frozen=True)
@@ -194,22 +194,19 @@ def understand(members: Sequence[Found], gaps: Sequence[Gap]) -> SetRun | None:
 
 
 def _shows_which(segments: SegmentSet) -> bool:
-    """Return whether what stays in a place may be metadata that tells segments with equal text apart."""
-    shown = "\n".join(
-        text for slot in segments.slots or () for text in (*slot.before, *slot.after) if isinstance(text, str)
-    )
+    """Return whether text in the slots, other than their fields, may be metadata that tells equal texts apart."""
+    slots = segments.slots or ()
     by_text: dict[str, list[Segment]] = {}
     for segment in segments:
         by_text.setdefault(segment.text, []).append(segment)
-    values = {
-        str(value)
-        for alike in by_text.values()
-        if len(set(alike)) > 1
-        for segment in alike
-        for value in (segment.title, *segment.metadata.values())
-        if isinstance(value, str | Real)
-    }
-    return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", shown) for value in values if value in shown and value)
+    alike = [each for group in by_text.values() if len(set(group)) > 1 for each in group]
+    if not alike or not any(slot.before or slot.after for slot in slots):
+        return False
+    shown = "\n".join(slot.render(replace(each, text="")) for slot, each in zip(slots, segments, strict=True))
+    fields = {each.key for slot in slots for each in (*slot.before, *slot.after) if isinstance(each, Field)}
+    keys = {"title"}.union(*(each.metadata for each in alike)) - fields
+    values = {str(value) for each in alike for key in keys if isinstance(value := value_of(each, key), str | Real)}
+    return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", shown) for value in values if value and value in shown)
 
 
 def _in_slots(texts: Sequence[str], segments: Sequence[Segment], gaps: Sequence[Gap]) -> SetRun | None:

@@ -47,10 +47,15 @@ def test_every_form_in_which_frameworks_write_a_text_is_found(text: str) -> None
         ('["yes", "no"]', ['"yes"', '"no"']),
         ("['yes', \"no\"]", ["'yes'", '"no"']),
         ("is it 42 or 1?", []),
+        ("see a/1 and no_42, x=1, 1/2", []),
     ],
 )
 def test_words_are_documents_where_a_document_may_begin(text: str, expected: list[str]) -> None:
     assert found(text, "yes", "no", "42", "1") == expected
+
+
+def test_line_breaks_at_the_ends_are_found_in_dumps() -> None:
+    assert found(json.dumps(["a ferry\n", "\na mill"]), "a ferry\n", "\na mill") == ['"a ferry\\n"', '"\\na mill"']
 
 
 def test_the_longer_of_two_overlapping_documents_counts() -> None:

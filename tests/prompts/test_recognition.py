@@ -216,6 +216,19 @@ def test_equal_texts_with_other_sources_keep_their_sources() -> None:
     assert len(every_order(listed, as_known(Template(before="{source}: "))).silent) <= 1
 
 
+def test_metadata_within_other_metadata_does_not_tell_equal_texts_apart_silently() -> None:
+    listed = [Segment("same text", metadata={"source": f"{n}.txt", "page": n % 4 + 1}) for n in range(1, 5)]
+    assert len(every_order(listed, as_known(Template(after=" ({source})"))).silent) <= 1
+
+
+def test_documents_that_form_no_set_stay_as_they_are_written() -> None:
+    padded, plain = Segment("line one\n\nline two\n"), Segment("The ferry to Ostra leaves the harbour at noon.")
+    listed = [padded, padded, plain, plain]
+    prompt = " and ".join(f'"{each.text}"' for each in listed)
+    turns = recognize([user(prompt)], [retrieval(listed)]).turns
+    assert written(turns, canonical=False) == (("user", (prompt,)),)
+
+
 def test_a_separator_that_is_also_a_document_is_not_taken_for_one_silently() -> None:
     listed = [Segment("and"), FERRY, MILL]
     assert len(every_order(listed, as_known(Template(between=" and "))).silent) <= 1
