@@ -31,7 +31,7 @@ _LONGEST_LABEL = 100
 _LABEL_BEFORE = re.compile(r"(?:^|\n|[\[({#>]|[-*]\s)\s*$")
 _LABEL_AFTER = re.compile(r"\s*[\])}.:<>/]")
 _LABEL_WORD = re.compile(
-    r"(?:document|doc|source|passage|chunk|context|result|item|excerpt|snippet|example|no\.?|number|index|\bid)"
+    r"(?:document|doc|source|passage|chunk|context|result|item|excerpt|snippet|example|no\.?|number|nr|index|\bid)"
     r"[\s:#=\"'_\[(-]*$",
     re.IGNORECASE,
 )
@@ -110,7 +110,8 @@ def _replace_fields(texts: Sequence[str], own: Iterable[tuple[str, list[str]]]) 
             continue
         running, first = _count_of(values)
         if running is not None and first in (0, 1):
-            labels, named = _are_labels(replaced.texts[int(after) :], places), is_named(key)
+            worded = not all(value.isdecimal() or len(value) == 1 for value in values)  # such as `Source 2`
+            labels, named = worded or _are_labels(replaced.texts[int(after) :], places), is_named(key)
             if (running and (named or not labels)) or (not running and labels and not named):
                 return None  # a running number, or not; another order of the segments would show which
             if running:

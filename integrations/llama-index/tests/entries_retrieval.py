@@ -6,7 +6,7 @@ from typing import Any
 
 from cases import QUERY, ListRetriever
 from entries_query import query
-from entry import MORE, NAMES, Nodes, SayingLLM, engine_of, invariant, under
+from entry import MORE, NAMES, Nodes, SayingLLM, engine_of, invariant, node_id, under
 from llama_index.core import DocumentSummaryIndex, SimpleKeywordTableIndex, StorageContext, SummaryIndex
 from llama_index.core.postprocessor import (
     LongContextReorder,
@@ -38,7 +38,7 @@ def fused(nodes: Nodes, **options: Any) -> str:
 def merging(nodes: Nodes) -> str:
     """Retrieve leaves, of which two have one parent, which takes their place."""
     leaves = [*nodes, NodeWithScore(node=TextNode(text="It needs an hour.", id_="leaf"), score=0.5)]
-    first = next(each.node for each in nodes if each.node.node_id == "node 0")
+    first = next(each.node for each in nodes if each.node.node_id == node_id(0))
     children = [first, leaves[-1].node]
     parent = TextNode(text=f"{first.get_content()} It needs an hour.", id_="parent")
     parent.relationships[NodeRelationship.CHILD] = [each.as_related_node_info() for each in children]
@@ -87,7 +87,7 @@ def neighbours(nodes: Nodes) -> PrevNextNodePostprocessor:
 def chunks(nodes: Nodes) -> Nodes:
     """Return nodes of which two are chunks of one document that overlap."""
     for each in nodes:
-        place = {"node 0": 0, "node 1": len(each.text) - 10}.get(each.node.node_id)
+        place = {node_id(0): 0, node_id(1): len(each.text) - 10}.get(each.node.node_id)
         if place is not None:
             each.node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="atlas")
             each.node.start_char_idx = place
