@@ -22,6 +22,7 @@ WHOLE = {
     ResponseMode.COMPACT: 1,
     ResponseMode.TREE_SUMMARIZE: 1,
     ResponseMode.COMPACT_ACCUMULATE: 1,
+    ResponseMode.SIMPLE_SUMMARIZE: 1,  # prints a Python list, which is parsed
     ResponseMode.GENERATION: 1,  # reads no node
     ResponseMode.NO_TEXT: 0,
     ResponseMode.CONTEXT_ONLY: 0,
@@ -29,7 +30,6 @@ WHOLE = {
 WARNS = {
     ResponseMode.REFINE: "1 of the 3 segments",
     ResponseMode.ACCUMULATE: "1 of the 3 segments",
-    ResponseMode.SIMPLE_SUMMARIZE: "1 of the 3 segments",
 }
 
 
