@@ -69,6 +69,7 @@ types: $(VENV)/.dev $(VENV)/.integrations ## Check types (mypy, strict)
 
 docs: $(VENV)/.dev $(VENV)/.integrations ## Write the tables of the READMEs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
+	cd integrations/langchain && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m tests.entries
 	cd integrations/llama-index && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python tests/entries_table.py
 
 embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about three hours)

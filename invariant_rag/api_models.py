@@ -5,7 +5,8 @@ ordering, so the request does not depend on the order of the segments, and neith
 model. It may still depend on which segment stands where. *Vote* (permutation self-consistency, arXiv 2310.07712): ask
 about several orders of the same sets, and keep the answer that most of them give.
 
-A conversation is a list of `Turn`s. An integration converts its messages to turns and the turns of a request back.
+A conversation is a list of `Turn`s. An integration converts its messages to turns, recognises the sets in them
+(`invariant_rag.prompts.recognize`), and converts the turns of a request back.
 """
 
 from __future__ import annotations
@@ -14,36 +15,56 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from invariant_rag.errors import InvalidChoice, InvalidSegment, UnsupportedCombination
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
-from invariant_rag.segments import Segment, document_rendering
+from invariant_rag.prompts import Turn, recognize
+from invariant_rag.prompts.labels import Labels, labels_of
+from invariant_rag.prompts.recognition import merge_texts
+from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One message of a conversation.
+class PlainRequest:
+    """A conversation as plain text, for a model that knows no segments.
 
     Attributes:
-        role: `user`, `assistant`, `system`, `tool`, or another one.
-        parts: Strings, segments, and anything else that a message of a framework holds, such as an image.
+        turns: The turns, in which strings and other parts are left.
+        sets: The sets that were written, each in the order in which its segments stand.
+        labels: How running numbers of documents in the answer translate to those of the conversation as given; see
+            `invariant_rag.prompts.labels`.
     """
 
-    role: str
-    parts: tuple[Any, ...]
+    turns: tuple[Turn, ...]
+    sets: tuple[SegmentSet, ...]
+    labels: Labels
 
     @property
     def text(self) -> str:
-        """The strings of the turn, without its segments."""
-        return "".join(part for part in self.parts if isinstance(part, str))
+        """The text of a conversation of one turn."""
+        return self.turns[0].text
 
-    @property
-    def has_segments(self) -> bool:
-        """Whether a part is a segment."""
-        return any(isinstance(part, Segment) for part in self.parts)
+    def ledger(self, method: str, *, recognized: bool = True) -> dict[str, Any]:
+        """Return what was sent, in the words of `invariant_rag.generation.ledger`.
+
+        Args:
+            method: Name of the strategy.
+            recognized: Whether every document in the conversation is known to be a segment.
+        """
+        sizes = [len(each) for each in self.sets if each]
+        stand_apart = len(sizes) > 1 and max(sizes) == 1  # the order of the sets is that given
+        return {
+            "sets": sizes,
+            "order": [segment.content_hash for each in self.sets for segment in each],
+            "dropped": [],
+            "trimmed": [],
+            "cached_tokens": 0,
+            "method": method,
+            "invariant": bool(sizes) and not stand_apart and recognized,
+        }
 
 
 @dataclass(frozen=True)
@@ -70,16 +91,13 @@ class PlainRequests:
         if self.votes < 1:
             raise InvalidChoice(f"votes: expected at least 1, got {self.votes}")
 
-    def of_turns(self, turns: Sequence[Turn], query: str | None = None) -> list[list[Turn]]:
+    def of_turns(self, turns: Sequence[Turn], query: str | None = None) -> list[PlainRequest]:
         """Return requests: the turns with every segment as plain text, once per order.
 
-        Segments with nothing but white space between them form a set, also across neighbouring turns of one role. The
-        results of tools are sets of their own, as each answers another call.
-
-        Law: listing the segments of a set in another order gives the same requests.
+        Law: listing the segments of a set in another order gives the same requests, but for their `labels`.
 
         Args:
-            turns: The conversation.
+            turns: The conversation; segments outside of sets form sets as `invariant_rag.prompts.recognize` has it.
             query: What relevance orderings compare segments with. None: the text of the last `user` turn.
 
         Returns:
@@ -89,54 +107,28 @@ class PlainRequests:
         Raises:
             InvalidSegment: A segment is given as token ids.
         """
-        owned = list(_with_boundaries(turns))
-        parts = [part for _, part in owned]
+        turns = recognize(turns).turns
+        sets = [part for turn in turns for part in turn.parts if isinstance(part, SegmentSet)]
         asked = _last_question(turns) if query is None else query
+        ordering = content_ordering(self.ordering)
+        canonical = [canonical_order(each, ordering, asked) for each in sets]
         requests = []
-        for listed in drawn_orders(canonical_parts(parts, self.ordering, asked), self.votes, self.seed):
-            kept: list[list[Any]] = [[] for _ in turns]
-            for (owner, _), part in zip(owned, listed, strict=True):
-                if owner is not None:
-                    kept[owner].append(part)
-            requests.append([replace(turn, parts=_merged(each)) for turn, each in zip(turns, kept, strict=True)])
+        for orders in drawn_orders(sets, canonical, self.votes, self.seed):
+            listed = [each.permuted(order) for each, order in zip(sets, orders, strict=True)]
+            texts = iter(map(set_text, listed))
+            parts = [[next(texts) if isinstance(part, SegmentSet) else part for part in turn.parts] for turn in turns]
+            written = [replace(turn, parts=tuple(merge_texts(each))) for turn, each in zip(turns, parts, strict=True)]
+            labels = labels_of((each.slots, order) for each, order in zip(sets, orders, strict=True))
+            requests.append(PlainRequest(tuple(written), tuple(listed), labels))
         return requests
 
-    def of_text(self, parts: Iterable[str | Segment], query: str | None = None) -> list[str]:
-        """Return requests as texts, for a single text with segments; see `of_turns`."""
-        return [turn.text for (turn,) in self.of_turns([Turn("user", tuple(parts))], query)]
-
-
-class _Boundary:
-    """Stands between two sets that must not become one."""
-
-
-def _with_boundaries(turns: Sequence[Turn]) -> Iterator[tuple[int | None, Any]]:
-    """Yield every part with the index of its turn, and boundaries, which belong to none."""
-    before: str | None = None
-    for index, turn in enumerate(turns):
-        if turn.role != before or turn.role == "tool":
-            yield None, _Boundary()
-        for part in turn.parts:
-            yield index, part
-        before = turn.role
+    def of_text(self, parts: Iterable[str | Segment | SegmentSet], query: str | None = None) -> list[PlainRequest]:
+        """Return requests for a single text with segments; see `of_turns`."""
+        return self.of_turns([Turn("user", tuple(parts))], query)
 
 
 def _last_question(turns: Sequence[Turn]) -> str:
     return next((turn.text.strip() for turn in reversed(turns) if turn.role == "user"), "")
-
-
-def _merged(parts: Iterable[Any]) -> tuple[Any, ...]:
-    """Return parts with segments as text, and neighbouring texts as one."""
-    merged: list[Any] = []
-    for part in parts:
-        text = plain_text(part) if isinstance(part, str | Segment) else None
-        if text is None:
-            merged.append(part)
-        elif merged and isinstance(merged[-1], str):
-            merged[-1] += text
-        else:
-            merged.append(text)
-    return tuple(merged)
 
 
 def content_ordering(name_or_instance: str | Ordering) -> Ordering:
@@ -155,56 +147,61 @@ def content_ordering(name_or_instance: str | Ordering) -> Ordering:
     return ordering
 
 
-def canonical_parts(parts: Sequence[Any], ordering: str | Ordering = "lexical", query: str = "") -> list[Any]:
-    """Return the parts with every set in the order of an ordering, rank 0 last: nearest to what follows.
+def canonical_order(segments: SegmentSet, ordering: Ordering, query: str = "") -> list[int]:
+    """Return the indices of segments in the order of an ordering, rank 0 last: nearest to what follows.
 
-    Law: listing the segments of a set in another order gives the same parts.
+    Law: listing the segments in another order gives the same sequence of contents.
 
-    >>> canonical_parts(["Read: ", Segment("a"), Segment("b"), "Which?"]) == canonical_parts(
-    ...     ["Read: ", Segment("b"), Segment("a"), "Which?"]
-    ... )
-    True
+    >>> canonical_order(SegmentSet(["a", "b"]), content_ordering("lexical"))
+    [1, 0]
 
     Args:
-        parts: Strings, segments, and anything else.
-        ordering: A name or an instance. There is no tokenizer: the bytes of a text stand for its token ids.
+        segments: The set.
+        ordering: The ordering. There is no tokenizer: the bytes of a text stand for its token ids.
         query: What relevance orderings compare segments with.
 
     Raises:
         InvalidSegment: A segment is given as token ids.
-        UnsupportedCombination: The ordering keeps the order given.
     """
-    chosen = content_ordering(ordering)
-    listed = list(parts)
-    for places in _sets(parts):
-        candidates = [_candidate(parts[place]) for place in places]
-        for place, index in zip(places, reversed(chosen.rank(candidates, query)), strict=True):
-            listed[place] = candidates[index].segment
-    return listed
+    rendering = document_rendering if segments.slots is None else plain_rendering
+    candidates = [_candidate(segment, rendering(segment)) for segment in segments]
+    return ordering.rank(candidates, query)[::-1]
 
 
-def drawn_orders(parts: Sequence[Any], votes: int, seed: int) -> list[list[Any]]:
-    """Return the parts in several different orders of their sets: first as they are, then in random ones.
+def drawn_orders(
+    sets: Sequence[SegmentSet], canonical: Sequence[Sequence[int]], votes: int, seed: int
+) -> list[list[list[int]]]:
+    """Return several different orders of sets: first the canonical one, then random ones.
 
-    Law: it is a function of `parts`, so for canonical parts of nothing but the contents.
+    Law: the contents in these orders are a function of the contents of the sets.
 
     Args:
-        parts: As `canonical_parts` returns them.
+        sets: The sets.
+        canonical: For each set, its indices in canonical order.
         votes: How many orders. Fewer are returned where the sets have no more: one for a single segment.
         seed: Seed of the random orders.
+
+    Returns:
+        Orders of all sets: for each set, indices into it.
     """
-    sets = _sets(parts)
-    possible = math.prod(_arrangements([plain_text(parts[place]) for place in each]) for each in sets)
+    possible = math.prod(_arrangements(segments) for segments in sets)
     state = random.Random(seed)
-    places = [place for each in sets for place in each]
-    orders = {tuple(plain_text(parts[place]) for place in places): list(parts)}
+
+    def contents(orders: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+        return tuple(segments[i].canonical_key for segments, order in zip(sets, orders, strict=True) for i in order)
+
+    orders = {contents(canonical): [list(order) for order in canonical]}
     while len(orders) < min(votes, possible):
-        sources = [source for each in sets for source in state.sample(each, len(each))]
-        drawn = list(parts)
-        for place, source in zip(places, sources, strict=True):
-            drawn[place] = parts[source]
-        orders.setdefault(tuple(plain_text(parts[source]) for source in sources), drawn)
+        drawn = [state.sample(list(order), len(order)) for order in canonical]
+        orders.setdefault(contents(drawn), drawn)
     return list(orders.values())
+
+
+def set_text(segments: SegmentSet) -> str:
+    """Return a set as plain text, in the order in which it is listed: in its slots, or as one `Document: ...` each."""
+    if segments.slots is None:
+        return "".join(map(document_rendering, segments))
+    return "".join(slot.render(segment) for slot, segment in zip(segments.slots, segments, strict=True))
 
 
 @dataclass(frozen=True)
@@ -254,34 +251,12 @@ def answer_key(text: str, tool_calls: Iterable[tuple[str, Mapping[str, Any]]] = 
     return " ".join(text.split()).casefold(), json.dumps(calls, sort_keys=True, default=repr)
 
 
-def plain_text(part: str | Segment) -> str:
-    """Return a part as plain text, for a model that knows no segments."""
-    return document_rendering(part) if isinstance(part, Segment) else part
-
-
-def _sets(parts: Sequence[Any]) -> list[list[int]]:
-    """Return the indices of the segments of each set."""
-    sets: list[list[int]] = []
-    open_set = False
-    for place, part in enumerate(parts):
-        if isinstance(part, Segment):
-            if open_set:
-                sets[-1].append(place)
-            else:
-                sets.append([place])
-            open_set = True
-        elif not (isinstance(part, str) and not part.strip()):
-            open_set = False
-    return sets
-
-
-def _candidate(segment: Segment) -> Candidate:
+def _candidate(segment: Segment, text: str) -> Candidate:
     if segment.token_ids is not None:
         raise InvalidSegment("expected text: a model behind an API takes no token ids")
-    text = document_rendering(segment)
     return Candidate(segment, tuple(text.encode("utf-8", "surrogatepass")), text)
 
 
-def _arrangements(texts: Sequence[str]) -> int:
-    """Return how many orders of these texts differ: equal ones can be swapped."""
-    return math.factorial(len(texts)) // math.prod(map(math.factorial, Counter(texts).values()))
+def _arrangements(segments: Sequence[Segment]) -> int:
+    """Return how many orders of these segments differ: equal ones can be swapped."""
+    return math.factorial(len(segments)) // math.prod(map(math.factorial, Counter(segments).values()))

@@ -1,4 +1,10 @@
-"""Exceptions of the library. A message says what was expected and what was given; the hint says what to do."""
+"""Exceptions of the library. A message says what was expected and what was given; the hint says what to do.
+
+Errors of a call (its prompt, segments, context window and answer) are no `ValueError` and no `TypeError`: frameworks
+that parse answers catch those and go on, so that LlamaIndex would return "Empty Response" for a prompt that is too
+long.
+Errors of arguments and files keep the built-in class that Python users expect.
+"""
 
 from __future__ import annotations
 
@@ -105,19 +111,25 @@ class ModelNotFound(InvariantRAGError, OSError):
     hint = "Give a Hugging Face id (and a network), a folder with a saved model, or no name for the embedded model."
 
 
-class InvalidSegment(InvariantRAGError, ValueError):
+class InvalidSegment(InvariantRAGError):
     """A value that cannot be converted to a segment."""
 
     hint = "A segment is a str, a Segment, or a sequence of token ids."
 
 
-class InvalidPrompt(InvariantRAGError, ValueError):
+class InvalidPrompt(InvariantRAGError):
     """A prompt or a message that cannot be built or tokenized, such as a prompt without any token."""
 
     hint = "A prompt is text (or token ids), a set of segments, and text; messages are mappings of role and content."
 
 
-class ContextOverflow(InvariantRAGError, ValueError):
+class InvalidTool(InvariantRAGError):
+    """A tool, a call of one, or a choice among tools that cannot be used."""
+
+    hint = "A tool is a Tool, or {'type': 'function', 'function': {'name', 'description', 'parameters'}}."
+
+
+class ContextOverflow(InvariantRAGError):
     """A prompt that does not fit into the context window; the message gives its tokens and the limit."""
 
     hint = (
@@ -180,19 +192,19 @@ class ActorsLost(InvariantRAGError, RuntimeError):
     hint = "The log of Ray says why; often the model needs more memory. What was answered is kept: use --resume."
 
 
-class InvalidSchema(InvariantRAGError, ValueError):
+class InvalidSchema(InvariantRAGError):
     """A schema that decoding cannot follow token by token."""
 
     hint = "Give a pydantic class, or a JSON schema of an object."
 
 
-class IncompleteObject(InvariantRAGError, ValueError):
+class IncompleteObject(InvariantRAGError):
     """An answer that should be JSON ended before it was complete."""
 
     hint = "Leave away what ends a generation early, such as max_time and stopping criteria."
 
 
-class InvalidObject(InvariantRAGError, ValueError):
+class InvalidObject(InvariantRAGError):
     """A complete JSON answer that its schema or class rejects: a rule that no grammar of xgrammar expresses."""
 
     hint = "Say it with a pattern, an enum or bounds; xgrammar ignores uniqueItems, multipleOf and custom validators."

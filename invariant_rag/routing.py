@@ -297,6 +297,7 @@ class RoutedModel(InvariantModel):
         branch = route(*confidences, self.alpha)
         return RoutedGeneration.extend(
             plain if branch == "plain" else invariant,
+            invariant=plain.invariant and invariant.invariant,  # the choice depends on both
             branch=branch,
             plain_confidence=confidences[0],
             invariant_confidence=confidences[1],

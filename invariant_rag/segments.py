@@ -136,6 +136,46 @@ class Segment:
         return (type(self), (self.text, self.title, dict(self.metadata), self.score, self.token_ids))
 
 
+@dataclass(frozen=True)
+class Field:
+    """Stands for a value of a segment in the text of a `Slot`: its title, or the metadata of that key."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Text around one place of a set, such as `[1] ` or `Source: a.txt`.
+
+    Slots stay where they are when the segments of their set change places, so running numbers count in any order.
+
+    Attributes:
+        before: Texts before the segment, and fields of whichever segment takes the place.
+        after: The same, after the segment.
+        number: The running number or letter among these texts; None if there is none.
+    """
+
+    before: tuple[str | Field, ...] = ()
+    after: tuple[str | Field, ...] = ()
+    number: str | None = None
+
+    def render(self, segment: Segment) -> str:
+        """Return the text of a segment in this place.
+
+        >>> Slot(("[1] ", Field("title"), ": "), number="1").render(Segment("Ferries leave at noon.", title="Ferries"))
+        '[1] Ferries: Ferries leave at noon.'
+        """
+        pieces = (*self.before, segment.text, *self.after)
+        return "".join(str(value_of(segment, each.key, "")) if isinstance(each, Field) else each for each in pieces)
+
+
+def value_of(segment: Segment, key: str, default: Any = None) -> Any:
+    """Return what a `Field` stands for: the title of a segment, or its metadata of that key, if it has it."""
+    if key == "title" and segment.title is not None:
+        return segment.title
+    return segment.metadata.get(key, default)
+
+
 class SegmentSet(Sequence[Segment]):
     """A multiset of segments: equality and hash ignore order, duplicates are kept.
 
@@ -143,12 +183,26 @@ class SegmentSet(Sequence[Segment]):
     True
     >>> SegmentSet(["a", "a"]) == SegmentSet(["a"])
     False
+
+    Args:
+        segments: The segments: strings, `Segment`s or lists of token ids.
+        slots: Text around each place, in the order of the prompt. None: `Prompt.rendering` renders the segments.
+
+    Raises:
+        InvalidSegment: `segments` is not a collection of segments, or there is not one slot per segment.
     """
 
-    def __init__(self, segments: Iterable[Segment | str | Sequence[int]] = ()) -> None:
+    def __init__(
+        self, segments: Iterable[Segment | str | Sequence[int]] = (), *, slots: Iterable[Slot] | None = None
+    ) -> None:
         if isinstance(segments, str | bytes | Segment | Mapping) or not isinstance(segments, Iterable):
             raise InvalidSegment(f"expected a collection of segments, got {type(segments).__name__}")
         self._segments = tuple(Segment.of(segment) for segment in segments)
+        self.slots = None if slots is None else tuple(slots)
+        if self.slots is not None and len(self.slots) != len(self._segments):
+            raise InvalidSegment(f"expected one slot per segment, got {len(self.slots)} for {len(self._segments)}")
+        if self.slots is not None and any(each.token_ids is not None for each in self._segments):
+            raise InvalidSegment("expected segments with text, which slots put in a place; got one with token ids")
 
     def permuted(self, order: Sequence[int]) -> SegmentSet:
         """Return the same set with its segments listed in another order.
@@ -158,10 +212,12 @@ class SegmentSet(Sequence[Segment]):
         """
         if sorted(order) != list(range(len(self))):
             raise InvalidSegment(f"expected a permutation of 0..{len(self) - 1}, got {list(order)}")
-        return SegmentSet(self._segments[index] for index in order)
+        return SegmentSet((self._segments[index] for index in order), slots=self.slots)
 
     def __getitem__(self, index: Any) -> Any:
-        return SegmentSet(self._segments[index]) if isinstance(index, slice) else self._segments[index]
+        if isinstance(index, slice):
+            return SegmentSet(self._segments[index], slots=None if self.slots is None else self.slots[index])
+        return self._segments[index]
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -170,10 +226,14 @@ class SegmentSet(Sequence[Segment]):
         return iter(self._segments)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SegmentSet) and Counter(self._segments) == Counter(other._segments)
+        return (
+            isinstance(other, SegmentSet)
+            and Counter(self._segments) == Counter(other._segments)
+            and self.slots == other.slots
+        )
 
     def __hash__(self) -> int:
-        return hash(frozenset(Counter(self._segments).items()))
+        return hash((frozenset(Counter(self._segments).items()), self.slots))
 
     def __repr__(self) -> str:
         return f"SegmentSet({list(self._segments)!r})"

@@ -12,44 +12,59 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag import Segment
-from invariant_rag.api_models import PlainRequests, Turn, answer_key, canonical_parts, drawn_orders, elect, plain_text
+from invariant_rag import Segment, SegmentSet
+from invariant_rag.api_models import (
+    PlainRequest,
+    PlainRequests,
+    Turn,
+    answer_key,
+    canonical_order,
+    content_ordering,
+    drawn_orders,
+    elect,
+    set_text,
+)
 from invariant_rag.errors import InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
 from invariant_rag.orderings import Candidate, Ordering
+from invariant_rag.prompts.labels import translate_labels
+from invariant_rag.segments import Field, Slot
 
-TEXTS = st.lists(st.text(alphabet="ab \n", max_size=3), max_size=5)
+texts = st.lists(st.text(alphabet="ab \n", max_size=3), max_size=5)
+LEXICAL = content_ordering("lexical")
 
 
-def parts_of(sets: list[list[str]]) -> list[object]:
-    return ["Read:", *(part for each in sets for part in (*map(Segment, each), "and"))]
-
-
-@given(st.lists(TEXTS, max_size=3), st.integers(1, 8), st.integers(0, 3), st.randoms())
+@given(st.lists(texts, max_size=3), st.integers(1, 8), st.integers(0, 3), st.randoms())
 def test_orders_are_a_function_of_the_sets(sets: list[list[str]], votes: int, seed: int, chance: random.Random) -> None:
-    shuffled = [chance.sample(each, len(each)) for each in sets]
-    orders, others = (drawn_orders(canonical_parts(parts_of(each)), votes, seed) for each in (sets, shuffled))
-    assert orders == others
-    assert orders[0] == canonical_parts(parts_of(sets))
+    def drawn(listed: list[list[str]]) -> list[list[list[str]]]:
+        given_sets = list(map(SegmentSet, listed))
+        canonical = [canonical_order(each, LEXICAL) for each in given_sets]
+        return [
+            [[segments[index].text for index in order] for segments, order in zip(given_sets, orders, strict=True)]
+            for orders in drawn_orders(given_sets, canonical, votes, seed)
+        ]
+
+    orders = drawn(sets)
+    assert orders == drawn([chance.sample(each, len(each)) for each in sets])
+    assert orders[0] == [sorted(each, reverse=True) for each in sets]
     possible = math.prod(len(set(permutations(each))) for each in sets)
-    assert len({"|".join(map(plain_text, order)) for order in orders}) == len(orders) == min(votes, possible)
-    for order in orders:  # every set keeps its place
-        assert [isinstance(part, Segment) for part in order] == [isinstance(p, Segment) for p in parts_of(sets)]
-        assert canonical_parts(order) == orders[0]
+    assert len({repr(order) for order in orders}) == len(orders) == min(votes, possible)
+    assert all([sorted(each) for each in order] == [sorted(each) for each in sets] for order in orders)
 
 
 def test_rank_0_stands_last() -> None:
-    assert canonical_parts([Segment("a"), Segment("b")]) == [Segment("b"), Segment("a")]
-    assert canonical_parts([Segment("a"), Segment("b")], "lexical-reversed") == [Segment("a"), Segment("b")]
+    def canonical(ordering: str, *segments: Segment) -> list[Segment]:
+        return [segments[index] for index in canonical_order(SegmentSet(segments), content_ordering(ordering))]
+
+    assert canonical("lexical", Segment("a"), Segment("b")) == [Segment("b"), Segment("a")]
+    assert canonical("lexical-reversed", Segment("a"), Segment("b")) == [Segment("a"), Segment("b")]
     scored = [Segment("a", score=1.0), Segment("b", score=2.0)]
-    assert canonical_parts(scored[::-1], "score") == scored
+    assert canonical("score", *scored[::-1]) == scored
 
 
-def test_white_space_does_not_part_a_set_and_text_does() -> None:
-    first, second, third = map(Segment, "abc")
-    assert canonical_parts([first, "\n", second, third]) == [third, "\n", second, first]
-    assert canonical_parts([first, "or", second]) == [first, "or", second]
-    wall = object()
-    assert canonical_parts([first, wall, second]) == [first, wall, second]
+def test_a_set_is_written_in_its_slots_or_as_documents() -> None:
+    assert set_text(SegmentSet(["a", Segment("b", title="T")])) == "Document: a\nDocument (Title: T): b\n"
+    slots = [Slot(("[1] ",), ("\n",), "1"), Slot(("[2] ", Field("title"), ": "), (), "2")]
+    assert set_text(SegmentSet(["a", Segment("b", title="T")], slots=slots)) == "[1] a\n[2] T: b"
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1))
@@ -67,12 +82,10 @@ def test_answers_agree_on_words_and_tool_calls() -> None:
 
 
 def test_what_cannot_be_ordered_by_content_is_refused() -> None:
-    with pytest.raises(UnsupportedCombination, match="given"):
-        canonical_parts([Segment("a")], "given")
     with pytest.raises(UnknownName, match="lexical"):
-        canonical_parts([Segment("a")], "alphabetical")
+        PlainRequests("alphabetical")
     with pytest.raises(InvalidSegment, match="token ids"):
-        canonical_parts([Segment(token_ids=(1,))])
+        PlainRequests().of_text([Segment(token_ids=(1,))])
     with pytest.raises(UnsupportedCombination, match="given"):
         PlainRequests("given")
     with pytest.raises(InvalidChoice, match="votes: expected at least 1, got 0"):
@@ -89,8 +102,8 @@ def user(*parts: Any) -> Turn:
 def written(*turns: Turn, **options: Any) -> list[tuple[Any, ...]]:
     """The parts of every turn of the only request."""
     [request] = PlainRequests(**options).of_turns(turns)
-    assert [turn.role for turn in request] == [turn.role for turn in turns]
-    return [turn.parts for turn in request]
+    assert [turn.role for turn in request.turns] == [turn.role for turn in turns]
+    return [turn.parts for turn in request.turns]
 
 
 A, B, C = map(Segment, "abc")
@@ -107,7 +120,7 @@ def test_text_and_segments_of_a_turn_become_one_text_and_everything_else_stays()
 @pytest.mark.parametrize("order", list(permutations([A, B, C])))
 def test_a_set_reaches_across_neighbouring_turns_of_one_role(order: tuple[Segment, ...]) -> None:
     one, two, three = order
-    assert written(user(one), user("\n", two, three)) == [("Document: c\n",), ("\nDocument: b\nDocument: a\n",)]
+    assert written(user(one), user("\n", two, three)) == [("Document: c\nDocument: b\nDocument: a\n",), ()]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +158,35 @@ def test_the_ordering_is_given_the_query(query: str | None, expected: str) -> No
 
 def test_votes_are_requests_in_different_orders_and_the_first_is_canonical() -> None:
     requests = PlainRequests(votes=10, seed=3).of_text(["Read: ", A, B, C])
-    assert requests[0] == "Read: Document: c\nDocument: b\nDocument: a\n"
-    assert len(set(requests)) == len(requests) == math.factorial(3)
+    assert requests[0].text == "Read: Document: c\nDocument: b\nDocument: a\n"
+    assert len({request.text for request in requests}) == len(requests) == math.factorial(3)
     assert requests == PlainRequests(votes=10, seed=3).of_text(["Read: ", C, A, B])
+
+
+def numbered(*segments: Segment) -> list[str | Segment]:
+    parts: list[str | Segment] = ["Read:"]
+    for number, segment in enumerate(segments, start=1):
+        parts += [f"\n[{number}] ", segment]
+    return [*parts, "\nWhich?"]
+
+
+@pytest.mark.parametrize("votes", [1, 4])
+def test_numbered_segments_get_their_numbers_anew_and_labels_lead_back(votes: int) -> None:
+    texts_of_votes = set()
+    for order in permutations([A, B, C]):
+        requests = PlainRequests(votes=votes).of_text(numbered(*order))
+        texts_of_votes.add(tuple(request.text for request in requests))
+        for request in requests:
+            for number, segment in enumerate(request.sets[0], start=1):
+                assert f"[{number}] {segment.text}\n" in request.text
+                [cited] = translate_labels(f"[{number}]", request.labels).strip("[]")
+                assert order[int(cited) - 1] == segment
+    assert len(texts_of_votes) == 1
+
+
+def test_sets_of_a_request_stand_as_they_were_written() -> None:
+    [request] = PlainRequests().of_text(["Rubrics: ", A, B, "Answers: ", SegmentSet([C])])
+    assert [[each.text for each in listed] for listed in request.sets] == [["b", "a"], ["c"]]
+    assert request.text == "Rubrics: Document: b\nDocument: a\nAnswers: Document: c\n"
+    assert request.labels == {}
+    assert PlainRequest(request.turns, request.sets, {}) == request

@@ -10,7 +10,7 @@ from itertools import accumulate
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prepare import PreparedPrompt
-from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 Orders = Sequence[Sequence[int]]
 """For each set, indices of its segments in physical order."""
@@ -45,7 +45,10 @@ class PermutedPrompt:
         """Return the same segments in other orders."""
         segments = [segment for each in self.prompt.sets for segment in each]
         by_index = dict(zip(self.order, segments, strict=True))
-        sets = [SegmentSet(by_index[index] for index in order) for order in orders]
+        sets = [
+            _in_slots([by_index[index] for index in order], each)
+            for order, each in zip(orders, self.prompt.sets, strict=True)
+        ]
         return PermutedPrompt(self.prompt.with_sets(sets), orders, self.base)
 
     def to_input_indices(self, generation: Generation) -> Generation:
@@ -74,7 +77,13 @@ def in_canonical_order(lm: InvariantModel, prompt: Prompt, new_tokens: int) -> P
     starts = [0, *stops]
     orders = [[i for i in base.order if start <= i < stop] for start, stop in zip(starts, stops, strict=False)]
     segments = prompt.segments
-    return PermutedPrompt(prompt.with_sets(SegmentSet(segments[i] for i in order) for order in orders), orders, base)
+    sets = [_in_slots([segments[i] for i in order], each) for order, each in zip(orders, prompt.sets, strict=True)]
+    return PermutedPrompt(prompt.with_sets(sets), orders, base)
+
+
+def _in_slots(segments: Sequence[Segment], places: SegmentSet) -> SegmentSet:
+    """Return segments as a set, in the first slots of another one."""
+    return SegmentSet(segments, slots=None if places.slots is None else places.slots[: len(segments)])
 
 
 def rotations(base: PermutedPrompt, count: int | None) -> list[PermutedPrompt]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.prepare import PreparedPrompt
     from invariant_rag.generation.streaming import TextStream
     from invariant_rag.generation.structured import Constraint, constrain, generate_structured
+    from invariant_rag.generation.tools import ToolCalling
 
 _HOMES = {
     "CacheStats": "kv_cache",
@@ -28,6 +29,7 @@ _HOMES = {
     "Overflow": "overflow",
     "PreparedPrompt": "prepare",
     "TextStream": "streaming",
+    "ToolCalling": "tools",
     "Usage": "outputs",
     "constrain": "structured",
     "generate_structured": "structured",
@@ -44,6 +46,7 @@ __all__ = [
     "Overflow",
     "PreparedPrompt",
     "TextStream",
+    "ToolCalling",
     "Usage",
     "constrain",
     "generate_structured",

@@ -71,6 +71,7 @@ class Vocabulary:
         self._ids = {self.words[index]: index for index in allowed.nonzero()[0].tolist()}
         self._longest = max(map(len, self._ids), default=0)
         self.segment = lru_cache(maxsize=4096)(self._segment)
+        self.at_marker = lru_cache(maxsize=256)(self._at_marker)
 
     def matcher(self, schema: str) -> Any:
         """Return a matcher of a schema that follows tokens."""
@@ -79,6 +80,23 @@ class Vocabulary:
     def mask_after(self, text: bytes) -> torch.Tensor:
         """Return which tokens may ever follow a text inside an object: bits `[1, size / 32]`."""
         return self._masks[pending(text)]
+
+    def _at_marker(self, marker: bytes, before: bytes, *, anchored: bool) -> tuple[list[int], list[int]]:
+        """Return the tokens that complete a marker in a text, and those that go beyond its end.
+
+        Args:
+            marker: The marker.
+            before: The end of the text, as far as it is a part of the marker.
+            anchored: Whether the marker only counts at the beginning of `before`.
+        """
+        completing: list[int] = []
+        beyond: list[int] = []
+        for index, word in enumerate(self.words):
+            text = before + word
+            start = text.find(marker)
+            if start == 0 or (start > 0 and not anchored):
+                (completing if start + len(marker) == len(text) else beyond).append(index)
+        return completing, beyond
 
     def _segment(self, text: bytes) -> tuple[int, ...] | None:
         """Return the fewest tokens that spell a text; None if there are none."""

@@ -39,7 +39,7 @@ from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.models.loading import load_model
 from invariant_rag.orderings import Ordering, resolve_ordering
-from invariant_rag.prompts import Message, question_messages, render_chat, tokenize_text
+from invariant_rag.prompts import Message, Tool, question_messages, render_chat, tokenize_text
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
 
 if TYPE_CHECKING:
@@ -259,6 +259,8 @@ class InvariantModel(ReadOnlyChoices):
         system: str | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        **template_kwargs: Any,
     ) -> Prompt:
         """Render a question over documents, or a conversation, through the model's chat template.
 
@@ -267,10 +269,15 @@ class InvariantModel(ReadOnlyChoices):
             segments: The documents to answer from.
             system: The system message. None: the default.
             messages: Instead of the above: a conversation with segments in any turn. The content of a message is a
-                string, a `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s.
+                string, a `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s. Calls of tools and their
+                results are described at `render_chat`.
+            tools: Tools that the model may call; see `invariant_rag.generation.tools` for the calls.
+            **template_kwargs: Variables of the chat template, such as `enable_thinking`.
 
         Raises:
-            InvalidPrompt: Neither or both of `question` and `messages` were given, or a message is malformed.
+            InvalidPrompt: Neither or both of `question` and `messages` were given, a message is malformed, or the
+                template has no such variable.
+            InvalidTool: A tool or a call is malformed.
             TokenizerRequired: The model has no tokenizer.
         """
         if (question is None) == (messages is None):
@@ -281,9 +288,10 @@ class InvariantModel(ReadOnlyChoices):
                 hint="Put segments into the content of a message, and the system message first.",
             )
         if messages is not None:
-            return render_chat(messages, self.tokenizer)
+            return render_chat(messages, self.tokenizer, tools=tools, template_kwargs=template_kwargs)
         chosen = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
-        return render_chat(question_messages(str(question), chosen, system), self.tokenizer, question)
+        asked = question_messages(str(question), chosen, system)
+        return render_chat(asked, self.tokenizer, question, tools=tools, template_kwargs=template_kwargs)
 
     def prepare(self, prompt: Prompt, *, new_tokens: int = 0) -> PreparedPrompt:
         """Tokenise, order and arrange a prompt, reserving `new_tokens` of the context window for the answer.
@@ -366,7 +374,8 @@ class InvariantModel(ReadOnlyChoices):
             prompt: The prompt.
             max_new_tokens: Maximum number of tokens to generate. None: as for `generate`.
             seed: Seed for sampling.
-            **kwargs: As for `generate`, with a single sequence and no beams.
+            **kwargs: As for `generate`, with a single sequence and no beams. And `keep_tokens`: special tokens that
+                are part of the text.
 
         Raises:
             TokenizerRequired: The model has no tokenizer.

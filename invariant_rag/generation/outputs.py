@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.generation.decode import Decoded
 from invariant_rag.generation.options import as_ids
 from invariant_rag.generation.prepare import PreparedPrompt
+from invariant_rag.prompts.labels import Labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,6 +48,12 @@ class Generation:
         order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
         dropped: Segments dropped by `overflow="drop_last"`.
         trimmed: Segments truncated by `overflow="trim_segments"`.
+        sets: Number of segments of each set that was read.
+        method: Name of the method.
+        labels: How running numbers of documents in the text translate to those of the prompt as given; empty if they
+            are the same. See `invariant_rag.prompts.labels`.
+        invariant: Whether the order in which the segments were listed could not change the answer: there are sets, and
+            everything that was read of them is sorted by content. False without segments.
     """
 
     text: str
@@ -57,11 +64,15 @@ class Generation:
     order: tuple[int, ...]
     dropped: tuple[int, ...] = ()
     trimmed: tuple[int, ...] = ()
+    sets: tuple[int, ...] = ()
+    method: str = ""
+    labels: Labels = field(default_factory=dict)
+    invariant: bool = False
 
     @classmethod
     def extend(cls, generation: Generation, **extra: Any) -> Self:
-        """Return a generation as an instance of this subclass, with the fields that the subclass adds."""
-        return cls(**{field.name: getattr(generation, field.name) for field in fields(Generation)}, **extra)
+        """Return a generation as an instance of this subclass, with the fields that the subclass adds or changes."""
+        return cls(**{each.name: getattr(generation, each.name) for each in fields(Generation)} | extra)
 
 
 def to_generations(
@@ -95,6 +106,10 @@ def to_generations(
                 order=prompt.order,
                 dropped=prompt.dropped,
                 trimmed=prompt.trimmed,
+                sets=prompt.sets,
+                method=prompt.method,
+                labels=prompt.labels,
+                invariant=prompt.invariant,
             )
         )
     return generations

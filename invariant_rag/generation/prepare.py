@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from invariant_rag.errors import InvalidPrompt
 from invariant_rag.generation.overflow import TokenLimits
 from invariant_rag.methods import Method
 from invariant_rag.orderings import Ordering
-from invariant_rag.prompts import tokenize_prompt
+from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
+from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ class PreparedPrompt:
         order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
         dropped: Segments that were dropped because the prompt was too long.
         trimmed: Segments that were truncated because the prompt was too long.
+        method: Name of the method.
+        labels: How running numbers of documents translate to those of the prompt as given; see `prompts.labels`.
+        invariant: Whether the input is the same for every order of the segments: there are sets, sorted by content.
     """
 
     input_ids: tuple[int, ...]
@@ -35,6 +40,14 @@ class PreparedPrompt:
     order: tuple[int, ...]
     dropped: tuple[int, ...]
     trimmed: tuple[int, ...]
+    method: str
+    labels: Labels
+    invariant: bool
+
+    @property
+    def sets(self) -> tuple[int, ...]:
+        """Number of segments of each set, without those that were dropped."""
+        return tuple(len(lengths) for lengths in self.arrangement.layout.sets if lengths)
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -80,8 +93,13 @@ def prepare(
     tokens = tokenize_prompt(prompt, tokenizer)
     query = _query(prompt, tokenizer)
     ranks = [ordering.rank(candidates, query) for candidates in tokens.sets]
-    lengths = [[len(each[i].token_ids) for i in rank] for each, rank in zip(tokens.sets, ranks, strict=True)]
-    fitted = limits.fit(sum(map(len, tokens.texts)), lengths, new_tokens)
+    ranked_ids = [
+        [candidates[i].token_ids for i in rank]
+        if segments.slots is None
+        else tokenize_in_slots(segments, rank, tokenizer)
+        for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True)
+    ]
+    fitted = limits.fit(sum(map(len, tokens.texts)), [list(map(len, each)) for each in ranked_ids], new_tokens)
 
     input_ids = list(tokens.texts[0])
     layout: list[tuple[int, ...]] = []
@@ -89,10 +107,9 @@ def prepare(
     dropped: list[int] = []
     trimmed: list[int] = []
     offset = 0
-    for candidates, rank, fitted_lengths, text in zip(tokens.sets, ranks, fitted, tokens.texts[1:], strict=True):
+    for rank, ranked, fitted_lengths, text in zip(ranks, ranked_ids, fitted, tokens.texts[1:], strict=True):
         set_lengths = []
-        for index, length in reversed(list(zip(rank, fitted_lengths, strict=True))):
-            ids = candidates[index].token_ids
+        for index, ids, length in reversed(list(zip(rank, ranked, fitted_lengths, strict=True))):
             if ids and not length:
                 dropped.append(offset + index)
                 continue
@@ -102,12 +119,27 @@ def prepare(
             set_lengths.append(length)
             input_ids += ids[:length]
         layout.append(tuple(set_lengths))
-        offset += len(candidates)
+        offset += len(rank)
         input_ids += text
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
     arrangement = method.arrange(Layout(tuple(map(len, tokens.texts)), tuple(layout)))
-    return PreparedPrompt(tuple(input_ids), arrangement, tuple(order), tuple(sorted(dropped)), tuple(sorted(trimmed)))
+    return PreparedPrompt(
+        input_ids=tuple(input_ids),
+        arrangement=arrangement,
+        order=tuple(order),
+        dropped=tuple(sorted(dropped)),
+        trimmed=tuple(sorted(trimmed)),
+        method=method.name,
+        labels=labels_of([(each.slots, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
+        invariant=bool(order or dropped) and ordering.invariant and not _stand_apart(layout),
+    )
+
+
+def _stand_apart(layout: Sequence[Sequence[int]]) -> bool:
+    """Return whether there are several sets and each has one segment: then the order of the sets is that given."""
+    sizes = [len(lengths) for lengths in layout if lengths]
+    return len(sizes) > 1 and max(sizes) == 1
 
 
 def _query(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> str:

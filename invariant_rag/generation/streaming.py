@@ -23,15 +23,16 @@ _CONTEXT_TOKENS = 16
 """Preceding tokens to decode together with a new one: its text may depend on the tokens before it."""
 
 
-class _TextQueueStreamer(BaseStreamer):
+class TextQueueStreamer(BaseStreamer):
     """A streamer that decodes tokens incrementally and puts pieces of text into a queue; None ends the stream.
 
     transformers' `TextStreamer` decodes each line separately, which loses white space that decoders strip from the
     beginning of a text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, keep: frozenset[int] = frozenset()) -> None:
         self.queue: SimpleQueue[str | None] = SimpleQueue()
+        self._keep = keep
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._emitted = 0  # characters of the decoded tokens that are in the queue
@@ -57,13 +58,22 @@ class _TextQueueStreamer(BaseStreamer):
         self._emit(self._decode(self._tokens))
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return decode_keeping(self._tokenizer, tokens, self._keep)
 
     def _emit(self, text: str) -> None:
         """Put the characters of `text` that were not emitted yet into the queue."""
         if len(text) > self._emitted:
             self.queue.put(text[self._emitted :])
             self._emitted = len(text)
+
+
+def decode_keeping(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], keep: frozenset[int]) -> str:
+    """Decode tokens without special tokens, but for those to keep."""
+    if not keep:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    dropped = (special | set(tokenizer.all_special_ids)) - keep
+    return str(tokenizer.decode([token for token in tokens if token not in dropped], skip_special_tokens=False))
 
 
 class StopOnEvent(StoppingCriteria):
@@ -81,7 +91,7 @@ class TextStream(Iterator[str]):
     """An iterator over pieces of generated text. Closing or deleting it stops the generation."""
 
     def __init__(
-        self, generate: Callable[..., Generation], streamer: _TextQueueStreamer, options: dict[str, Any]
+        self, generate: Callable[..., Generation], streamer: TextQueueStreamer, options: dict[str, Any]
     ) -> None:
         self._result: list[Generation] = []
         self._pieces = _stream_pieces(generate, streamer, options, self._result)
@@ -107,19 +117,20 @@ def stream_text(
     Args:
         generate: Called with `options`, a `streamer` and `stopping_criteria`.
         tokenizer: Decodes the generated tokens.
-        options: Keyword arguments for `generate`.
+        options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
 
     Raises:
         TokenizerRequired: `tokenizer` is None.
     """
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer, which streaming needs to decode tokens; got none")
-    return TextStream(generate, _TextQueueStreamer(tokenizer), options)
+    rest = {name: value for name, value in options.items() if name != "keep_tokens"}
+    return TextStream(generate, TextQueueStreamer(tokenizer, frozenset(options.get("keep_tokens") or ())), rest)
 
 
 def _stream_pieces(
     generate: Callable[..., Generation],
-    streamer: _TextQueueStreamer,
+    streamer: TextQueueStreamer,
     options: dict[str, Any],
     result: list[Generation],
 ) -> Generator[str, None, None]:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 _CANDIDATES = 50
 """Tokens to choose from at each step: the likeliest ones. It is transformers' own default of `top_k`."""
 
-_NEUTRAL = {
+NEUTRAL = {
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
     "min_length": 0,
@@ -93,7 +93,7 @@ def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = N
     if lm.tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: an object is written as text")
     defaults = lm.model.generation_config
-    _check_keywords(kwargs, defaults)
+    check_keywords(kwargs, defaults)
     wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
     size = lm.model.config.get_text_config(decoder=True).vocab_size
     ends = {index for name in (kwargs, {}) for index in as_ids(resolve_option(name, "eos_token_id", defaults))}
@@ -105,9 +105,9 @@ def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = N
             hint="Raise it, or ask for less: fewer fields, shorter names.",
         )
     neutral = {
-        name: value for name, value in _NEUTRAL.items() if resolve_option(kwargs, name, defaults) not in (None, value)
+        name: value for name, value in NEUTRAL.items() if resolve_option(kwargs, name, defaults) not in (None, value)
     }
-    processor = _Continuing(text, wanted, sampled=bool(resolve_option(kwargs, "do_sample")))
+    processor = ContinuingText(text, wanted, sampled=bool(resolve_option(kwargs, "do_sample")))
     options = {
         **kwargs,
         **neutral,
@@ -149,7 +149,12 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
     return parse_object(generation.text, schema)
 
 
-def _check_keywords(kwargs: dict[str, Any], defaults: Any) -> None:
+def check_keywords(kwargs: dict[str, Any], defaults: Any) -> None:
+    """Refuse keywords of `generate` that would break an object.
+
+    Raises:
+        UnsupportedCombination: There is one.
+    """
     for name in ("num_beams", "num_return_sequences"):
         count = resolve_option(kwargs, name, defaults) or 1
         if count > 1:
@@ -165,7 +170,7 @@ def _check_keywords(kwargs: dict[str, Any], defaults: Any) -> None:
         )
 
 
-class _Continuing(LogitsProcessor):
+class ContinuingText(LogitsProcessor):
     """Leaves only tokens that continue the text, and after which it can be finished with the tokens left."""
 
     def __init__(self, text: GrammarText, max_new_tokens: int, *, sampled: bool) -> None:

@@ -36,6 +36,39 @@ class Embedder(Protocol):
         ...
 
 
+class NamedEmbedder:
+    """An embedder that is loaded by its name when it is first used. A pickle holds the name, without the weights.
+
+    Args:
+        name: A hub id or a folder.
+    """
+
+    def __init__(self, name: str | Path = DEFAULT_EMBEDDER) -> None:
+        self._name = name
+        self._loaded: SentenceTransformer | None = None
+
+    def load(self) -> SentenceTransformer:
+        """Return the model; load it on the first call.
+
+        Raises:
+            RetrievalError: The model is not found, or it is not an embedding model.
+        """
+        if self._loaded is None:
+            self._loaded = load_embedder(self._name)
+        return self._loaded
+
+    def encode_document(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
+        """Return one vector per text, `[N, D]`."""
+        return self.load().encode_document(texts, show_progress_bar=show_progress_bar)
+
+    def encode_query(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
+        """Return one vector per query, `[N, D]`."""
+        return self.load().encode_query(texts, show_progress_bar=show_progress_bar)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_name": self._name, "_loaded": None}
+
+
 def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = None) -> SentenceTransformer:
     """Load a sentence-transformers model.
 

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 from invariant_rag.prompts.chat_template import DEFAULT_SYSTEM, Content, Message, question_messages, render_chat
-from invariant_rag.prompts.markers import mark, parse_marked
+from invariant_rag.prompts.known_documents import KnownDocument, Retrieval
+from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_marks
+from invariant_rag.prompts.order_warnings import FIXES, Finding, report
+from invariant_rag.prompts.recognition import Recognition, Turn, parse_marked, recognize
+from invariant_rag.prompts.run_documents import RunDocuments
+from invariant_rag.prompts.template_format import CallFormat, ReasoningFormat, TemplateFormat, template_format
 from invariant_rag.prompts.tokenization import (
     TokenizedPrompt,
     control_tokens,
+    tokenize_in_slots,
     tokenize_literal,
     tokenize_prompt,
     tokenize_text,
 )
+from invariant_rag.prompts.tools import Tool, ToolCall
 
 __all__ = [
     "DEFAULT_SYSTEM",
+    "FIXES",
+    "CallFormat",
     "Content",
+    "Finding",
+    "KnownDocument",
     "Message",
+    "ReasoningFormat",
+    "Recognition",
+    "Retrieval",
+    "RunDocuments",
+    "TemplateFormat",
     "TokenizedPrompt",
+    "Tool",
+    "ToolCall",
+    "Turn",
     "control_tokens",
+    "has_marks",
     "mark",
+    "mark_set",
     "parse_marked",
     "question_messages",
+    "recognize",
     "render_chat",
+    "report",
+    "template_format",
+    "tokenize_in_slots",
     "tokenize_literal",
     "tokenize_prompt",
     "tokenize_text",
+    "without_marks",
 ]

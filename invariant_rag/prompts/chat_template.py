@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
+from invariant_rag.prompts.template_format import TemplateFormat, template_format
+from invariant_rag.prompts.tool_messages import literal_text, prepare_tool_messages
+from invariant_rag.prompts.tools import Tool, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 
 if TYPE_CHECKING:
@@ -19,7 +24,7 @@ Content: TypeAlias = str | Segment | SegmentSet | Sequence[str | Segment | Segme
 Message: TypeAlias = Mapping[str, Any]
 
 # Stands for a set while the template is rendered. Private-use characters, which no text of a message may contain.
-_PLACEHOLDER_BEGIN, _PLACEHOLDER_END = "\ue203", "\ue204"
+_PLACEHOLDER_BEGIN, _PLACEHOLDER_END = "\ueca4", "\ueca5"
 _PLACEHOLDER = re.compile(rf"{_PLACEHOLDER_BEGIN}(\d+){_PLACEHOLDER_END}")
 
 
@@ -32,38 +37,61 @@ def question_messages(question: str, segments: SegmentSet, system: str | None = 
 
 
 def render_chat(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase | None, query: str | None = None
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase | None,
+    query: str | None = None,
+    *,
+    tools: Iterable[Tool | Mapping[str, Any]] = (),
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """Apply the tokenizer's chat template to messages that contain segments.
 
     The template gets a placeholder for each set, and its output is split at the placeholders. So a template never sees
-    the text of a segment.
+    the text of a segment. Names of control tokens in tools, in the arguments of calls and in results are literal text.
 
     Args:
         messages: `{"role": ..., "content": ...}`; a content is a string, a `SegmentSet`, or a list of strings,
             `Segment`s and `SegmentSet`s. Adjacent segments form one set. If the template raises an error for a system
             message, as Gemma's does, the system message is prepended to the first user message.
+
+            An assistant's message may have `tool_calls` (what `ToolCall.of` takes), and then needs no content. The
+            result of a call has the role `tool`, the content (segments if they came from a retriever), and
+            `tool_call_id` or `name`.
         tokenizer: The tokenizer with the template. Without a template, a single user message, with or without a system
             message, is rendered as plain text.
         query: Query that relevance orderings score segments against.
+        tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape. What the template does not render of
+            tools, calls and results is written as text: see `prepare_tool_messages`.
+        template_kwargs: Other variables of the template, such as `enable_thinking`.
 
     Raises:
         TokenizerRequired: There is no tokenizer.
-        InvalidPrompt: A message is malformed; a conversation has no template; the template raises an error; or it
-            does not render every set exactly once.
+        InvalidPrompt: A message is malformed; a conversation has no template; the template raises an error; it does
+            not render every set exactly once; or it has no such variable.
+        InvalidTool: A tool or a call is malformed, or two tools share a name.
     """
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: a chat prompt needs its chat template")
     if not messages:
         raise InvalidPrompt("expected at least one message, got none")
+    offered = as_tools(tools)
     sets: list[SegmentSet] = []
     plain = []
+    cut = literal_text(tokenizer)
     for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        is_message = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        if not is_message or ("content" not in message and not (calls and message["role"] == "assistant")):
             raise InvalidPrompt(f"expected a message with role and content, got {message!r}")
-        text = "".join(_replace_sets(message["content"], sets))
+        content = "" if calls and message.get("content") is None else message["content"]
+        text = "".join(_replace_sets(content, sets, cut if message["role"] == "tool" else None))
         plain.append({**message, "content": text})
-    pieces = _PLACEHOLDER.split(_apply_template(plain, tokenizer))  # text, index of a set, text, ...
+    variables = _template_variables(template_kwargs or {}, tokenizer)
+    described = None
+    if offered or any(message["role"] == "tool" or message.get("tool_calls") for message in plain):
+        form = template_format(tokenizer) if tokenizer.chat_template else TemplateFormat()
+        plain, described = prepare_tool_messages(plain, offered, form, cut)
+    pieces = _PLACEHOLDER.split(_apply_template(plain, tokenizer, described, variables))  # text, index, text, ...
     rendered_sets = pieces[1::2]
     for index in map(str, range(len(sets))):
         if rendered_sets.count(index) != 1:
@@ -76,7 +104,30 @@ def render_chat(
     return Prompt.of(*parts, query=query, rendering=document_rendering)
 
 
-def _replace_sets(content: Content, sets: list[SegmentSet]) -> Iterable[str]:
+def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return variables of the template.
+
+    Raises:
+        InvalidPrompt: One has a place of its own, or does not occur in the template.
+    """
+    own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
+    if taken := sorted(own & given.keys()):
+        raise InvalidPrompt(
+            f"expected variables of the chat template, got {', '.join(taken)}",
+            hint="Documents are segments in a message; tools have an argument of their own.",
+        )
+    templates = tokenizer.chat_template or ""
+    template = templates if isinstance(templates, str) else "\n".join(templates.values())
+    if unknown := sorted(name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)):
+        raise InvalidPrompt(
+            f"expected variables of the chat template of {tokenizer.name_or_path!r}, got {', '.join(unknown)}, which "
+            "do not occur in it",
+            hint="Leave them away: they would change nothing.",
+        )
+    return dict(given)
+
+
+def _replace_sets(content: Content, sets: list[SegmentSet], cut: Callable[[str], str] | None) -> Iterable[str]:
     """Yield the texts of a message with a placeholder for each set, and append the sets to `sets`."""
     items = [content] if isinstance(content, str | Segment | SegmentSet) else content
     if not isinstance(items, Iterable) or isinstance(items, bytes | Mapping):
@@ -97,23 +148,32 @@ def _replace_sets(content: Content, sets: list[SegmentSet]) -> Iterable[str]:
         if isinstance(item, SegmentSet):
             yield placeholder(item)
         elif isinstance(item, str):
-            yield item.replace(_PLACEHOLDER_BEGIN, "").replace(_PLACEHOLDER_END, "")
+            text = item.replace(_PLACEHOLDER_BEGIN, "").replace(_PLACEHOLDER_END, "")
+            yield cut(text) if cut else text
         else:
             raise InvalidPrompt(f"expected str, Segment or SegmentSet in a message, got {type(item).__name__}")
 
 
-def _apply_template(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
+def _apply_template(
+    messages: list[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]] | None,
+    variables: dict[str, Any],
+) -> str:
     roles = [message["role"] for message in messages]
     if tokenizer.chat_template:
         from jinja2 import TemplateError
 
+        options = {"tokenize": False, "add_generation_prompt": True, **variables}
         try:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return str(tokenizer.apply_chat_template(messages, tools=tools, **options))  # type: ignore[arg-type]
         except TemplateError as error:
+            if (shorter := _with_short_ids(messages)) != messages:  # Mistral's templates take ids of nine characters
+                return _apply_template(shorter, tokenizer, tools, variables)
             if roles[:2] == ["system", "user"]:
                 contents = [message["content"] for message in messages[:2]]
                 first = {**messages[1], "content": "\n\n".join(filter(None, contents))}
-                return _apply_template([first, *messages[2:]], tokenizer)
+                return _apply_template([first, *messages[2:]], tokenizer, tools, variables)
             raise InvalidPrompt(
                 f"the chat template of {tokenizer.name_or_path!r} cannot render roles {roles}: {error}",
                 hint="Change the order of the roles, or set tokenizer.chat_template.",
@@ -125,3 +185,21 @@ def _apply_template(messages: list[dict[str, Any]], tokenizer: PreTrainedTokeniz
             hint="Set tokenizer.chat_template, or build a Prompt from text.",
         )
     return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
+
+
+def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which ids of calls have nine letters or digits."""
+
+    def short(identifier: str) -> str:
+        is_short = re.fullmatch("[a-zA-Z0-9]{9}", identifier)
+        return identifier if is_short else hashlib.sha256(identifier.encode()).hexdigest()[:9]
+
+    found = []
+    for message in messages:
+        changed = dict(message)
+        if "tool_calls" in changed:
+            changed["tool_calls"] = [{**call, "id": short(call["id"])} for call in changed["tool_calls"]]
+        if "tool_call_id" in changed:
+            changed["tool_call_id"] = short(str(changed["tool_call_id"]))
+        found.append(changed)
+    return found

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
 from invariant_rag.orderings.base import Candidate
-from invariant_rag.segments import Prompt, Segment, Text, TokenIds, as_token_ids, replace_surrogates
+from invariant_rag.segments import (
+    Prompt,
+    Segment,
+    SegmentSet,
+    Text,
+    TokenIds,
+    as_token_ids,
+    plain_rendering,
+    replace_surrogates,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<([|\uff5c]).*\1>")
+
+CUT = "\ueca4\ueca6\ueca5"
+"""Cuts the name of a control token in a text of a chat prompt: the texts on both sides are tokenized separately."""
 
 _TOKENIZER_LOCK = Lock()  # a fast tokenizer keeps `split_special_tokens` as state
 
@@ -56,10 +68,41 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
             texts[0] = start + texts[0]
     control = {} if tokenizer is None else control_tokens(tokenizer)
     sets = tuple(
-        tuple(_tokenize_segment(segment, prompt, tokenizer, control) for segment in segments)
-        for segments in prompt.sets
+        tuple(
+            _tokenize_segment(segment, prompt.rendering if each.slots is None else plain_rendering, tokenizer, control)
+            for segment in each
+        )
+        for each in prompt.sets
     )
     return TokenizedPrompt(tuple(texts), sets)
+
+
+def tokenize_in_slots(
+    segments: SegmentSet, ranks: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
+) -> list[TokenIds]:
+    """Tokenize the segments of a set that has slots, each in the slot of its physical place.
+
+    The segment of rank 0 takes the last slot: it is placed nearest to what follows.
+
+    Args:
+        segments: The set.
+        ranks: Indices of the segments by rank.
+        tokenizer: The tokenizer.
+
+    Returns:
+        Token ids by rank.
+
+    Raises:
+        TokenizerRequired: There is no tokenizer.
+    """
+    if tokenizer is None:
+        raise TokenizerRequired("expected segments without slots: the model has no tokenizer, and slots hold text")
+    control = control_tokens(tokenizer)
+    slots = reversed(segments.slots or ())
+    return [
+        tokenize_literal(slot.render(segments[index]), tokenizer, control)
+        for index, slot in zip(ranks, slots, strict=True)
+    ]
 
 
 def tokenize_text(text: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> TokenIds:
@@ -129,16 +172,19 @@ def _tokenize_text(text: Text, tokenizer: PreTrainedTokenizerBase | None) -> Tok
         if not text:
             return ()
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and the prompt holds text")
-    return _encode(tokenizer, text, split_special_tokens=False)
+    return tuple(i for piece in text.split(CUT) for i in _encode(tokenizer, piece, split_special_tokens=False))
 
 
 def _tokenize_segment(
-    segment: Segment, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, control: Mapping[int, str]
+    segment: Segment,
+    rendering: Callable[[Segment], str],
+    tokenizer: PreTrainedTokenizerBase | None,
+    control: Mapping[int, str],
 ) -> Candidate:
     if segment.token_ids is not None:
         text = None if tokenizer is None else str(tokenizer.decode(list(segment.token_ids)))
         return Candidate(segment, segment.token_ids, text)
-    text = prompt.rendering(segment)
+    text = rendering(segment)
     if not text:
         return Candidate(segment, (), text)
     if tokenizer is None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from invariant_rag.prompts.labels import find_labels, without_labels
 from invariant_rag.rag.text import split_words
-from invariant_rag.segments import Segment, plain_rendering
+from invariant_rag.segments import Prompt, Segment, plain_rendering
+
+_SENTENCE = re.compile(r"\S.*?(?:[.!?]+(?=\s|$)|[。\uff01\uff1f]|$)", re.MULTILINE)  # and full-width signs
 
 
 @dataclass(frozen=True)
@@ -72,3 +77,73 @@ def cite(
 
     cited = sorted((index for index in chunks if recall[index] >= 0.5), key=best_first)
     return [Citation(index, segments[index], exact[index]) for index in cited]
+
+
+@dataclass(frozen=True)
+class CitedSpan:
+    """A part of an answer, and a chunk that contains it or that it names.
+
+    Attributes:
+        start: Where the part begins in the answer.
+        end: Where it ends.
+        index: Index of the chunk in the retrieved segments.
+        segment: The chunk.
+    """
+
+    start: int
+    end: int
+    index: int
+    segment: Segment
+
+
+def cite_spans(
+    answer: str,
+    question: str,
+    segments: Sequence[Segment],
+    included: Iterable[int] | None = None,
+    numbers: Mapping[str, int] | None = None,
+) -> list[CitedSpan]:
+    """Return the parts of an answer that have a source, in the order of the answer.
+
+    These are the sentences that a chunk contains word for word, as in `cite`, and the numbers of chunks, such as `[2]`.
+
+    Args:
+        answer: The answer.
+        question: The question.
+        segments: The retrieved chunks. Of equal ones, the first is cited.
+        included: Indices of the chunks that were in the prompt, the only ones to be cited. None: all.
+        numbers: Number of a chunk -> its index, where chunks had numbers.
+
+    Law: every permutation of the chunks, with their numbers, gives the same spans and segments in the same order.
+
+    >>> chunks = [Segment("Mills grind grain."), Segment("The ferry to Oss leaves at noon.")]
+    >>> spans = cite_spans("At noon [2]. Or so.", "When does the ferry leave?", chunks, numbers={"1": 0, "2": 1})
+    >>> [(each.start, each.end, each.index) for each in spans]
+    [(0, 12, 1), (8, 11, 1)]
+    """
+    indices = range(len(segments)) if included is None else sorted(included)
+    found: dict[tuple[Any, ...], CitedSpan] = {}
+    for sentence in _SENTENCE.finditer(answer):
+        for each in cite(without_labels(sentence[0]), question, segments, indices):
+            if each.exact:
+                span = CitedSpan(*sentence.span(), each.index, each.segment)
+                found.setdefault((span.start, span.end, each.segment.canonical_key), span)
+    for start, end, number in find_labels(answer):
+        index = (numbers or {}).get(number)
+        if index is not None and index in indices:
+            found.setdefault((start, end, segments[index].canonical_key), CitedSpan(start, end, index, segments[index]))
+    return sorted(found.values(), key=lambda each: (each.start, -each.end))
+
+
+def numbers_of(prompt: Prompt) -> dict[str, int]:
+    """Return which running number of a prompt names which segment; none that two segments have.
+
+    >>> from invariant_rag.segments import SegmentSet, Slot
+    >>> slots = [Slot(("[1] ",), number="1"), Slot(("[2] ",), number="2")]
+    >>> numbers_of(Prompt("", SegmentSet(["a", "b"], slots=slots), ""))
+    {'1': 0, '2': 1}
+    """
+    listed = [
+        None if slot is None else slot.number for each in prompt.sets for slot in (each.slots or [None] * len(each))
+    ]
+    return {number: index for index, number in enumerate(listed) if number is not None and listed.count(number) == 1}

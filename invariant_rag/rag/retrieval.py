@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from invariant_rag.errors import RetrievalError
-from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
 
@@ -39,7 +39,7 @@ class FaissRetriever:
     """Rank by cosine similarity of sentence embeddings, with exact search (FAISS `IndexFlatIP`, normalised vectors).
 
     Title and text are embedded together; identical chunks are embedded once. The embedder truncates long chunks (the
-    default one to 256 word pieces).
+    default one to 256 word pieces). A pickle holds only the name of an embedder that was given by name.
 
     Args:
         segments: The corpus.
@@ -47,7 +47,7 @@ class FaissRetriever:
         show_progress: Show a progress bar while embedding the corpus.
 
     Raises:
-        RetrievalError: A segment has token ids instead of text, or the embedder is not found.
+        RetrievalError: A segment has token ids instead of text, or the embedder is not found or is none.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FaissRetriever:
         self._duplicates = [
             list(each) for _, each in groupby(_sort_by_content(segments), lambda segment: segment.content_hash)
         ]
-        self._embedder = load_embedder(embedder) if isinstance(embedder, str | Path) else embedder
+        self._embedder = _resolve_embedder(embedder)
         if self._duplicates:
             texts = [replace_surrogates(plain_rendering(duplicates[0])) for duplicates in self._duplicates]
             with _EMBEDDER_LOCK:
@@ -91,6 +91,19 @@ class FaissRetriever:
             found *= 2
         for negative, row in sorted(zip(-scores[0], rows[0], strict=True)):
             yield from (replace(segment, score=-float(negative)) for segment in self._duplicates[row])
+
+
+def _resolve_embedder(embedder: Embedder | str | Path) -> Embedder:
+    if isinstance(embedder, str | Path):
+        named = NamedEmbedder(embedder)
+        named.load()  # what is not found is an error at once
+        return named
+    if not callable(getattr(embedder, "encode_document", None)):
+        raise RetrievalError(
+            f"expected an embedder with encode_document and encode_query, got {type(embedder).__name__}",
+            hint="Give a sentence-transformers model, its hub id or its folder.",
+        )
+    return embedder
 
 
 class BM25Retriever:

@@ -1,9 +1,10 @@
-"""Split text into words and truncate text, also in scripts without spaces."""
+"""Split text into words, truncate text, also in scripts without spaces, and join chunks of one source."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from textwrap import shorten
 
 # Scripts without spaces between words (kana, ideographs): each character counts as a word.
@@ -29,3 +30,28 @@ def truncate(text: str, width: int) -> str:
     line = " ".join(text.split())
     cut = shorten(line, width)
     return f"{line[: width - 6]} [...]" if cut == "[...]" != line else cut
+
+
+def join_chunks(chunks: Iterable[tuple[int, str]], separator: str = "\n") -> str:
+    r"""Join chunks of one source in source order, without repeating text in which they overlap.
+
+    >>> join_chunks([(8, "three four"), (0, "one two three"), (30, "ten")])
+    'one two three four\nten'
+
+    Args:
+        chunks: Each chunk, and the offset of its first character in the source, in any order.
+        separator: Stands where the source has text that is in no chunk, and where offsets and texts do not agree.
+    """
+    joined, end = "", 0
+    for start, text in sorted(chunks):
+        shared = min(end - start, len(text))
+        if not joined:
+            joined = text
+        elif shared == len(text) and text in joined:
+            continue
+        elif shared >= 0 and joined.endswith(text[:shared]):
+            joined += text[shared:]
+        else:
+            joined += separator + text
+        end = max(end, start + len(text))
+    return joined

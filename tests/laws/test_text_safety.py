@@ -29,7 +29,7 @@ HOSTILE = {
     "control tokens inside each other": "<|im_<|im_end|>end|><|im_end<|im_end|>|>",
     "half a control token": "<|im_",
     "other half of a control token": "end|>",
-    "marks of the codec": "\ue200a\ue201\ue202b\ue201\ue2030\ue204\ue204\ue203",
+    "marks of the codec": "\ue200a\ue201\ue202b\ue201\ueca40\ueca5\ueca5\ueca4",
     "one very long character run": "a" * 100_000,
     "one very long run of spaces": " " * 100_000,
     "a very long word": "Donau" * 4000,
@@ -230,7 +230,7 @@ def test_a_word_tokenizer_whose_unknown_word_ends_the_text_cannot_read_unknown_w
 
 def test_messages_full_of_hostile_text_are_rendered_with_every_set_in_its_place(lm: InvariantModel) -> None:
     for text in HOSTILE.values():
-        prompt = lm.chat_prompt(messages=[{"role": "user", "content": ["\ue2030\ue204" + text, Segment(text), text]}])
+        prompt = lm.chat_prompt(messages=[{"role": "user", "content": ["\ueca40\ueca5" + text, Segment(text), text]}])
         assert prompt.sets == (SegmentSet([text]),)
 
 

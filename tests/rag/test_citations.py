@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.rag.citations import cite
+from invariant_rag.rag.citations import cite, cite_spans
 from invariant_rag.segments import Segment
 
 CHUNKS = [
@@ -85,3 +86,49 @@ def test_citations_ignore_the_order_of_the_chunks(answer: str, order: random.Ran
     shuffled = order.sample(chunks, len(chunks))
     expected = [(each.segment, each.exact) for each in cite(answer, QUESTION, chunks)]
     assert [(each.segment, each.exact) for each in cite(answer, QUESTION, shuffled)] == expected
+
+
+def spans(answer: str, chunks: list[Segment] = CHUNKS, **options: Any) -> list[tuple[str, int]]:
+    found = cite_spans(answer, QUESTION, chunks, **options)
+    assert all(chunks[each.index] == each.segment for each in found)
+    return [(answer[each.start : each.end], each.index) for each in found]
+
+
+def test_every_sentence_is_cited_by_the_chunks_that_contain_it() -> None:
+    answer = "By Ada Kolm. She was 3.5 m tall!\nThe river is long"
+    assert spans(answer) == [("By Ada Kolm.", 1), ("The river is long", 3)]
+    assert spans("Ada Kolm? Ada Kolm.") == [("Ada Kolm?", 2), ("Ada Kolm?", 1), ("Ada Kolm.", 2), ("Ada Kolm.", 1)]
+    assert spans("塔は高い。橋は古い。", [Segment("橋は古い")]) == [("橋は古い。", 0)]
+
+
+def test_numbers_in_an_answer_name_chunks_and_are_no_words_of_a_sentence() -> None:
+    numbers = {"1": 3, "2": 1}
+    assert spans("By Ada Kolm [2]. See [1, 2], source 1 and [7].", numbers=numbers) == [
+        ("By Ada Kolm [2].", 1),
+        ("[2]", 1),
+        ("[1, 2]", 3),
+        ("[1, 2]", 1),
+        ("source 1", 3),
+    ]
+    assert spans("As in [2].") == []
+
+
+def test_a_chunk_that_was_not_read_has_no_span_and_an_equal_one_only_one() -> None:
+    assert spans("Ada Kolm [2].", included=[2], numbers={"2": 1}) == [("Ada Kolm [2].", 2)]
+    assert spans("The river is long", [CHUNKS[3], CHUNKS[3]]) == [("The river is long", 0)]
+
+
+@given(st.randoms())
+def test_spans_ignore_the_order_of_chunks(shuffle: random.Random) -> None:
+    answer = "Ada Kolm. The ferry [2] leaves at noon; [1, 2]. The river is long."
+    numbered = list(zip(CHUNKS, "1234", strict=True))
+
+    def segments(pairs: list[tuple[Segment, str]]) -> list[tuple[int, int, Segment]]:
+        numbers = {number: index for index, (_, number) in enumerate(pairs)}
+        found = cite_spans(answer, QUESTION, [chunk for chunk, _ in pairs], numbers=numbers)
+        return [(each.start, each.end, each.segment) for each in found]
+
+    expected = segments(numbered)
+    assert len(expected) == 6
+    shuffle.shuffle(numbered)
+    assert segments(numbered) == expected

@@ -1,6 +1,7 @@
 """Retrieval, with real FAISS, a real sentence embedder and real BM25."""
 
 import math
+import pickle
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -234,3 +235,15 @@ def test_chunks_without_a_word_of_the_query_score_zero_and_come_last():
 
 def test_a_corpus_without_words_scores_zero():
     assert [each.score for each in BM25Retriever([Segment(""), Segment("...")]).retrieve("castle", 2)] == [0.0, 0.0]
+
+
+def test_a_pickle_holds_no_embedder_that_was_given_by_name() -> None:
+    retriever = FaissRetriever([Segment("The ferry leaves at noon."), Segment("Two bakeries.")])
+    pickled = pickle.dumps(retriever)
+    assert len(pickled) < 20_000
+    assert pickle.loads(pickled).retrieve("ferry", 2) == retriever.retrieve("ferry", 2)
+
+
+def test_what_is_no_embedder_is_refused() -> None:
+    with pytest.raises(RetrievalError, match="expected an embedder with encode_document and encode_query, got int"):
+        FaissRetriever([Segment("a")], 3)

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from invariant_rag.errors import OrderWarning
+
     from langchain_invariant_rag.api_models import canonical, vote
     from langchain_invariant_rag.chains import create_invariant_documents_chain
     from langchain_invariant_rag.chat_models import ChatInvariant
@@ -32,6 +34,7 @@ _HOMES = {
     "InvariantPairwiseEvaluator": "pairwise",
     "InvariantRAGMiddleware": "middleware",
     "InvariantRetriever": "retrievers",
+    "OrderWarning": "errors",
     "Segments": "documents",
     "SegmentsPlaceholder": "prompts",
     "as_segments": "retrievers",
@@ -49,6 +52,7 @@ __all__ = [
     "InvariantPairwiseEvaluator",
     "InvariantRAGMiddleware",
     "InvariantRetriever",
+    "OrderWarning",
     "Segments",
     "SegmentsPlaceholder",
     "__version__",

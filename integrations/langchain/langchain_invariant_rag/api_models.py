@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
+from uuid import UUID
 
 from invariant_rag.api_models import PlainRequests, content_ordering
 from invariant_rag.errors import UnsupportedModel
@@ -16,14 +17,14 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
-from langchain_invariant_rag.plain import message_requests
-from langchain_invariant_rag.sorting import sorted_messages
+from langchain_invariant_rag.plain import Ballot, answered, message_ballots
+from langchain_invariant_rag.recognition import Recognizer, RecognizesMessages, was_recognized
+from langchain_invariant_rag.tracking import current_run
 from langchain_invariant_rag.voting import AnswerOf, elected
 from langchain_invariant_rag.wrapped import CanonicalRunnable, VotingRunnable
 
@@ -33,7 +34,7 @@ _TAKEN_OVER = (
 )  # fmt: skip
 
 
-class CanonicalChatModel(BaseChatModel):
+class CanonicalChatModel(RecognizesMessages, BaseChatModel):
     """A chat model that gets segments in canonical order; made by `canonical`."""
 
     model: BaseChatModel
@@ -83,18 +84,33 @@ class CanonicalChatModel(BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
         """Return the number of tokens of one request, as the wrapped model counts."""
-        return self.model.get_num_tokens_from_messages(self._request(messages, {}), tools, **kwargs)
+        ballot = self._ballots(messages, None, {})[0]
+        return self.model.get_num_tokens_from_messages(ballot.input, tools, **kwargs)
+
+    @property
+    def _strategy(self) -> str:
+        """Name of the strategy, for the ledger."""
+        return "canonical"
 
     @property
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering)
 
-    def _request(self, messages: Sequence[BaseMessage], keywords: dict[str, Any]) -> list[BaseMessage]:
-        return message_requests(self._requests, messages, keywords.pop("documents", None))[0]
+    def _ballots(self, messages: Sequence[BaseMessage], run: UUID | None, keywords: dict[str, Any]) -> list[Ballot]:
+        recognized = self._recognized(messages, run, keywords.pop("documents", None))
+        return message_ballots(self._requests, recognized)
 
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        """Sort segments by content, so that the same set in another order is a hit in LangChain's cache."""
-        return ChatPromptValue(messages=sorted_messages(super()._convert_input(model_input).to_messages()))
+    def _answered(self, result: ChatResult, messages: Sequence[BaseMessage], ballot: Ballot) -> ChatResult:
+        """Return a result with the ledger, and with citations translated back."""
+        recognized = was_recognized(messages) is not False
+        generations = [
+            ChatGeneration(
+                message=answered(each.message, ballot, self._strategy, recognized=recognized),
+                generation_info=each.generation_info,
+            )
+            for each in result.generations
+        ]
+        return ChatResult(generations=generations, llm_output=result.llm_output)
 
     def _generate(
         self,
@@ -103,7 +119,8 @@ class CanonicalChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self.model._generate(self._request(messages, kwargs), stop, run_manager, **kwargs)
+        (ballot,) = self._ballots(messages, current_run(run_manager), kwargs)
+        return self._answered(self.model._generate(ballot.input, stop, run_manager, **kwargs), messages, ballot)
 
     async def _agenerate(
         self,
@@ -112,7 +129,8 @@ class CanonicalChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return await self.model._agenerate(self._request(messages, kwargs), stop, run_manager, **kwargs)
+        (ballot,) = self._ballots(messages, current_run(run_manager), kwargs)
+        return self._answered(await self.model._agenerate(ballot.input, stop, run_manager, **kwargs), messages, ballot)
 
     def _stream(
         self,
@@ -121,8 +139,11 @@ class CanonicalChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        if self._model_streams(asynchronous=False):
-            yield from self.model._stream(self._request(messages, kwargs), stop, run_manager, **kwargs)
+        ballots = self._ballots(messages, current_run(run_manager), dict(kwargs))
+        if self._model_streams(ballots, asynchronous=False):
+            kwargs.pop("documents", None)
+            yield from self.model._stream(ballots[0].input, stop, run_manager, **kwargs)
+            yield self._last_chunk(messages, ballots[0])
         else:
             yield _one_chunk(self._generate(messages, stop, run_manager, **kwargs))
 
@@ -133,13 +154,24 @@ class CanonicalChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        if self._model_streams(asynchronous=True):
-            async for chunk in self.model._astream(self._request(messages, kwargs), stop, run_manager, **kwargs):
+        ballots = self._ballots(messages, current_run(run_manager), dict(kwargs))
+        if self._model_streams(ballots, asynchronous=True):
+            kwargs.pop("documents", None)
+            async for chunk in self.model._astream(ballots[0].input, stop, run_manager, **kwargs):
                 yield chunk
+            yield self._last_chunk(messages, ballots[0])
         else:
             yield _one_chunk(await self._agenerate(messages, stop, run_manager, **kwargs))
 
-    def _model_streams(self, *, asynchronous: bool) -> bool:
+    def _last_chunk(self, messages: Sequence[BaseMessage], ballot: Ballot) -> ChatGenerationChunk:
+        """Return the ledger as the last chunk of a stream."""
+        ledger = ballot.request.ledger(self._strategy, recognized=was_recognized(messages) is not False)
+        return ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=ledger))
+
+    def _model_streams(self, ballots: Sequence[Ballot], *, asynchronous: bool) -> bool:
+        """Return whether the answer comes in pieces: not if numbers in it have to be translated."""
+        if ballots[0].request.labels:
+            return False
         ours = type(self.model)
         streams = ours._stream is not BaseChatModel._stream
         return streams or (asynchronous and ours._astream is not BaseChatModel._astream)
@@ -165,7 +197,7 @@ class CanonicalChatModel(BaseChatModel):
         """Wrap a runnable that the wrapped model returned."""
         if isinstance(other, RunnableBinding) and isinstance(other.bound, BaseChatModel):
             return other.model_copy(update={"bound": self.model_copy(update={"model": other.bound})})
-        return CanonicalRunnable(other, self._requests)
+        return CanonicalRunnable(other, self._requests, self._recognizer)
 
 
 class VotingChatModel(CanonicalChatModel):
@@ -188,11 +220,12 @@ class VotingChatModel(CanonicalChatModel):
         return {**super()._identifying_params, **more}
 
     @property
+    def _strategy(self) -> str:
+        return "vote"
+
+    @property
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering, self.votes, self.seed)
-
-    def _ballots(self, messages: Sequence[BaseMessage], keywords: dict[str, Any]) -> list[list[BaseMessage]]:
-        return message_requests(self._requests, messages, keywords.pop("documents", None))
 
     def _generate(
         self,
@@ -201,12 +234,13 @@ class VotingChatModel(CanonicalChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ballots = self._ballots(messages, kwargs)
+        ballots = self._ballots(messages, current_run(run_manager), kwargs)
 
         def ask(place: int) -> ChatResult:
             if place and self.rate_limiter:  # LangChain has waited for the first call
                 self.rate_limiter.acquire(blocking=True)
-            return self.model._generate(ballots[place], stop, None, **kwargs)
+            result = self.model._generate(ballots[place].input, stop, None, **kwargs)
+            return self._answered(result, messages, ballots[place])
 
         with ContextThreadPoolExecutor(max_workers=len(ballots)) as pool:
             return self._elected(list(pool.map(ask, range(len(ballots)))))
@@ -218,43 +252,55 @@ class VotingChatModel(CanonicalChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ballots = self._ballots(messages, kwargs)
+        ballots = self._ballots(messages, current_run(run_manager), kwargs)
 
         async def ask(place: int) -> ChatResult:
             if place and self.rate_limiter:
                 await self.rate_limiter.aacquire(blocking=True)
-            return await self.model._agenerate(ballots[place], stop, None, **kwargs)
+            result = await self.model._agenerate(ballots[place].input, stop, None, **kwargs)
+            return self._answered(result, messages, ballots[place])
 
         return self._elected(await asyncio.gather(*map(ask, range(len(ballots)))))
 
     def _elected(self, results: Sequence[ChatResult]) -> ChatResult:
         generations = [result.generations[0] for result in results]
         place, message = elected([each.message for each in generations], self.answer_of)
+        combined = self.model._combine_llm_outputs([result.llm_output for result in results])
+        # Providers combine tokens, and leave out the name of the model.
+        output = {**(results[place].llm_output or {}), **(combined or {})}
         return ChatResult(
             generations=[ChatGeneration(message=message, generation_info=generations[place].generation_info)],
-            llm_output=self.model._combine_llm_outputs([result.llm_output for result in results]) or None,
+            llm_output=output or None,
         )
 
-    def _model_streams(self, *, asynchronous: bool) -> bool:
+    def _model_streams(self, ballots: Sequence[Ballot], *, asynchronous: bool) -> bool:
         """No: the answer is known when all votes are in."""
         return False
 
     def _around(self, other: Runnable[Any, Any]) -> Runnable[Any, Any]:
         wrapped = super()._around(other)
         if isinstance(wrapped, CanonicalRunnable):
-            return VotingRunnable(other, self._requests, self.answer_of)
+            return VotingRunnable(other, self._requests, self._recognizer, self.answer_of)
         return wrapped
 
 
 def _one_chunk(result: ChatResult) -> ChatGenerationChunk:
-    """Return a whole answer as the only chunk of a stream."""
+    """Return a whole answer as the only chunk of a stream, with everything that `invoke` reports of it."""
     generation = result.generations[0]
     said = generation.message.model_dump(exclude={"type"})
+    said["response_metadata"] = {**(result.llm_output or {}), **said["response_metadata"]}
     message = AIMessageChunk(**{**said, "chunk_position": "last"})
     return ChatGenerationChunk(message=message, generation_info=generation.generation_info)
 
 
-def canonical(model: Runnable[Any, Any], *, ordering: str | Ordering = "lexical") -> Any:
+def canonical(
+    model: Runnable[Any, Any],
+    *,
+    ordering: str | Ordering = "lexical",
+    find_documents: bool = True,
+    strict: bool = False,
+    require_segments: bool = False,
+) -> Any:
     """Wrap a model, so that it gets segments in an order that depends on their contents only.
 
     The wrapped model gets segments as plain text, one `Document: ...` each, whatever carries them. So
@@ -271,6 +317,9 @@ def canonical(model: Runnable[Any, Any], *, ordering: str | Ordering = "lexical"
             model.
         ordering: The content ordering of the segments: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0
             stands last, nearest to the question. `lexical` compares bytes.
+        find_documents: As for `ChatInvariant`, as are the next two.
+        strict: Whether to raise where the order of documents may change an answer.
+        require_segments: Whether to raise for a prompt without any segment.
 
     Raises:
         UnsupportedCombination: The ordering keeps the order given.
@@ -278,11 +327,12 @@ def canonical(model: Runnable[Any, Any], *, ordering: str | Ordering = "lexical"
     """
     requests = PlainRequests(ordering)
     _check_model(model)
+    options: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     if isinstance(model, BaseChatModel):
-        return CanonicalChatModel(model=model, ordering=ordering)
+        return CanonicalChatModel(model=model, ordering=ordering, **options)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
-        return model.model_copy(update={"bound": canonical(model.bound, ordering=ordering)})
-    return CanonicalRunnable(model, requests)
+        return model.model_copy(update={"bound": canonical(model.bound, ordering=ordering, **options)})
+    return CanonicalRunnable(model, requests, Recognizer(**options))
 
 
 def vote(
@@ -292,6 +342,9 @@ def vote(
     seed: int = 0,
     ordering: str | Ordering = "lexical",
     answer_of: AnswerOf | None = None,
+    find_documents: bool = True,
+    strict: bool = False,
+    require_segments: bool = False,
 ) -> Any:
     """Wrap a model, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
@@ -311,6 +364,9 @@ def vote(
         ordering: As for `canonical`.
         answer_of: Maps an output to the value that is counted; equal values agree. None: the text without regard to
             case and white space, with the tool calls; or the object, for structured output.
+        find_documents: As for `canonical`, as are the next two.
+        strict: Whether to raise where the order of documents may change an answer.
+        require_segments: Whether to raise for a prompt without any segment.
 
     Raises:
         InvalidChoice: Fewer than one vote.
@@ -319,12 +375,13 @@ def vote(
     """
     requests = PlainRequests(ordering, votes, seed)
     _check_model(model)
+    options: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    ballots: dict[str, Any] = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
     if isinstance(model, BaseChatModel):
-        return VotingChatModel(model=model, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of)
+        return VotingChatModel(model=model, **ballots, **options)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
-        inner = vote(model.bound, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of)
-        return model.model_copy(update={"bound": inner})
-    return VotingRunnable(model, requests, answer_of)
+        return model.model_copy(update={"bound": vote(model.bound, **ballots, **options)})
+    return VotingRunnable(model, requests, Recognizer(**options), answer_of)
 
 
 def _check_model(model: object) -> None:

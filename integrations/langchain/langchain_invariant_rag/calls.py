@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, TypeVar
 
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
-from invariant_rag.generation.structured import check_complete, constrain
+from invariant_rag.generation.structured import Constraint, check_complete, constrain
+from invariant_rag.prompts.labels import translate_labels, translate_stream
 from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 
-from langchain_invariant_rag.errors import ToolsNotCalled
+from langchain_invariant_rag.errors import langchain_errors
 
 T = TypeVar("T")
 
@@ -32,6 +35,7 @@ class Call:
         sampling: Temperature, top_p, top_k and seed.
         stop: The text ends before the first of these; none where there is a schema, whose end is the end.
         schema: JSON schema that the text must follow.
+        constrain: What else holds one text to a form: it takes and returns keywords, as `structured.constrain` does.
         more: Further keywords of transformers' `generate`.
         abandoned: Once set, the generation ends: nobody waits for it any more.
     """
@@ -40,6 +44,7 @@ class Call:
     sampling: Mapping[str, Any]
     stop: tuple[str, ...] = ()
     schema: str | None = None
+    constrain: Callable[..., Constraint] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     abandoned: Event | None = None
 
@@ -51,7 +56,8 @@ class Call:
     @property
     def alone(self) -> bool:
         """Whether its prompts are decoded one by one: a seed or a grammar is for one text."""
-        return self.sampled or self.schema is not None or bool(self.more.get("do_sample"))
+        constrained = self.schema is not None or self.constrain is not None
+        return self.sampled or constrained or bool(self.more.get("do_sample"))
 
     def options(self, lm: InvariantModel) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate`, for one prompt or one batch."""
@@ -63,6 +69,8 @@ class Call:
             options["stop_strings"] = list(self.stop)
         if self.schema is not None:
             options = constrain(lm, self.schema, **options).options
+        if self.constrain is not None:
+            options = self.constrain(**options).options
         if self.abandoned is not None:
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), StopOnEvent(self.abandoned)]
         return options
@@ -75,22 +83,36 @@ class Call:
         """
         if self.schema is not None:
             check_complete(generation.text)
-        return trim_at_stop_string(generation.text, self.stop)
+        return translate_labels(trim_at_stop_string(generation.text, self.stop), generation.labels)
 
     def stream(self, lm: InvariantModel, prompt: Prompt) -> Iterator[str | Generation]:
         """Yield the text in pieces, and at the end the whole generation. Joined, the pieces are `text` of it.
 
         Raises:
             IncompleteObject: As for `text`.
+            InvariantContextOverflowError: The prompt is too long.
         """
-        pieces = lm.stream(prompt, **self.options(lm))
-        yield from stream_until_stop_string(pieces, self.stop)
+        with langchain_errors():
+            pieces = lm.stream(prompt, **self.options(lm))
+            labels = lm.prepare(prompt).labels if any(each.slots for each in prompt.sets) else {}
+            yield from translate_stream(stream_until_stop_string(pieces, self.stop), labels)
         if pieces.generation is not None:
             self.text(pieces.generation)
             yield pieces.generation
 
 
-def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
+def stop_sequences(stop: Any) -> Any:
+    """Return stop sequences as a list: a str is one of them, and not as many as it has letters.
+
+    >>> stop_sequences("and"), stop_sequences(("a", "b")), stop_sequences(None)
+    (['and'], ['a', 'b'], None)
+    """
+    if isinstance(stop, str):
+        return [stop]
+    return list(stop) if isinstance(stop, tuple | set | frozenset) else stop
+
+
+def call_of(parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
     """Return what a call asks for: its own keywords, over the parameters of the model object.
 
     Args:
@@ -100,14 +122,16 @@ def call_of(parameters: Mapping[str, Any], stop: Sequence[str] | None, keywords:
             `generate`.
 
     Raises:
-        ToolsNotCalled: Tools were passed.
+        UnsupportedCombination: Tools are left, which only a chat model calls.
     """
     more = {**parameters["generation_kwargs"], **keywords}
     if more.pop("tools", None):
-        raise ToolsNotCalled
+        raise UnsupportedCombination(
+            "expected a call without tools: a completion model does not call them", hint="Use ChatInvariant."
+        )
     for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
         more.pop(name, None)
-    given = stop if stop is not None else parameters["stop"]
+    given = stop_sequences(stop if stop is not None else parameters["stop"])
     schema = more.pop("json_schema", None)
     return Call(
         max_tokens=more.pop("max_tokens", parameters["max_tokens"]),
@@ -130,26 +154,19 @@ def usage_of(generation: Generation) -> UsageMetadata:
     )
 
 
-def report_of(generation: Generation, prompt: Prompt, text: str, model_name: str) -> dict[str, Any]:
-    """Return what else there is to say: why it ended, and which segments were read in which physical order.
+def report_of(
+    generation: Generation, prompt: Prompt, call: Call, model_name: str, *, recognized: bool
+) -> dict[str, Any]:
+    """Return what else there is to say: why it ended, and the ledger (see `invariant_rag.generation.ledger`).
 
-    Segments are named by their content hash, which is the id of their content block, so the report does not depend on
-    the order in which they came either.
+    Segments are named by their content hash, which is the id of their content block.
     """
-    segments = prompt.segments
-
-    def hashes(indices: Sequence[int]) -> list[str]:
-        return [segments[index].content_hash for index in indices]
-
-    stopped = len(text) < len(generation.text)
+    stopped = trim_at_stop_string(generation.text, call.stop) != generation.text
     report: dict[str, Any] = {
         "model_name": model_name,
         "finish_reason": "stop" if stopped else generation.finish_reason,
-        "order": hashes(generation.order),
+        **ledger(generation, prompt, recognized=recognized),
     }
-    for name, indices in (("dropped", generation.dropped), ("trimmed", generation.trimmed)):
-        if indices:
-            report[name] = hashes(indices)
     if isinstance(generation, RoutedGeneration):
         report["routing"] = {
             "branch": generation.branch,

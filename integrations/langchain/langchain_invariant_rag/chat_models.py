@@ -5,41 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
-from invariant_rag.generation.outputs import Generation as LMGeneration
-from invariant_rag.prompts import render_chat
-from invariant_rag.segments import Prompt
+from invariant_rag.errors import UnknownName
+from invariant_rag.generation.identity import describe_data
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel, Field
 
-from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
-from langchain_invariant_rag.errors import ToolsNotCalled
-from langchain_invariant_rag.marking import mark_documents_in_messages
-from langchain_invariant_rag.messages import convert_messages, last_user_text
+from langchain_invariant_rag.answers import ChatRequest
+from langchain_invariant_rag.calls import iterate_off_the_loop, off_the_loop
+from langchain_invariant_rag.chat_options import ChatOptions, choice_of, response_schema
+from langchain_invariant_rag.errors import langchain_errors
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import object_parser
-from langchain_invariant_rag.sorting import sorted_messages
+from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.tracking import current_run
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
 
-class ChatInvariant(InvariantParameters, BaseChatModel):
+class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     """A chat model whose answer does not depend on the order in which segments are listed.
 
     Segments are content blocks of type `text-plain`, in any message: `SegmentsPlaceholder`,
     `create_invariant_documents_chain` and `InvariantRAGMiddleware` write them. Text with marks, text blocks whose
     `extras` say `"segment": True`, a `documents=` keyword and a tool's artifact are understood as well. Neighbouring
-    segments form one set. Tools are not called.
+    segments form one set. Results of tools keep their role.
 
     Example:
         ```python
@@ -51,6 +51,14 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
 
     streaming: bool = False
     """Whether `invoke` streams, so that callbacks see tokens as they come."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, such as `enable_thinking`. Those of a call are added. What the model writes
+    between its markers of reasoning is in `additional_kwargs["reasoning_content"]`, and a block of `content_blocks`."""
+    logprobs: bool = False
+    """Whether `response_metadata["logprobs"]` tells the log-probability of every token, in OpenAI's shape."""
+    citations: bool = False
+    """Whether the content of an answer is a text block with `annotations`, LangChain's `Citation`s: for every sentence
+    that a segment contains word for word, and for every number of one, such as `[2]`. Objects of a schema have none."""
 
     @property
     def _llm_type(self) -> str:
@@ -61,7 +69,7 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         profile = ModelProfile(
-            name=self.display_name,
+            name=self.model_name,
             open_weights=True,
             max_output_tokens=self.max_tokens,
             text_inputs=True,
@@ -70,28 +78,49 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             audio_inputs=False,
             video_inputs=False,
             text_outputs=True,
-            tool_calling=False,
+            tool_calling=True,
             structured_output=True,
         )
         if self.context_window is not None:
             profile["max_input_tokens"] = self.context_window
         return profile
 
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        messages = super()._convert_input(model_input).to_messages()
-        if self.known_documents:
-            messages = mark_documents_in_messages(messages, self.known_documents)
-        return ChatPromptValue(messages=sorted_messages(messages) if self._sorts_segments else messages)
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        own = {"template_kwargs": describe_data(self.template_kwargs)}
+        own |= {name: getattr(self, name) for name in ("logprobs", "citations")}
+        return {**super()._identifying_params, **own}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy; see `InvariantParameters.model_copy`. Its profile is its own, unless one was given."""
+        copied = super().model_copy(update=update, deep=deep)
+        if "profile" not in (update or {}) and self.profile == self._resolve_model_profile():
+            copied.profile = copied._resolve_model_profile()
+        return copied
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
-        """Return how many tokens the model reads for these messages, chat template and segments included."""
-        return len(self.lm.prepare(self._prompt(messages, None)).input_ids)
+        """Return how many tokens the model reads for these messages: chat template, segments and tools included."""
+        offered = {"tools": [convert_to_openai_tool(tool) for tool in tools]} if tools else {}
+        with langchain_errors():
+            request = self._request(self._recognized(messages, None, None), None, {**kwargs, **offered})
+            return len(self.lm.prepare(request.prompt).input_ids)
 
-    def _prompt(self, messages: Sequence[BaseMessage], documents: Any) -> Prompt:
-        turns = convert_messages(messages, documents)
-        return render_chat(turns, self.lm.tokenizer, last_user_text(turns))
+    def _request(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
+    ) -> ChatRequest:
+        """Return the request of recognised messages."""
+        rest = dict(keywords)
+        options = ChatOptions.take(self.__dict__, rest)
+        return ChatRequest(
+            self.lm,
+            messages,
+            self._call(stop, rest),
+            options,
+            model_name=self.model_name,
+            recognized=was_recognized(messages) is not False,
+        )
 
     def _generate(
         self,
@@ -100,15 +129,10 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        prompt = self._prompt(messages, kwargs.pop("documents", None))
-        call = self._call(stop, kwargs)
-        (generation,) = self._generate_all([prompt], call)
-        message = AIMessage(
-            content=call.text(generation),
-            usage_metadata=usage_of(generation),
-            response_metadata=self._report(prompt, generation, call),
-        )
-        return ChatResult(generations=[ChatGeneration(message=message)])
+        messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
+        request = self._request(messages, stop, kwargs)
+        (generation,) = self._generate_all([request.prompt], request.call)
+        return ChatResult(generations=[ChatGeneration(message=request.message(generation))])
 
     async def _agenerate(
         self,
@@ -128,22 +152,13 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        prompt = self._prompt(messages, kwargs.pop("documents", None))
-        call = self._call(stop, kwargs)
-        for piece in call.stream(self.lm, prompt):
-            if isinstance(piece, str):
-                message = AIMessageChunk(content=piece)
-            else:
-                message = AIMessageChunk(
-                    content="",
-                    usage_metadata=usage_of(piece),
-                    response_metadata=self._report(prompt, piece, call),
-                    chunk_position="last",
-                )
-            chunk = ChatGenerationChunk(message=message)
-            if run_manager:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
+        with langchain_errors():
+            for message in self._request(messages, stop, kwargs).stream():
+                chunk = ChatGenerationChunk(message=message)
+                if run_manager:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
     async def _astream(
         self,
@@ -159,33 +174,45 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _report(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
-        return report_of(generation, prompt, call.text(generation), self.display_name)
-
     def bind_tools(
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
-        tool_choice: str | None = None,
-        response_format: Mapping[str, Any] | None = None,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: dict[str, Any] | type | None = None,
+        strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Return this model without tools, as `create_agent` asks for one that answers with what a schema describes.
+        """Return this model with tools that it may call.
+
+        Calls always parse, and their arguments follow the schemas of the tools; see
+        `invariant_rag.generation.tools.ToolCalling`. Needs the extra `structured`.
 
         Args:
-            tools: No tools: they are not called.
-            tool_choice: Without effect.
-            response_format: The schema, as LangChain's `ProviderStrategy` writes it. None: any text.
+            tools: Functions, classes, `BaseTool`s, or dicts in OpenAI's shape.
+            tool_choice: `auto` (or None): the model calls tools or not; `any`, `required` or True: it calls at least
+                one; the name of a tool, also as `{"type": "function", "function": {"name": ...}}`: it calls that one;
+                `none` or False: none.
+            parallel_tool_calls: Whether an answer may hold several calls; None: yes.
+            response_format: A schema: an answer without calls is an object that follows it, and then a call stands
+                alone. As for `with_structured_output`, or as LangChain's `ProviderStrategy` writes it. None: any text.
+            strict: Always so.
             **kwargs: As for `bind`.
 
         Raises:
-            ToolsNotCalled: There are tools.
+            InvalidTool: The choice is of no known shape.
         """
         if tools:
-            raise ToolsNotCalled
+            kwargs["tools"] = [convert_to_openai_tool(tool) for tool in tools]
+            kwargs["parallel_tool_calls"] = parallel_tool_calls is not False
+        choice = choice_of(tool_choice)
+        if tools or choice != "auto":
+            kwargs["tool_choice"] = choice
         if response_format is not None:
-            kwargs["json_schema"] = json.dumps(response_format["json_schema"]["schema"])
-        return self.bind(**kwargs)
+            kwargs["json_schema"] = response_schema(response_format)
+        bound: Runnable[LanguageModelInput, AIMessage] = self.bind(**kwargs)
+        return bound
 
     def with_structured_output(
         self,
@@ -208,9 +235,14 @@ class ChatInvariant(InvariantParameters, BaseChatModel):
             method: All three are the same here.
             strict: Always so.
             **kwargs: As for `bind`.
+
+        Raises:
+            UnknownName: There is no such method.
         """
+        if method not in get_args(StructuredMethod):
+            raise UnknownName("method of structured output", method, get_args(StructuredMethod))
         parser = object_parser(schema)
-        model = self.bind(
+        model: Runnable[LanguageModelInput, AIMessage] = self.bind(
             json_schema=json.dumps(parser.get_json_schema()),
             ls_structured_output_format={"kwargs": {"method": method, "strict": strict}, "schema": schema},
             **kwargs,

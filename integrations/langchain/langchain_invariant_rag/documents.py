@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import isnan
 from numbers import Real
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 from invariant_rag.errors import InvalidSegment
-from invariant_rag.prompts import mark
+from invariant_rag.prompts import mark_set
 from invariant_rag.segments import Segment
 from langchain_core.documents import Document
 from langchain_core.messages.content import PlainTextContentBlock, create_plaintext_block
@@ -110,11 +110,35 @@ class Segments(list[Document]):
     """A list of documents that prompt templates format as marked segments.
 
     A template formats a plain list of documents as its `repr`. This list formats to text with segment markers, which
-    the models of this package parse, in f-string, mustache and jinja2 templates.
+    the models of this package parse, in f-string, mustache and jinja2 templates. Slices, sums and copies are segments,
+    too.
     """
 
     def __str__(self) -> str:
-        return "".join(mark(to_segment(document)) for document in self)
+        return mark_set(map(to_segment, self))
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Document: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Segments: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Document | Segments:
+        found = super().__getitem__(index)
+        return Segments(found) if isinstance(index, slice) else found  # type: ignore[arg-type, return-value]
+
+    def __add__(self, other: list[Any]) -> Segments:  # type: ignore[override]
+        return Segments(super().__add__(other))
+
+    def __radd__(self, other: list[Any]) -> Segments:
+        return Segments([*other, *self])
+
+    def __mul__(self, times: SupportsIndex) -> Segments:
+        return Segments(super().__mul__(times))
+
+    def copy(self) -> Segments:
+        """Return a copy."""
+        return Segments(self)
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)

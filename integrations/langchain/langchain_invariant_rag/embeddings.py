@@ -1,14 +1,18 @@
-"""LangChain embeddings with the embedder of the core's retrievers, for vector stores."""
+"""The embedder of the core's retrievers as LangChain embeddings, and LangChain embeddings as such an embedder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, load_embedder
+import numpy as np
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.segments import replace_surrogates
 from langchain_core.embeddings import Embeddings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class InvariantEmbeddings(Embeddings):
@@ -23,8 +27,7 @@ class InvariantEmbeddings(Embeddings):
     """
 
     def __init__(self, embedder: Embedder | str | Path = DEFAULT_EMBEDDER, *, batch_size: int = 1) -> None:
-        self._embedder = embedder
-        self._loaded: Embedder | None = None
+        self._embedder = NamedEmbedder(embedder) if isinstance(embedder, str | Path) else embedder
         self._batch_size = batch_size
         self._lock = Lock()  # a fast tokenizer keeps its padding as state
 
@@ -33,31 +36,41 @@ class InvariantEmbeddings(Embeddings):
         clean = [replace_surrogates(text) for text in texts]
         batches = [clean[start : start + self._batch_size] for start in range(0, len(texts), self._batch_size)]
         with self._lock:
-            loaded = self._load()
             return [
                 [float(value) for value in vector]
                 for batch in batches
-                for vector in loaded.encode_document(batch, show_progress_bar=False)
+                for vector in self._embedder.encode_document(batch, show_progress_bar=False)
             ]
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query."""
         with self._lock:
-            (vector,) = self._load().encode_query([replace_surrogates(text)], show_progress_bar=False)
+            (vector,) = self._embedder.encode_query([replace_surrogates(text)], show_progress_bar=False)
         return [float(value) for value in vector]
-
-    def _load(self) -> Embedder:
-        """Return the embedder; load it on the first call. The caller holds the lock."""
-        if self._loaded is None:
-            embedder = self._embedder
-            self._loaded = load_embedder(embedder) if isinstance(embedder, str | Path) else embedder
-        return self._loaded
 
     def __getstate__(self) -> dict[str, Any]:
         # A lock cannot be pickled, and a named embedder is loaded again by the process that unpickles it.
-        return {name: value for name, value in vars(self).items() if name not in {"_lock", "_loaded"}}
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._loaded = None
         self._lock = Lock()
+
+
+class LangChainEmbedder:
+    """LangChain embeddings as an embedder for the core's retrievers.
+
+    Args:
+        embeddings: The embeddings.
+    """
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings = embeddings
+
+    def encode_document(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
+        """Return one vector per text, `[N, D]`. LangChain embeddings show no progress."""
+        return np.array(self._embeddings.embed_documents(texts), dtype=np.float32)
+
+    def encode_query(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
+        """Return one vector per query, `[N, D]`."""
+        return np.array([self._embeddings.embed_query(text) for text in texts], dtype=np.float32)

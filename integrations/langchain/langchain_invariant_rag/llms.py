@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
+from uuid import UUID
 
 from invariant_rag.generation.outputs import Generation as LMGeneration
-from invariant_rag.prompts import parse_marked
-from invariant_rag.segments import Prompt
+from invariant_rag.prompts import Turn
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.llms import BaseLLM
-from langchain_core.messages import BaseMessage, get_buffer_string
+from langchain_core.messages import get_buffer_string
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.runnables import RunnableConfig, ensure_config
 
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
+from langchain_invariant_rag.document_reprs import split_reprs
 from langchain_invariant_rag.documents import to_segments
-from langchain_invariant_rag.marking import mark_documents
-from langchain_invariant_rag.messages import parse_message
 from langchain_invariant_rag.parameters import PER_CALL, InvariantParameters
-from langchain_invariant_rag.sorting import marked, sorted_text
+from langchain_invariant_rag.recognized_text import RecognizedText, RecognizedValue, marked_message
+from langchain_invariant_rag.tracking import current_run, run_of, runs_of
 
 
 class InvariantLLM(InvariantParameters, BaseLLM):
@@ -47,44 +48,74 @@ class InvariantLLM(InvariantParameters, BaseLLM):
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         """Convert messages to text with segment markers; LangChain's own conversion drops documents."""
+        if isinstance(model_input, RecognizedValue):
+            return model_input
         value = super()._convert_input(model_input)
         if isinstance(value, ChatPromptValue):
-            text = get_buffer_string([_to_marked_message(message) for message in value.messages])
-        else:
-            text = value.to_string()
-        text = mark_documents(text, self.known_documents)
-        return StringPromptValue(text=sorted_text(text) if self._sorts_segments else text)
+            return StringPromptValue(text=get_buffer_string([marked_message(each) for each in value.messages]))
+        return value
 
-    def generate(self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any) -> LLMResult:
+    def _recognized(self, prompt: str, run: UUID | None, documents: Any) -> RecognizedText:
+        """Return a prompt with its sets; one that was recognised before, as it is."""
+        if isinstance(prompt, RecognizedText):
+            return prompt
+        parts = [*([] if documents is None else to_segments(documents)), *split_reprs(prompt)]
+        found = self._recognize([Turn("user", tuple(parts))], run, keyword_used=documents is not None)
+        return RecognizedText.of(found, sort=self._sorts_segments)
+
+    def generate(
+        self, prompts: list[str], stop: list[str] | None = None, callbacks: Any = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
         """Generate for a batch of prompts.
 
         The keys of LangChain's cache do not include the keywords of a call. So keywords that change the output are set
         on a copy of this model, and documents are written into the prompts, before the cache is looked up.
         """
-        model, texts, options = self._bind_keywords(prompts, kwargs)
-        return super(InvariantLLM, model).generate(texts, stop, *args, **options)
+        model, texts, options = self._bind_keywords(prompts, callbacks, kwargs)
+        return super(InvariantLLM, model).generate(texts, stop, callbacks, *args, **options)
 
     async def agenerate(
-        self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
+        self, prompts: list[str], stop: list[str] | None = None, callbacks: Any = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Generate for a batch of prompts; see `generate`."""
-        model, texts, options = self._bind_keywords(prompts, kwargs)
-        result: LLMResult = await super(InvariantLLM, model).agenerate(texts, stop, *args, **options)
+        model, texts, options = self._bind_keywords(prompts, callbacks, kwargs)
+        result: LLMResult = await super(InvariantLLM, model).agenerate(texts, stop, callbacks, *args, **options)
         return result
 
     def _bind_keywords(
-        self, prompts: list[str], keywords: Mapping[str, Any]
+        self, prompts: list[str], callbacks: Any, keywords: Mapping[str, Any]
     ) -> tuple[InvariantLLM, list[str], dict[str, Any]]:
         """Return the model with the call's parameters, the prompts with its documents, and LangChain's keywords."""
         langchain_options = {name: value for name, value in keywords.items() if name in _LANGCHAIN_KEYWORDS}
         parameters = {name: value for name, value in keywords.items() if name not in _LANGCHAIN_KEYWORDS}
-        documents = _pop_documents(parameters)
+        documents = self._listed(parameters).get("documents")
+        parameters.pop("documents", None)
         update = {name: parameters.pop(name) for name in PER_CALL if name in parameters}
         if parameters:
             update["generation_kwargs"] = {**self.generation_kwargs, **parameters}
         model = self.model_copy(update=update) if update else self
-        texts = [documents + prompt for prompt in prompts]
-        return model, [sorted_text(text) for text in texts] if self._sorts_segments else texts, langchain_options
+        runs = runs_of(callbacks, len(prompts))
+        texts = [self._recognized(prompt, run, documents) for prompt, run in zip(prompts, runs, strict=True)]
+        return model, list(texts), langchain_options
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[str]:  # noqa: A002
+        """Stream; see `BaseLLM.stream`."""
+        value, settled, options = self._recognized_input(input, config, kwargs)
+        yield from super().stream(value, settled, **options)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[str]:  # noqa: A002
+        """Stream; see `BaseLLM.astream`."""
+        value, settled, options = self._recognized_input(input, config, kwargs)
+        async for piece in super().astream(value, settled, **options):
+            yield piece
+
+    def _recognized_input(
+        self, model_input: Any, config: RunnableConfig | None, keywords: dict[str, Any]
+    ) -> tuple[RecognizedValue, RunnableConfig, dict[str, Any]]:
+        settled, options = ensure_config(config), self._listed(keywords)
+        text = self._convert_input(model_input).to_string()
+        recognized = self._recognized(text, run_of(settled.get("callbacks")), options.pop("documents", None))
+        return RecognizedValue(text=recognized), settled, options
 
     def _generate(
         self,
@@ -93,9 +124,10 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        documents = _pop_documents(kwargs)
+        documents = kwargs.pop("documents", None)
         call = self._call(stop, kwargs)
-        parsed = [parse_marked(documents + prompt) for prompt in prompts]
+        recognized = [self._recognized(each, current_run(run_manager), documents) for each in prompts]
+        parsed = [each.prompt for each in recognized]
         generations = self._generate_all(parsed, call)
         usages = [usage_of(generation) for generation in generations]
         usage = {
@@ -110,9 +142,9 @@ class InvariantLLM(InvariantParameters, BaseLLM):
                         text=call.text(generation), generation_info=self._generation_info(prompt, generation, call)
                     )
                 ]
-                for prompt, generation in zip(parsed, generations, strict=True)
+                for prompt, generation in zip(recognized, generations, strict=True)
             ],
-            llm_output={"token_usage": usage, "model_name": self.display_name},
+            llm_output={"token_usage": usage, "model_name": self.model_name},
         )
 
     async def _agenerate(
@@ -131,13 +163,13 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        parsed = parse_marked(_pop_documents(kwargs) + prompt)
+        recognized = self._recognized(prompt, current_run(run_manager), kwargs.pop("documents", None))
         call = self._call(stop, kwargs)
-        for piece in call.stream(self.lm, parsed):
+        for piece in call.stream(self.lm, recognized.prompt):
             if isinstance(piece, str):
                 chunk = GenerationChunk(text=piece)
             else:
-                chunk = GenerationChunk(text="", generation_info=self._generation_info(parsed, piece, call))
+                chunk = GenerationChunk(text="", generation_info=self._generation_info(recognized, piece, call))
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -156,19 +188,9 @@ class InvariantLLM(InvariantParameters, BaseLLM):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _generation_info(self, prompt: Prompt, generation: LMGeneration, call: Call) -> dict[str, Any]:
-        report = report_of(generation, prompt, call.text(generation), self.display_name)
+    def _generation_info(self, text: RecognizedText, generation: LMGeneration, call: Call) -> dict[str, Any]:
+        report = report_of(generation, text.prompt, call, self.model_name, recognized=text.recognized)
         return {**report, "usage_metadata": usage_of(generation)}
 
 
-def _to_marked_message(message: BaseMessage) -> BaseMessage:
-    return message.model_copy(update={"content": marked(parse_message(message))})
-
-
 _LANGCHAIN_KEYWORDS = frozenset({"callbacks", "tags", "metadata", "run_name", "run_id"})
-
-
-def _pop_documents(keywords: dict[str, Any]) -> str:
-    """Remove `documents` from the keywords of a call and return them as marked text."""
-    documents = keywords.pop("documents", None)
-    return "" if documents is None else marked(to_segments(documents))

@@ -1,53 +1,41 @@
-"""Convert LangChain messages to the core's messages, with segments from blocks, marked text and tool artifacts."""
+"""Messages of LangChain as the core's messages, for a chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import Message, parse_marked
-from invariant_rag.segments import Segment
-from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage, message_chunk_to_message
+from invariant_rag.prompts import Message, Turn
+from invariant_rag.segments import Segment, SegmentSet
+from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, ToolMessage
 
-from langchain_invariant_rag.documents import BLOCK_TYPE, to_segment, to_segments
-
-Part: TypeAlias = str | Segment
-
-_ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "user", "function": "user"}
+from langchain_invariant_rag.turns import to_turns
 
 
-def convert_messages(messages: Sequence[BaseMessage], documents: Iterable[Any] | None = None) -> list[Message]:
-    """Convert messages for `render_chat`: contents of text and segments, adjacent messages of one role merged.
+def chat_messages(messages: Sequence[BaseMessage]) -> list[Message]:
+    """Convert recognised messages for `render_chat`: contents of text and sets, calls of tools, and their results.
 
-    Tool messages become user messages with the tool's artifact, if that is a list of documents, or else its content.
-    Assistant messages without text (tool calls only) are left out.
-
-    Args:
-        messages: The conversation.
-        documents: Further documents, inserted at the start of the last user message.
+    Adjacent messages of one role are merged, but for results of tools. Messages of the assistant without text and calls
+    are left out.
 
     Raises:
-        InvalidPrompt: A content block is neither text nor a document, or no message is left.
+        InvalidPrompt: A part is neither text nor segments, or no message is left.
     """
-    turns: list[tuple[str, list[Part]]] = []
-    for message in map(message_chunk_to_message, messages):  # a streamed answer in a history is a chunk
-        role, parts = _role(message), parse_message(message)
-        if not parts and isinstance(message, AIMessage):
+    found: list[dict[str, Any]] = []
+    for message, turn in zip(messages, to_turns(messages), strict=True):
+        converted = _convert(message, turn)
+        if turn.role == "assistant" and not converted["content"] and "tool_calls" not in converted:
             continue
-        if turns and turns[-1][0] == role:
-            turns[-1][1].extend(["\n", *parts])
+        before: dict[str, Any] = found[-1] if found else {"role": None}
+        if before["role"] == turn.role != "tool" and "tool_calls" not in before:
+            gap = ["\n"] if before["content"] and converted["content"] else []
+            found[-1] = {**before, **converted, "content": [*before["content"], *gap, *converted["content"]]}
         else:
-            turns.append((role, parts))
-    if documents is not None:
-        segments = to_segments(documents)
-        if not turns or turns[-1][0] != "user":
-            turns.append(("user", []))
-        turns[-1][1][:0] = segments
-    if not turns:
+            found.append(converted)
+    if not found:
         raise InvalidPrompt("expected at least one message, got none")
-    return [{"role": role, "content": merge_parts(parts)} for role, parts in turns]
+    return list(found)
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
@@ -58,85 +46,30 @@ def last_user_text(messages: Sequence[Message]) -> str:
     return ""
 
 
-def parse_marked_text(text: str) -> Iterator[Part]:
-    """Yield the texts and the segments of a string with segment markers."""
-    prompt = parse_marked(text)
-    for before, segments in zip(prompt.texts, [*prompt.sets, ()], strict=True):
-        if before:
-            yield str(before)
-        yield from segments
+def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
+    """Return a message of the core, whose content is a list of texts, segments and sets."""
+    converted: dict[str, Any] = {"role": turn.role, "content": _checked(turn.parts)}
+    if isinstance(message, AIMessage):
+        if message.tool_calls:
+            converted["tool_calls"] = list(message.tool_calls)
+        if reasoning := message.additional_kwargs.get("reasoning_content"):
+            converted["reasoning_content"] = reasoning  # many templates write that of the calls before the answer
+    elif isinstance(message, ToolMessage | FunctionMessage):
+        if isinstance(message, ToolMessage):
+            converted["tool_call_id"] = message.tool_call_id
+        if message.name:
+            converted["name"] = message.name
+        if getattr(message, "status", None) == "error" and not turn.text.lstrip().lower().startswith("error"):
+            converted["content"].insert(0, "Error: ")  # chat templates have no other way to say it
+    return converted
 
 
-def parse_content(content: str | Sequence[str | Mapping[str, Any]]) -> Iterator[Part]:
-    """Yield the texts and the segments of the content of a message.
-
-    Raises:
-        InvalidPrompt: A block is neither text nor a document.
-    """
-    for block in [content] if isinstance(content, str) else content:
-        if isinstance(block, str):
-            yield from parse_marked_text(block)
-        elif is_segment_block(block):
-            yield to_segment(block)
-        elif block.get("type") == "text":
-            yield from parse_marked_text(block["text"])
-        else:
+def _checked(parts: Sequence[Any]) -> list[Any]:
+    for part in parts:
+        if not isinstance(part, str | Segment | SegmentSet):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise InvalidPrompt(
-                f"expected text and documents, got a content block of type {block.get('type')!r}",
+                f"expected text and documents, got a content block of type {kind!r}",
                 hint='The model takes text only. Pass a document as a block of type "text-plain".',
             )
-
-
-def is_segment_block(block: object) -> bool:
-    """Return whether a content block is a segment: `text-plain`, or `text` with `"segment": True` in its `extras`."""
-    if not isinstance(block, Mapping):
-        return False
-    extras = block.get("extras") or {}
-    return block.get("type") == BLOCK_TYPE or (block.get("type") == "text" and extras.get("segment") is True)
-
-
-def merge_parts(parts: Iterable[Part]) -> list[Part]:
-    """Join adjacent texts, and drop white space between segments so that they form one set."""
-    merged: list[Part] = []
-    for part in parts:
-        if part == "":
-            continue
-        if isinstance(part, Segment) and len(merged) > 1 and isinstance(merged[-2], Segment):
-            between = merged[-1]
-            if isinstance(between, str) and not between.strip():
-                merged.pop()
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += part
-        else:
-            merged.append(part)
-    return merged
-
-
-def _role(message: BaseMessage) -> str:
-    if isinstance(message, ChatMessage):
-        return message.role
-    if message.type not in _ROLES:
-        raise InvalidPrompt(f"expected a message of type {', '.join(sorted(_ROLES))}, got {message.type!r}")
-    return _ROLES[message.type]
-
-
-def parse_message(message: BaseMessage) -> list[Part]:
-    """Return the texts and the segments of a message, or of the documents in its artifact.
-
-    Raises:
-        InvalidPrompt: A content block is neither text nor a document.
-    """
-    if isinstance(message, ToolMessage) and is_document_list(message.artifact):
-        return list(to_segments(message.artifact))
-    if isinstance(message, AIMessage):
-        return [message.text] if message.text else []
-    return list(parse_content(message.content))
-
-
-def is_document_list(artifact: object) -> bool:
-    """Return whether a tool's artifact is a list of documents, possibly as the dicts of a LangGraph checkpoint."""
-    return isinstance(artifact, list | tuple) and bool(artifact) and all(map(_is_document, artifact))
-
-
-def _is_document(value: object) -> bool:
-    return isinstance(value, Document) or (isinstance(value, Mapping) and "page_content" in value)
+    return list(parts)

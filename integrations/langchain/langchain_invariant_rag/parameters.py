@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import invariant_rag
 from invariant_rag.attention import resolve_backend
@@ -18,32 +18,42 @@ from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.overflow import Overflow
-from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
-from invariant_rag.prompts import tokenize_text
-from invariant_rag.segments import Prompt
-from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
+from invariant_rag.prompts import Finding, tokenize_text
+from invariant_rag.routing import RoutedModel
+from invariant_rag.segments import Prompt, SegmentSet
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.outputs import LLMResult
 from langchain_core.runnables import run_in_executor
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from langchain_invariant_rag import __version__
-from langchain_invariant_rag.calls import SAMPLING, Call, call_of
+from langchain_invariant_rag.calls import SAMPLING, Call, call_of, stop_sequences
+from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
+from langchain_invariant_rag.recognition import RecognizesDocuments
 
 _logger = logging.getLogger(__name__)
 
 PROVIDER = "invariant-rag"
 _LOADING = ("dtype", "device_map", "revision", "model_kwargs")
+_OF_REMOTE_MODELS = frozenset({"api_key", "max_retries", "timeout"})
+"""Parameters that LangChain gives to any chat model, and that mean nothing to one on this machine."""
+_CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 PER_CALL = ("max_tokens", *SAMPLING)
 """Parameters that a single call may set for itself."""
 
 
-class InvariantParameters(BaseLanguageModel[Any]):
-    """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed."""
+class InvariantParameters(RecognizesDocuments):
+    """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed.
+
+    A choice that is left open stays None, and is resolved when it is used. So a copy with another model or method has
+    the defaults of that one. `resolved_method` and `resolved_ordering` tell what runs.
+    """
 
     model: InvariantModel | str | Path | None = Field(default=None, frozen=True)
     """A hub id, a folder, or an `InvariantModel` in memory, also one `with_routing`. None: the small model that comes
-    with invariant-rag; `native`: the same, fine-tuned with RoToR attention."""
+    with invariant-rag; `native`: the same, fine-tuned with RoToR attention. `model_name` is the same parameter."""
     method: str | Method | None = None
     """How segments see each other. None: that of the model in memory; `rotor` for a model that is loaded by name."""
     ordering: str | Ordering | None = None
@@ -74,19 +84,17 @@ class InvariantParameters(BaseLanguageModel[Any]):
     top_k: int | None = None
     seed: int | None = None
     """Seed for sampling. None: sample from torch's global random state."""
-    stop: list[str] | None = None
-    """The text ends before the first of these."""
+    stop: Annotated[list[str] | None, BeforeValidator(stop_sequences)] = None
+    """The text ends before the first of these; a single one may be given as a str."""
     generation_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keywords of transformers' `generate`."""
 
     batch_size: int = Field(default=8, ge=1)
-    """The most prompts of one call to decode together. Sampled ones are decoded one by one."""
+    """The most prompts of one call to decode together. Sampled ones and those with a schema are decoded alone."""
     micro_batching: bool = False
     """Whether to decode prompts of concurrent calls together too. It is faster under load. But rounding depends on what
-    else is in a batch, and then so may a low-precision model's answer; and a cancelled call runs on."""
-    known_documents: list[Any] = Field(default_factory=list, repr=False)
-    """Documents that are segments wherever their whole text appears in a prompt: for chains that join documents into
-    one text, which has no boundaries."""
+    else is in a batch, and then so may a low-precision model's answer; and a cancelled call runs on. Calls that sample,
+    follow a schema or have tools are decoded alone all the same: each has a grammar or a seed of its own."""
     sort_segments: bool = True
     """Whether to sort segments by content before callbacks and caches see them: then the same set in another order is a
     cache hit. The answer is the same either way. Without effect for an ordering that keeps the order given."""
@@ -96,30 +104,45 @@ class InvariantParameters(BaseLanguageModel[Any]):
 
     @model_validator(mode="before")
     @classmethod
-    def _warn_of_unknown(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and (ignored := sorted(set(values) - set(cls.model_fields))):
-            _logger.warning("%s has no %s: ignored", cls.__name__, ", ".join(ignored))
-        return values
+    def _check_names(cls, values: Any) -> Any:
+        return cls._with_known_names(values) if isinstance(values, Mapping) else values
+
+    @classmethod
+    def _with_known_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parameters by the names of the fields.
+
+        Raises:
+            UnknownParameter: There is no such field.
+        """
+        given = dict(values)
+        if "model_name" in given:  # so LangChain's own models call it
+            if "model" in given:
+                raise UnsupportedCombination("expected model or model_name, got both", hint="They mean the same.")
+            given["model"] = given.pop("model_name")
+        if ignored := sorted(_OF_REMOTE_MODELS.intersection(given)):
+            _logger.warning("%s runs on this machine and has no %s: ignored", cls.__name__, ", ".join(ignored))
+        known = {name: value for name, value in given.items() if name not in ignored}
+        if unknown := sorted(set(known) - set(cls.model_fields)):
+            raise UnknownParameter(cls.__name__, unknown, [*cls.model_fields, "model_name"])
+        return known
 
     @model_validator(mode="after")
-    def _settle_choices(self) -> Self:
-        """Resolve the choices that were left open, so that the fields show what will run."""
+    def _check_choices(self) -> Self:
+        self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
+        self._lazy = self._lazy_model()
+        self._resolve_choices()
+        return self
+
+    def _resolve_choices(self) -> None:
+        """Raise the error of a choice that does not exist, or of two that do not fit. Loads no weights."""
         if isinstance(self.model, InvariantModel):
             if given := [name for name in _LOADING if getattr(self, name) != _default(name)]:
                 raise UnsupportedCombination(
                     f"a model in memory takes no {', '.join(given)}", hint="Load it as you want it, or give its name."
                 )
-            if self.method is None:
-                self.method = self.model.method
-                self.ordering = self.model.ordering if self.ordering is None else self.ordering
-        method = resolve_method("rotor" if self.method is None else self.method)
-        self.method = method.name if self.method is None else self.method
-        ordering = resolve_ordering(self.ordering, method.default_ordering)
-        self.ordering = ordering.name if self.ordering is None else self.ordering
-        resolve_backend(self.backend or "auto")
-        self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
-        self._lazy = self._lazy_model()
-        return self
+            _ = self.lm
+        else:
+            _ = self.resolved_method, self.resolved_ordering, resolve_backend(self.backend or "auto")
 
     @model_validator(mode="after")
     def _set_invariant_rag_version(self) -> Self:
@@ -132,10 +155,20 @@ class InvariantParameters(BaseLanguageModel[Any]):
         return LazyModel(self.model, {} if isinstance(self.model, InvariantModel) else loading)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy. It shares the weights, also those that are loaded later, unless the update asks for others."""
-        copied = super().model_copy(update=update, deep=deep)
-        if not {"model", *_LOADING}.isdisjoint(update or {}):
+        """Return a copy. It shares the weights, also those that are loaded later, unless the update asks for others.
+
+        What was left open is resolved anew.
+
+        Raises:
+            UnknownName: The update has a method, an ordering or a backend that does not exist.
+            UnknownParameter: It has a parameter that does not exist.
+        """
+        changes = self._with_known_names(update or {})
+        copied = super().model_copy(update=changes, deep=deep)
+        if not {"model", *_LOADING}.isdisjoint(changes):
             copied._lazy = copied._lazy_model()
+        if not {"model", *_LOADING, *_CHOICES}.isdisjoint(changes):
+            copied._resolve_choices()
         return copied
 
     def __str__(self) -> str:
@@ -145,20 +178,13 @@ class InvariantParameters(BaseLanguageModel[Any]):
     @property
     def lm(self) -> InvariantModel:
         """The model that generates, with the choices of this object. Loads the weights on first use."""
-        lm = self._lazy.lm(
-            method=self.method,
-            ordering=self.ordering,
-            backend=self.backend,
-            max_segment_tokens=self.max_segment_tokens,
-            overflow=self.overflow,
-            intervention=self._intervention,
-        )
+        lm = self._lazy.lm(**{name: getattr(self, name) for name in _CHOICES})
         return lm if self.key_value_cache is None else lm.with_cache(self.key_value_cache)
 
-    async def agenerate(self, *args: Any, **kwargs: Any) -> Any:
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Generate; see `generate`. LangChain's cache key needs the weights: they are loaded in a thread."""
         await run_in_executor(None, lambda: identity(self.lm))
-        return await super().agenerate(*args, **kwargs)  # type: ignore[misc]
+        return await super().agenerate(*args, **kwargs)
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Stream; see `stream`. The weights are loaded in a thread."""
@@ -167,19 +193,40 @@ class InvariantParameters(BaseLanguageModel[Any]):
             yield piece
 
     @property
-    def _intervention(self) -> Intervention | None:
-        """The intervention of the model in memory, which goes with the model's own method only."""
-        loaded = self.model if isinstance(self.model, InvariantModel) else None
-        return loaded.intervention if loaded is not None and self.method is loaded.method else None
+    def resolved_method(self) -> Method:
+        """The method that runs: the one chosen, else that of the model in memory, else `rotor`. Loads no weights."""
+        if self.method is None and isinstance(self.model, InvariantModel):
+            return self.model.method
+        return resolve_method("rotor" if self.method is None else self.method)
+
+    @property
+    def resolved_ordering(self) -> Ordering:
+        """The ordering that runs: the one chosen, else that of the model in memory, else the method's default."""
+        if self.ordering is None and self.method is None and isinstance(self.model, InvariantModel):
+            return self.model.ordering
+        return resolve_ordering(self.ordering, self.resolved_method.default_ordering)
 
     @property
     def _sorts_segments(self) -> bool:
         """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
         reads_order = isinstance(self.model, InvariantModel) and not self.lm.invariant
-        return self.sort_segments and resolve_ordering(self.ordering or "").invariant and not reads_order
+        return self.sort_segments and self.resolved_ordering.invariant and not reads_order
 
     @property
-    def display_name(self) -> str:
+    def _sorts_documents(self) -> bool:
+        return self._sorts_segments
+
+    @property
+    def _promises_invariance(self) -> bool:
+        return self.resolved_ordering.invariant
+
+    def _check(self, sets: Sequence[SegmentSet]) -> Iterable[Finding]:
+        routed = isinstance(self.model, RoutedModel) and not self.model.invariant
+        if routed and any(len(each) > 1 for each in sets):
+            yield Finding("routing", "the plain model of the router reads them in the order given.")
+
+    @property
+    def model_name(self) -> str:
         """Hub id, folder or name of the model, known without loading it."""
         if isinstance(self.model, InvariantModel):
             return self.model.name
@@ -198,7 +245,7 @@ class InvariantParameters(BaseLanguageModel[Any]):
         """Everything that can change an output: LangChain's caches and traces are keyed by this. Loads the weights."""
         lm = self.lm
         return {
-            "model": self.display_name,
+            "model": self.model_name,
             "method": lm.method.name,
             "ordering": lm.ordering.name,
             "identity": identity(lm),
@@ -213,25 +260,33 @@ class InvariantParameters(BaseLanguageModel[Any]):
         return list(tokenize_text(text, self.lm.tokenizer))
 
     def _ls_params(
-        self, kind: Literal["chat", "llm"], stop: list[str] | None, kwargs: Mapping[str, Any]
+        self, kind: Literal["chat", "llm"], stop: str | list[str] | None, kwargs: Mapping[str, Any]
     ) -> LangSmithParams:
         params = LangSmithParams(
             ls_provider=PROVIDER,
-            ls_model_name=kwargs.get("model", self.display_name),
+            ls_model_name=kwargs.get("model", self.model_name),
             ls_model_type=kind,
             ls_temperature=kwargs.get("temperature", self.temperature),
             ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
         )
-        if stop or self.stop:
-            params["ls_stop"] = stop or self.stop
+        if stops := stop_sequences(stop) or stop_sequences(self.stop):
+            params["ls_stop"] = stops
         return params
 
-    def _call(self, stop: list[str] | None, keywords: Mapping[str, Any]) -> Call:
+    def _call(self, stop: str | list[str] | None, keywords: Mapping[str, Any]) -> Call:
         """Return the options of one call: its keywords, and else the parameters of this object."""
         return call_of(self.__dict__, stop, keywords)
 
     def _generate_all(self, prompts: Sequence[Prompt], call: Call) -> list[Generation]:
-        """Return one generation per prompt, decoded in batches where that is possible and wanted."""
+        """Return one generation per prompt, decoded in batches where that is possible and wanted.
+
+        Raises:
+            InvariantContextOverflowError: A prompt is too long.
+        """
+        with langchain_errors():
+            return self._generate_in_batches(prompts, call)
+
+    def _generate_in_batches(self, prompts: Sequence[Prompt], call: Call) -> list[Generation]:
         lm = self.lm
         if self.micro_batching and len(prompts) == 1 and not call.alone:
             options = replace(call, abandoned=None).options(lm)  # others may be in the batch

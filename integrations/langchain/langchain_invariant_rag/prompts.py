@@ -16,7 +16,8 @@ from langchain_invariant_rag.documents import to_block, to_segments
 class SegmentsPlaceholder(BaseMessagePromptTemplate):
     """A placeholder in a chat prompt for a list of documents: one human message, one content block per document.
 
-    The models of this package merge it with an adjacent human message. Other models get plain-text documents.
+    The models of this package merge it with an adjacent human message. Providers differ in what they make of content
+    blocks with documents, and some refuse them: `canonical(model)` writes them as plain text for any of them.
 
     Example:
         ```python
@@ -56,11 +57,16 @@ class SegmentsPlaceholder(BaseMessagePromptTemplate):
 
 
 class SegmentPromptTemplate(PromptTemplate):
-    """A `document_prompt` that formats a document as a marked segment."""
+    """A `document_prompt` that formats a document as a marked segment, with any text around it."""
+
+    def __add__(self, other: Any) -> SegmentPromptTemplate:
+        """Return a template with more text, as LangChain's `+` does; it still marks the document."""
+        longer = super().__add__(other)
+        return SegmentPromptTemplate(template=longer.template, input_variables=longer.input_variables)
 
     def format(self, **kwargs: Any) -> str:
-        """Return the text of a document between segment markers."""
-        return mark(Segment(kwargs["page_content"]))
+        """Return the template with the text of the document between segment markers."""
+        return super().format(**{**kwargs, "page_content": mark(Segment(kwargs["page_content"]))})
 
 
 SEGMENT_PROMPT = SegmentPromptTemplate(template="{page_content}", input_variables=["page_content"])

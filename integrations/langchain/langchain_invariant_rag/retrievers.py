@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from invariant_rag.errors import RetrievalError
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
+from invariant_rag.rag.text import join_chunks
+from invariant_rag.segments import Segment
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field, PlainValidator
 
 from langchain_invariant_rag.documents import Segments, to_document, to_segment, to_segments
+from langchain_invariant_rag.embeddings import LangChainEmbedder
 
 
 class SegmentsRetriever(BaseRetriever):
@@ -65,7 +72,7 @@ def _join_chunks(documents: Sequence[Document], source: str, position: str) -> I
             sources.setdefault(document.metadata[source], []).append(document)
     for chunks in sources.values():
         chunks.sort(key=lambda document: (document.metadata[position], document.page_content))
-        text = "\n".join(document.page_content for document in chunks)
+        text = join_chunks((document.metadata[position], document.page_content) for document in chunks)
         yield Document(page_content=text, metadata=chunks[0].metadata)
 
 
@@ -80,7 +87,7 @@ def as_segments(
     Args:
         retriever: Any retriever. Keywords of `invoke` are passed on to it.
         join_by: Metadata key of the source, such as `source`: the chunks of one source become one segment, in source
-            order. None: every chunk is a segment.
+            order; text in which they overlap is not repeated. None: every chunk is a segment.
         position: Metadata key of a chunk's offset in its source, as written by text splitters.
     """
     return SegmentsRetriever(retriever=retriever, join_by=join_by, position=position)
@@ -92,6 +99,22 @@ def _check_retriever(value: Any) -> Any:
             f"expected an object with retrieve(query, k), such as FaissRetriever, got {type(value).__name__}"
         )
     return value
+
+
+_ID = "langchain_document_id"
+"""Metadata key under which a segment keeps the id of its document while it is in a retriever of the core."""
+
+
+def _with_id(segment: Segment, document: Any) -> Segment:
+    if not isinstance(document, Document) or document.id is None:
+        return segment
+    return replace(segment, metadata={**segment.metadata, _ID: document.id})
+
+
+def _document_with_id(segment: Segment) -> Document:
+    document = to_document(segment)
+    document.id = document.metadata.pop(_ID, None)
+    return document
 
 
 class InvariantRetriever(BaseRetriever):
@@ -106,18 +129,30 @@ class InvariantRetriever(BaseRetriever):
     """Number of documents to return."""
 
     @classmethod
-    def from_documents(cls, documents: Iterable[Any], *, k: int = 4, **kwargs: Any) -> InvariantRetriever:
+    def from_documents(
+        cls,
+        documents: Iterable[Any],
+        *,
+        k: int = 4,
+        embedder: Embeddings | Embedder | str | Path = DEFAULT_EMBEDDER,
+        show_progress: bool = False,
+    ) -> InvariantRetriever:
         """Index documents with FAISS.
 
         Args:
-            documents: Documents, segments or strings.
+            documents: Documents, segments or strings. A document is returned with its id.
             k: Number of documents to return.
-            **kwargs: Keywords of `FaissRetriever`: `embedder`, `show_progress`.
+            embedder: LangChain embeddings, or what `FaissRetriever` takes: a sentence-transformers model, its hub id or
+                its folder.
+            show_progress: Show a progress bar while embedding the documents.
         """
-        return cls(retriever=FaissRetriever(to_segments(documents), **kwargs), k=k)
+        listed = documents if isinstance(documents, str | Document | Mapping) else list(documents)
+        segments = map(_with_id, to_segments(listed), listed)
+        source = LangChainEmbedder(embedder) if isinstance(embedder, Embeddings) else embedder
+        return cls(retriever=FaissRetriever(segments, source, show_progress=show_progress), k=k)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> Segments:
         found = self.retriever.retrieve(query, self.k if k is None else k)
-        return Segments(to_document(segment) for segment in found)
+        return Segments(map(_document_with_id, found))

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 from invariant_rag.api_models import PlainRequests
-from invariant_rag.errors import ContextOverflow, InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidChoice,
+    OrderWarning,
+    UnknownName,
+    UnsupportedCombination,
+    UnsupportedModel,
+)
 from invariant_rag.prompts import mark
 from langchain.agents import create_agent
 from langchain_classic.chains import create_retrieval_chain
@@ -35,7 +42,7 @@ from langchain_invariant_rag import (
     vote,
 )
 from langchain_invariant_rag.documents import to_block, to_segment
-from langchain_invariant_rag.plain import input_requests, message_requests
+from langchain_invariant_rag.plain import message_ballots
 
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
 
@@ -175,9 +182,10 @@ def test_messages_without_segments_are_sent_as_they_are() -> None:
         AIMessage("Yes?"),
         HumanMessage([image, cached, {"type": "text", "text": "!"}]),
     ]
-    [request] = message_requests(PlainRequests(), messages)
+    [request] = (ballot.input for ballot in message_ballots(PlainRequests(), messages))
     assert request == messages
-    [request] = message_requests(PlainRequests(), [*messages, HumanMessage([cached, "a", *blocks(), image])])
+    messages += [HumanMessage([cached, "a", *blocks(), image])]
+    [request] = (ballot.input for ballot in message_ballots(PlainRequests(), messages))
     *_, last = request
     assert last.content[0] == cached
     assert last.content[1]["text"].startswith("aDocument: ")
@@ -189,9 +197,10 @@ def blocks() -> list[Any]:
 
 
 def test_marks_that_do_not_pair_up_are_taken_out() -> None:
-    reader = Reader()
-    canonical(reader).invoke("half a mark \ue200 here")
-    assert reader.requests[0][0][0].content == "half a mark  here"
+    reader, whole = Reader(), mark("a document")
+    with pytest.warns(OrderWarning, match="cut in two"):
+        canonical(reader).invoke(f"half a {whole[:-1]}")
+    assert reader.requests[0][0][0].content == "half a a document"
 
 
 def test_sets_of_different_messages_stay_apart() -> None:
@@ -356,7 +365,7 @@ async def test_tools_and_structured_output_pass_through(wrap: Any) -> None:
 
 async def test_structured_output_streams_as_that_of_the_model() -> None:
     bare, wrapped = (make(Talker()).with_structured_output(Departure) for make in (lambda model: model, canonical))
-    request = input_requests(PlainRequests(), prompt(DOCUMENTS))[0]
+    request = message_ballots(PlainRequests(), prompt(DOCUMENTS).to_messages())[0].input
     pieces = list(bare.stream(request))
     assert pieces
     assert pieces == list(wrapped.stream(prompt(DOCUMENTS)))
@@ -468,3 +477,41 @@ def test_it_counts_tokens_and_describes_itself_as_the_model_does() -> None:
     )
     assert model.profile == reader.profile
     assert model._get_ls_params() == reader._get_ls_params()
+
+
+class Town(BaseModel):
+    """A town."""
+
+    place: str
+
+
+class Named(Reader):
+    """The same, with what providers report: the model and its tokens for the call, and why the answer ended."""
+
+    def _generate(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        (generation,) = super()._generate(messages, stop, **kwargs).generations
+        return ChatResult(
+            generations=[ChatGeneration(message=generation.message, generation_info={"finish_reason": "stop"})],
+            llm_output={"model_name": "named-1", "token_usage": {"total_tokens": 12}},
+        )
+
+    def _combine_llm_outputs(self, llm_outputs: list[Any], /) -> dict[str, Any]:
+        return {"token_usage": {"total_tokens": sum(each["token_usage"]["total_tokens"] for each in llm_outputs)}}
+
+
+@pytest.mark.parametrize("tools", [[], [Town]], ids=["text", "tools"])
+@pytest.mark.parametrize("votes", [0, 3])
+async def test_a_stream_in_one_piece_reports_what_invoke_reports(votes: int, tools: list[Any]) -> None:
+    model = vote(Named(), votes=votes) if votes else canonical(Named())
+    asked = model.bind_tools(tools) if tools else model
+    whole = asked.invoke(prompt(DOCUMENTS))
+    (streamed,) = asked.stream(prompt(DOCUMENTS))
+    (later,) = [piece async for piece in asked.astream(prompt(DOCUMENTS))]
+    assert whole.response_metadata["model_name"] == "named-1"
+    assert whole.response_metadata["finish_reason"] == "stop"
+    assert whole.response_metadata["token_usage"] == {"total_tokens": 12 * max(votes, 1)}
+    assert ("vote" in whole.response_metadata) == bool(votes)
+    for piece in (streamed, later):
+        assert piece.response_metadata == whole.response_metadata
+        assert piece.usage_metadata == whole.usage_metadata
+        assert (piece.text, piece.tool_calls) == (whole.text, whole.tool_calls)

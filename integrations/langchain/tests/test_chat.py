@@ -14,22 +14,23 @@ from typing import Any
 import pytest
 import torch
 from invariant_rag import InvariantModel
-from invariant_rag.errors import ContextOverflow, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvariantRAGError, UnknownName, UnsupportedCombination
 from invariant_rag.interventions import MsPoE
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Score
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_core.runnables import ConfigurableField
-from langchain_core.tools import tool
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessageChunk, HumanMessage
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM
-from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments
+from langchain_invariant_rag.documents import to_block, to_segment
+from langchain_invariant_rag.errors import UnknownParameter
 
-from .shared import DOCUMENTS, HASHES, QUESTION
+from .shared import DOCUMENTS, HASHES, ORDERS, QUESTION
 
 LONG = 1500
 
@@ -81,7 +82,8 @@ def test_the_last_chunk_of_a_stream_says_the_same(chat: ChatInvariant) -> None:
     assert isinstance(total, AIMessageChunk)
     assert total.content == whole.content
     assert total.usage_metadata == whole.usage_metadata
-    assert total.response_metadata["order"] == whole.response_metadata["order"]
+    assert total.response_metadata == whole.response_metadata
+    assert {"order", "finish_reason", "model_name"} <= set(total.response_metadata)
 
 
 def test_a_stop_sequence_is_not_streamed_either(chat: ChatInvariant) -> None:
@@ -115,6 +117,29 @@ def test_segments_that_do_not_fit_are_named(lm: InvariantModel) -> None:
     assert set(answer.response_metadata["dropped"]).isdisjoint(answer.response_metadata["order"])
 
 
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+@pytest.mark.parametrize("micro_batching", [False, True])
+def test_a_prompt_that_is_too_long_is_an_overflow_for_langchain_too(
+    lm: InvariantModel, kind: Any, micro_batching: bool
+) -> None:
+    model = kind(model=lm, max_tokens=4, micro_batching=micro_batching)
+    for call in (model.invoke, lambda text: asyncio.run(model.ainvoke(text)), lambda text: list(model.stream(text))):
+        with pytest.raises(ContextOverflow) as error:
+            call("long " * 2000)
+        assert isinstance(error.value, ContextOverflowError)
+        assert "drop_last" in error.value.hint
+    spare = RunnableLambda(lambda _: "spare")
+    assert model.with_fallbacks([spare], exceptions_to_handle=(ContextOverflowError,)).invoke("long " * 2000) == "spare"
+
+
+def test_a_copy_has_a_profile_of_its_own_unless_one_was_given(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm)
+    copied = chat.model_copy(update={"model": "native", "max_tokens": 7})
+    assert copied.profile == ChatInvariant(model="native", max_tokens=7).profile != chat.profile
+    given = ChatInvariant(model=lm, profile={"max_input_tokens": 3})
+    assert given.model_copy(update={"max_tokens": 7}).profile == {"max_input_tokens": 3}
+
+
 def test_the_profile_is_known_without_weights(lm: InvariantModel) -> None:
     assert ChatInvariant().profile is not None
     for name in (None, "native", EMBEDDED["generator"]):
@@ -122,7 +147,7 @@ def test_the_profile_is_known_without_weights(lm: InvariantModel) -> None:
     assert "max_input_tokens" not in ChatInvariant(model="some/model").profile
     profile = ChatInvariant(model=lm, max_tokens=5).profile
     assert (profile["max_input_tokens"], profile["max_output_tokens"]) == (4096, 5)
-    assert not profile["tool_calling"]
+    assert profile["tool_calling"]
 
 
 def test_tokens_of_messages_include_template_and_segments(chat: ChatInvariant) -> None:
@@ -130,16 +155,89 @@ def test_tokens_of_messages_include_template_and_segments(chat: ChatInvariant) -
     assert chat.get_num_tokens_from_messages(messages) == chat.invoke(messages).usage_metadata["input_tokens"]
 
 
+def block(document: Any) -> dict[str, Any]:
+    return dict(to_block(to_segment(document)))
+
+
 # --- choices --------------------------------------------------------------------------------------------------------
 
 
+def running(chat: Any) -> tuple[str, str]:
+    """Method and ordering that run, as the model says before and after loading."""
+    said = chat.resolved_method.name, chat.resolved_ordering.name
+    assert said == (chat.lm.method.name, chat.lm.ordering.name)
+    assert said == (chat._identifying_params["method"], chat._identifying_params["ordering"])
+    return said
+
+
 def test_what_is_left_open_is_what_the_model_brings(lm: InvariantModel) -> None:
-    assert (ChatInvariant().method, ChatInvariant().ordering) == ("rotor", "lexical")
-    assert ChatInvariant(method="sequential").ordering == "given"
+    assert running(ChatInvariant()) == ("rotor", "lexical")
+    assert running(ChatInvariant(method="sequential")) == ("sequential", "given")
     pine = lm.with_method("pine", ordering="frequency")
     assert repr(ChatInvariant(model=pine).lm) == repr(pine)
-    assert ChatInvariant(model=pine, method="rotor").ordering == "lexical"
-    assert ChatInvariant(model=pine, ordering="lexical").lm.ordering.name == "lexical"
+    assert running(ChatInvariant(model=pine, method="rotor")) == ("rotor", "lexical")
+    assert running(ChatInvariant(model=pine, ordering="lexical")) == ("pine", "lexical")
+
+
+def test_what_is_left_open_stays_open_in_the_fields_and_out_of_the_repr() -> None:
+    chat = ChatInvariant(method="sequential")
+    assert (chat.method, chat.ordering, chat.backend) == ("sequential", None, None)
+    assert "method='sequential'" in repr(chat)
+    assert "ordering" not in repr(chat)
+
+
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+def test_a_copy_with_another_method_has_the_ordering_of_that_method(lm: InvariantModel, kind: Any) -> None:
+    plain = kind(model=lm, method="sequential", max_tokens=4)
+    copied = plain.model_copy(update={"method": "rotor"})
+    assert running(copied) == ("rotor", "lexical")
+    unsorted = copied.model_copy(update={"sort_segments": False})
+    answers = [unsorted.invoke(f"{Segments(order)}{QUESTION}") for order in ORDERS]
+    assert len({getattr(answer, "content", answer) for answer in answers}) == 1
+    assert running(kind(model=lm, method="ape").model_copy(update={"method": "pine"}))[0] == "pine"
+    kept = kind(model=lm, method="rotor", ordering="frequency").model_copy(update={"method": "pine"})
+    assert running(kept) == ("pine", "frequency")
+
+
+def test_a_configured_method_has_its_own_ordering(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, method="sequential", max_tokens=2).configurable_fields(
+        method=ConfigurableField(id="method"), model=ConfigurableField(id="model")
+    )
+    answers = [
+        chat.invoke([HumanMessage([*map(block, order), QUESTION])], config={"configurable": {"method": "rotor"}})
+        for order in ORDERS
+    ]
+    assert len({tuple(answer.response_metadata["order"]) for answer in answers}) == 1
+    (configured, _) = chat._prepare({"configurable": {"method": "rotor", "model": lm.with_method("pine")}})
+    assert running(configured) == ("rotor", "lexical")
+
+
+def test_an_alternative_and_a_pickle_leave_open_what_was_left_open(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm.with_method("sequential"))
+    assert running(pickle.loads(pickle.dumps(chat)).model_copy(update={"method": "rotor"})) == ("rotor", "lexical")
+    either = chat.configurable_alternatives(ConfigurableField(id="which"), other=ChatInvariant(model=lm, method="pine"))
+    (other, _) = either._prepare({"configurable": {"which": "other"}})
+    assert running(other) == ("pine", lm.with_method("pine").ordering.name)
+
+
+def test_a_copy_of_another_model_in_memory_runs_as_that_model_does(lm: InvariantModel) -> None:
+    pine = lm.with_method("pine", ordering="frequency", max_segment_tokens=7)
+    copied = ChatInvariant(model=lm).model_copy(update={"model": pine})
+    assert repr(copied.lm) == repr(pine)
+    assert copied.lm.max_segment_tokens == 7
+    changed = lm.with_method("sequential", ordering="lexical", intervention=MsPoE(first_layer=0))
+    assert ChatInvariant(model=lm).model_copy(update={"model": changed}).lm.intervention == MsPoE(first_layer=0)
+    assert ChatInvariant(model=changed).model_copy(update={"model": lm}).lm.intervention is None
+    assert ChatInvariant(model=changed).model_copy(update={"method": "rotor"}).lm.intervention is None
+
+
+def test_bad_choices_of_a_copy_are_refused_when_it_is_made(lm: InvariantModel) -> None:
+    with pytest.raises(UnknownName, match="unknown method 'rotr'; choose from"):
+        ChatInvariant().model_copy(update={"method": "rotr"})
+    with pytest.raises(UnsupportedCombination, match="dtype"):
+        ChatInvariant(dtype="bfloat16").model_copy(update={"model": lm})
+    with pytest.raises(UnknownParameter, match="did you mean 'method'"):
+        ChatInvariant().model_copy(update={"metod": "rotor"})
 
 
 def test_a_loaded_model_keeps_its_intervention(lm: InvariantModel) -> None:
@@ -165,22 +263,48 @@ def test_bad_choices_are_refused_when_the_model_is_built(lm: InvariantModel) -> 
         ChatInvariant(max_tokens=0)
 
 
-def test_unknown_parameters_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    ChatInvariant(api_key="x", timeout=3)
-    assert "ChatInvariant has no api_key, timeout" in caplog.text
+def test_parameters_of_remote_models_are_ignored_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    ChatInvariant(api_key="x", timeout=3, max_retries=2)
+    assert "ChatInvariant runs on this machine and has no api_key, max_retries, timeout" in caplog.text
 
 
-def test_tools_are_refused(chat: ChatInvariant) -> None:
-    @tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+def test_a_model_may_be_given_as_model_name(kind: Any) -> None:
+    named = kind(model_name="native")
+    assert named.model == named.model_name == "native"
+    assert named.model_copy(update={"model_name": "some/other"}).model == "some/other"
+    with pytest.raises(UnsupportedCombination, match="got both"):
+        kind(model_name="native", model="native")
 
-    with pytest.raises(UnsupportedCombination, match="tools"):
-        chat.invoke("hello", tools=[add])
-    for kind in (UnsupportedCombination, NotImplementedError):  # ours, and what LangChain expects
-        with pytest.raises(kind, match="tools"):
-            chat.bind_tools([add])
+
+@pytest.mark.parametrize(("unknown", "meant"), [("model_id", "model"), ("max_new_tokens", "max_tokens"),
+                                                ("metod", "method"), ("torch_dtype", "dtype")])  # fmt: skip
+def test_an_unknown_parameter_is_an_error_that_names_the_right_one(unknown: str, meant: str) -> None:
+    for kind in (ChatInvariant, InvariantLLM):
+        with pytest.raises(UnknownParameter, match=f"no parameter '{unknown}'; did you mean .*'{meant}'"):
+            kind(**{unknown: "x"})
+    assert issubclass(UnknownParameter, InvariantRAGError)
+
+
+def test_a_stop_sequence_may_be_a_str(lm: InvariantModel) -> None:
+    for kind in (ChatInvariant, InvariantLLM):
+        model = kind(model=lm, max_tokens=12)
+        text = model.invoke(QUESTION)
+        text = getattr(text, "content", text)
+        for stop, expected in ((text[4:7], text[: text.index(text[4:7])]), (f"{text[3]}never", text)):
+            check_stop(kind, model, lm, stop, expected)
+
+
+def check_stop(kind: Any, model: Any, lm: InvariantModel, stop: str, expected: str) -> None:
+    assert kind(model=lm, stop=stop).stop == [stop]
+    given = [
+        kind(model=lm, max_tokens=12, stop=stop).invoke(QUESTION),
+        model.bind(stop=stop).invoke(QUESTION),
+        model.invoke(QUESTION, stop=stop),
+        model.model_copy(update={"stop": stop}).invoke(QUESTION),
+    ]
+    assert [getattr(each, "content", each) for each in given] == [expected] * 4
+    assert model._get_ls_params(stop=stop)["ls_stop"] == [stop]
 
 
 def test_the_limit_may_be_called_as_transformers_calls_it(lm: InvariantModel) -> None:
@@ -190,12 +314,6 @@ def test_the_limit_may_be_called_as_transformers_calls_it(lm: InvariantModel) ->
         return chat.invoke(QUESTION, **keywords).usage_metadata["output_tokens"]
 
     assert (written(), written(max_new_tokens=3), written(max_tokens=4)) == (2, 3, 4)
-
-
-def test_what_tools_said_is_read_as_the_users(chat: ChatInvariant) -> None:
-    call = {"name": "search", "args": {}, "id": "1"}
-    history = [HumanMessage("Search."), AIMessage("", tool_calls=[call]), ToolMessage("found", tool_call_id="1")]
-    assert chat.invoke(history).content == chat.invoke("Search.\nfound").content
 
 
 def test_an_ordering_by_score_reads_the_scores_of_documents(lm: InvariantModel) -> None:
@@ -226,6 +344,9 @@ def test_every_parameter_that_changes_the_output_is_in_the_cache_key(lm: Invaria
         {"generation_kwargs": {"repetition_penalty": 2.0}},
         {"batch_size": 3},
         {"micro_batching": True},
+        {"template_kwargs": {"enable_thinking": True}},
+        {"logprobs": True},
+        {"citations": True},
     ]
     keys = [ChatInvariant(model=lm, **change)._get_llm_string() for change in changes]
     loading: list[dict[str, Any]] = [{}, {"model": "native"}, {"dtype": "bfloat16"}]

@@ -37,7 +37,10 @@ BRINGERS: dict[str, Callable[[InvariantModel], dict[str, Any]]] = {
     "the model's own": lambda lm: {"model": lm.with_cache(KeyValueCache())},
     "given": lambda lm: {"model": lm, "key_value_cache": KeyValueCache()},
     "given with a method": lambda lm: {"model": lm, "method": "pine", "key_value_cache": KeyValueCache()},
-    "given to a routed model": lambda lm: {"model": lm.with_routing(-2.0), "key_value_cache": KeyValueCache()},
+    "given to a routed model": lambda lm: {
+        "model": lm.with_routing(-2.0, plain_order="canonical"),
+        "key_value_cache": KeyValueCache(),
+    },
 }
 CASES = [*((name, "invoke") for name in BRINGERS), *(("given", name) for name in ENTRIES if name != "invoke")]
 

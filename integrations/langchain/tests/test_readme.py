@@ -13,7 +13,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 
 def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 4
     names: dict[str, Any] = {}
     for block in BLOCKS:
         code = block.replace('\nchat = ChatInvariant(model="Qwen/Qwen2.5-7B-Instruct")', "\nchat = ChatInvariant()")
@@ -21,3 +21,11 @@ def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
         said = re.findall(r"^print\(.*\)  # (.*)", block, re.MULTILINE)
         assert capsys.readouterr().out.splitlines() == said
     assert isinstance(names["parsed"], names["Flag"])
+
+
+def test_the_code_for_langchain_in_the_readme_of_the_project_runs() -> None:
+    text = (README.parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    ours = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "langchain_invariant_rag" in code]
+    assert ours
+    for code in ours:
+        exec(code, {})

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import RetrievalError
+from invariant_rag.prompts import parse_marked
 from invariant_rag.rag.retrieval import FaissRetriever
 from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -89,6 +92,40 @@ def test_our_retriever_returns_what_the_core_finds() -> None:
         InvariantRetriever(retriever="no retriever")
 
 
+def test_our_retriever_returns_documents_with_their_ids() -> None:
+    documents = [Document(each.page_content, id=f"id {n}", metadata=each.metadata) for n, each in enumerate(DOCUMENTS)]
+    found = InvariantRetriever.from_documents([*documents, "A text without an id."], k=4).invoke(QUESTION)
+    expected = {each.page_content: (each.id, each.metadata) for each in documents} | {
+        "A text without an id.": (None, {})
+    }
+    assert {each.page_content: (each.id, {name: value for name, value in each.metadata.items() if name != "score"})
+            for each in found} == expected  # fmt: skip
+
+
+def test_our_retriever_takes_embeddings_of_langchain(embeddings: InvariantEmbeddings) -> None:
+    texts = [document.page_content for document in DOCUMENTS]
+    wrapped = InvariantRetriever.from_documents(texts, embedder=DeterministicFakeEmbedding(size=8), k=3)
+    vectors = DeterministicFakeEmbedding(size=8)
+    query = np.array(vectors.embed_query(QUESTION))
+    for each in wrapped.invoke(QUESTION):
+        (vector,) = np.array(vectors.embed_documents([each.page_content]))
+        cosine = vector @ query / np.linalg.norm(vector) / np.linalg.norm(query)
+        assert each.metadata["score"] == pytest.approx(cosine, abs=1e-5)
+    ours = InvariantRetriever.from_documents(texts, embedder=embeddings).invoke(QUESTION)
+    assert [each.page_content for each in ours] == [
+        each.page_content for each in InvariantRetriever.from_documents(texts).invoke(QUESTION)
+    ]
+    with pytest.raises(RetrievalError, match="expected an embedder"):
+        InvariantRetriever.from_documents(texts, embedder=3)
+
+
+def test_a_pickle_of_our_retriever_has_no_weights_that_have_a_name() -> None:
+    retriever = InvariantRetriever.from_documents(DOCUMENTS)
+    pickled = pickle.dumps(retriever)
+    assert len(pickled) < 20_000
+    assert pickle.loads(pickled).invoke(QUESTION) == retriever.invoke(QUESTION)
+
+
 async def test_wrapped_retrievers_keep_their_boundaries_in_any_text() -> None:
     for found in (
         as_segments(Listed(documents=DOCUMENTS)).invoke(""),
@@ -96,7 +133,7 @@ async def test_wrapped_retrievers_keep_their_boundaries_in_any_text() -> None:
     ):
         assert isinstance(found, Segments)
         assert found == DOCUMENTS
-        assert str(found).count("\ue200") == f"{found}".count("\ue200") == 3
+        assert len(parse_marked(str(found)).segments) == len(parse_marked(f"{found}").segments) == 3
 
 
 def test_keywords_reach_the_wrapped_retriever() -> None:

@@ -9,15 +9,13 @@ from typing import Any, Literal
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnknownName, UnsupportedCombination
 from langchain.agents import create_agent
-from langchain_core.tools import tool
 from pydantic import BaseModel, Field, HttpUrl, field_validator
 from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
 
 from langchain_invariant_rag import ChatInvariant, InvariantRAGMiddleware
-from langchain_invariant_rag.errors import ToolsNotCalled
 
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
 
@@ -94,17 +92,6 @@ def test_an_agent_without_tools_answers_with_an_object(chat: ChatInvariant) -> N
     answers = [answer(order) for order in ORDERS]
     assert isinstance(answers[0], Many)
     assert all(each == answers[0] for each in answers)
-
-
-def test_an_agent_with_tools_and_a_schema_says_that_tools_are_not_called(chat: ChatInvariant) -> None:
-    @tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
-
-    agent: Any = create_agent(chat, tools=[add], response_format=Many)
-    with pytest.raises(ToolsNotCalled, match="does not call them"):
-        agent.invoke({"messages": [("human", QUESTION)]})
 
 
 def test_beams_are_refused(chat: ChatInvariant) -> None:
@@ -208,3 +195,8 @@ async def test_documents_of_a_call_are_read_with_and_without_the_raw_message(cha
     for piece in raw.stream(QUESTION, documents=DOCUMENTS):
         merged |= {name: value for name, value in piece.items() if name != "raw"}
     assert merged == {"parsed": expected, "parsing_error": None}
+
+
+def test_an_unknown_method_of_structured_output_is_refused(chat: ChatInvariant) -> None:
+    with pytest.raises(UnknownName, match="'x'; choose from 'function_calling', 'json_mode', 'json_schema'"):
+        chat.with_structured_output(Pair, method="x")

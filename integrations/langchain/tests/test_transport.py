@@ -78,11 +78,6 @@ CARRIERS: dict[str, Any] = {
     "marks in a text block": lambda: [
         HumanMessage([{"type": "text", "text": str(Segments(DOCUMENTS))}, "\n" + QUESTION])
     ],
-    "artifact of a tool": lambda: [ToolMessage("a text", tool_call_id="1", artifact=DOCUMENTS), HumanMessage(QUESTION)],
-    "artifact after a checkpoint": lambda: [
-        ToolMessage("a text", tool_call_id="1", artifact=[each.model_dump() for each in DOCUMENTS]),
-        HumanMessage(QUESTION),
-    ],
     "what a checkpoint restores": lambda: restored([HumanMessage(blocks()), HumanMessage(QUESTION)]),
     "what load restores": lambda: [loaded(HumanMessage(blocks())), HumanMessage(QUESTION)],
     "placeholder": lambda: PLACEHOLDER.invoke({"context": DOCUMENTS, "question": QUESTION}),
@@ -116,6 +111,24 @@ def test_the_answer_is_the_same_however_segments_travel(name: str, chat: ChatInv
     answer = chat.invoke(CARRIERS[name]())
     assert seen(answer) == HASHES
     assert answer.content == expected
+
+
+@pytest.fixture(scope="module")
+def expected_of_a_tool(lm: InvariantModel) -> str:
+    """The same where the documents are what a tool said."""
+    messages = [
+        {"role": "tool", "content": [SegmentSet(SEGMENTS)], "tool_call_id": "1"},
+        {"role": "user", "content": QUESTION},
+    ]
+    generation = lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=6)
+    return generation.text
+
+
+@pytest.mark.parametrize("artifact", [DOCUMENTS, [each.model_dump() for each in DOCUMENTS]], ids=["as is", "restored"])
+def test_the_artifact_of_a_tool_is_its_result(chat: ChatInvariant, artifact: Any, expected_of_a_tool: str) -> None:
+    answer = chat.invoke([ToolMessage("a text", tool_call_id="1", artifact=artifact), HumanMessage(QUESTION)])
+    assert seen(answer) == HASHES
+    assert answer.content == expected_of_a_tool
 
 
 def test_a_documents_keyword_is_read_too(chat: ChatInvariant, lm: InvariantModel) -> None:
@@ -245,11 +258,11 @@ def test_fallbacks_and_retries_keep_boundaries(chat: ChatInvariant, expected: st
     assert (PLACEHOLDER | model).invoke({"context": DOCUMENTS, "question": QUESTION}).content == expected
 
 
-def test_a_retriever_tool_carries_documents(chat: ChatInvariant, expected: str) -> None:
+def test_a_retriever_tool_carries_documents(chat: ChatInvariant, expected_of_a_tool: str) -> None:
     call = {"type": "tool_call", "id": "1", "name": "search", "args": {"query": QUESTION}}
     for options in ({"response_format": "content_and_artifact"}, {"document_prompt": SEGMENT_PROMPT}):
         search = create_retriever_tool(Listed(documents=DOCUMENTS), "search", "Searches.", **options)
-        assert chat.invoke([search.invoke(call), HumanMessage(QUESTION)]).content == expected
+        assert chat.invoke([search.invoke(call), HumanMessage(QUESTION)]).content == expected_of_a_tool
 
 
 def test_an_agent_with_a_checkpoint_retrieves_in_every_turn(chat: ChatInvariant) -> None:
@@ -316,3 +329,10 @@ def test_a_completion_model_gets_every_segment(lm: InvariantModel) -> None:
     blocks_of = parse_marked(f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}")
     answer = (PLACEHOLDER | llm).invoke({"context": DOCUMENTS, "question": QUESTION})
     assert answer == lm.generate(blocks_of, max_new_tokens=6).text
+
+
+def test_a_segment_prompt_with_more_text_still_marks_the_document() -> None:
+    prompt = "Source: {source}\n" + SEGMENT_PROMPT.template
+    for longer in (SEGMENT_PROMPT + "\n", SEGMENT_PROMPT + " ({source})\n", SEGMENT_PROMPT + prompt):
+        text = longer.format(page_content="noon", source="a.txt")
+        assert [each.text for each in parse_marked(text).segments] == ["noon"] * longer.template.count("page_content")

@@ -146,8 +146,16 @@ def test_documents_that_are_marked_already_are_found_once(model: ChatInvariant, 
     assert len(answer.response_metadata["order"]) == 2
 
 
-def test_without_the_documents_the_order_shows(model: ChatInvariant, vector_store: InMemoryVectorStore) -> None:
-    unaware = model.model_copy(update={"known_documents": []})
+def test_without_known_documents_those_of_the_run_are_found(
+    model: ChatInvariant, vector_store: InMemoryVectorStore
+) -> None:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{input}")
-    rag_chain = create_retrieval_chain(vector_store.as_retriever(), create_stuff_documents_chain(unaware, prompt))
-    assert len(answers(lambda: rag_chain.invoke({"input": QUESTION})["answer"])) > 1
+    found, blind = (
+        create_retrieval_chain(
+            vector_store.as_retriever(),
+            create_stuff_documents_chain(model.model_copy(update={"known_documents": [], **update}), prompt),
+        )
+        for update in ({}, {"find_documents": False})
+    )
+    assert len(answers(lambda: found.invoke({"input": QUESTION})["answer"])) == 1
+    assert len(answers(lambda: blind.invoke({"input": QUESTION})["answer"])) > 1

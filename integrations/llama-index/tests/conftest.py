@@ -25,8 +25,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings() -> Iterator[None]:
-    """Leave no global LLM or embedding behind."""
+    """Leave no global LLM, embedding or callbacks behind."""
     yield
+    Settings._callback_manager = None
     Settings._llm = None
     Settings._embed_model = None
 

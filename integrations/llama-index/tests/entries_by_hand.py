@@ -200,10 +200,10 @@ ENTRIES = [
     *under("`llm.chat`", *(invariant(name, ask, MORE) for name, ask in BLOCKS.items())),
     *under(
         "`json.dumps` of whole nodes",
-        warns(
+        invariant(
             "retrieved in the same span",
             lambda llm, nodes: in_one_span(llm, nodes, dumped),
-            APART,
+            IN_ONE_SPAN,
         ),
         warns("retrieved elsewhere", lambda llm, nodes: dumped(llm, retrieve(nodes)), APART),
     ),

@@ -19,6 +19,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 
+from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.llms.invariant_rag import InvariantLLM
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -147,6 +148,10 @@ def chat_engine(nodes: Nodes, mode: str, **options: Any) -> Any:
     return index_of(nodes).as_chat_engine(chat_mode=mode, **options)
 
 
+def ours(llm: Any, nodes: Nodes) -> InvariantChatEngine:
+    return InvariantChatEngine.from_defaults(ListRetriever(nodes), llm=llm, system_prompt="Be brief.")
+
+
 ENTRIES = [
     *under(
         "`index.as_chat_engine(chat_mode=...)`",
@@ -173,6 +178,9 @@ ENTRIES = [
     ),
     *under(
         "chat engines with the parts of this package",
+        invariant("`InvariantChatEngine`", lambda llm, nodes: chat(ours(llm, nodes)), MORE, sizes=(3, 4)),
+        invariant("`InvariantChatEngine`, `stream_chat`", lambda llm, nodes: stream_chat(ours(llm, nodes)), MORE),
+        invariant("`InvariantChatEngine`, `achat`", lambda llm, nodes: achat(ours(llm, nodes)), MORE),
         invariant(
             '`"condense_question"` with `InvariantSynthesizer`',
             lambda llm, nodes: chat(

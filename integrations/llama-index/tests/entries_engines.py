@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from cases import QUERY
 from entries_query import marked
-from entry import MORE, Nodes, SayingLLM, engine_of, index_of, invariant, under, warns
+from entry import MORE, Nodes, SayingLLM, engine_of, index_of, invariant, under
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.postprocessor import (
@@ -166,10 +166,6 @@ ENTRIES = [
     ),
     *under(
         "`LLMRerank`",
-        warns(
-            "the node that the LLM chooses by its number",
-            reranked,
-            "rerank with a cross-encoder, or ask about one node at a time",
-        ),
+        invariant("the node that the LLM chooses by its number", reranked),
     ),
 ]

@@ -6,7 +6,7 @@ import zlib
 from typing import Any
 
 from cases import QUERY
-from entry import MORE, Nodes, engine_of, invariant, under, warns
+from entry import MORE, Nodes, engine_of, invariant, node_id, under, warns
 from llama_index.core.evaluation import (
     AnswerRelevancyEvaluator,
     ContextRelevancyEvaluator,
@@ -49,7 +49,7 @@ def verdict(text: str) -> tuple[bool | None, float | None, str | None]:
 
 def better(evaluator: Any, nodes: Nodes) -> tuple[str, str]:
     """Compare two of the texts in the order in which they are listed; return the better one, and what was said."""
-    one, other = (each.text for each in nodes if each.node.node_id in {"node 0", "node 1"})
+    one, other = (each.text for each in nodes if each.node.node_id in {node_id(0), node_id(1)})
     result = evaluator.evaluate(query=QUERY, response=one, second_response=other)
     return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
 

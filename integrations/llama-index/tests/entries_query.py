@@ -94,7 +94,7 @@ WHOLE = {  # modes whose one call holds all nodes
     ResponseMode.COMPACT: True,
     ResponseMode.TREE_SUMMARIZE: True,
     ResponseMode.COMPACT_ACCUMULATE: True,
-    ResponseMode.SIMPLE_SUMMARIZE: False,  # it prints a Python list, in which line ends are escaped
+    ResponseMode.SIMPLE_SUMMARIZE: True,  # it prints a Python list, which is parsed
     ResponseMode.REFINE: False,
     ResponseMode.ACCUMULATE: False,
 }

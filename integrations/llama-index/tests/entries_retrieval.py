@@ -6,7 +6,7 @@ from typing import Any
 
 from cases import QUERY, ListRetriever
 from entries_query import query
-from entry import MORE, NAMES, Nodes, SayingLLM, engine_of, invariant, under
+from entry import MORE, NAMES, Nodes, SayingLLM, engine_of, invariant, node_id, under
 from llama_index.core import DocumentSummaryIndex, SimpleKeywordTableIndex, StorageContext, SummaryIndex
 from llama_index.core.postprocessor import (
     LongContextReorder,
@@ -16,10 +16,10 @@ from llama_index.core.postprocessor import (
 )
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.retrievers import AutoMergingRetriever, QueryFusionRetriever, RecursiveRetriever
-from llama_index.core.schema import Document, IndexNode, NodeRelationship, NodeWithScore, TextNode
+from llama_index.core.schema import Document, IndexNode, NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
-from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
+from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 
 # --- retrievers around retrievers ---
 
@@ -38,7 +38,7 @@ def fused(nodes: Nodes, **options: Any) -> str:
 def merging(nodes: Nodes) -> str:
     """Retrieve leaves, of which two have one parent, which takes their place."""
     leaves = [*nodes, NodeWithScore(node=TextNode(text="It needs an hour.", id_="leaf"), score=0.5)]
-    first = next(each.node for each in nodes if each.node.node_id == "node 0")
+    first = next(each.node for each in nodes if each.node.node_id == node_id(0))
     children = [first, leaves[-1].node]
     parent = TextNode(text=f"{first.get_content()} It needs an hour.", id_="parent")
     parent.relationships[NodeRelationship.CHILD] = [each.as_related_node_info() for each in children]
@@ -84,6 +84,16 @@ def neighbours(nodes: Nodes) -> PrevNextNodePostprocessor:
     return PrevNextNodePostprocessor(docstore=store, num_nodes=1, mode="next")
 
 
+def chunks(nodes: Nodes) -> Nodes:
+    """Return nodes of which two are chunks of one document that overlap."""
+    for each in nodes:
+        place = {node_id(0): 0, node_id(1): len(each.text) - 10}.get(each.node.node_id)
+        if place is not None:
+            each.node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="atlas")
+            each.node.start_char_idx = place
+    return nodes
+
+
 # --- other indices ---
 
 
@@ -122,6 +132,7 @@ ENTRIES = [
             lambda _, nodes: processed(nodes, SimilarityPostprocessor(similarity_cutoff=0.1)),
         ),
         invariant("`PrevNextNodePostprocessor`", lambda _, nodes: processed(nodes, neighbours(nodes))),
+        invariant("`SourceJoiner` of this package", lambda _, nodes: processed(chunks(nodes), SourceJoiner())),
     ),
     *under(
         "postprocessors with `SegmentMarkerPostprocessor`",
@@ -137,6 +148,7 @@ ENTRIES = [
             lambda _, nodes: processed(nodes, MARKER, neighbours(nodes)),
             MORE,
         ),
+        invariant("behind `SourceJoiner`", lambda _, nodes: processed(chunks(nodes), SourceJoiner(), MARKER), MORE),
     ),
     *under(
         "other indices",

@@ -34,6 +34,11 @@ TEXTS = (*THREE, "The bell of Varn rings twice a day.")
 NAMES = ("ferry", "mill", "bridge", "bell")
 
 
+def node_id(i: int) -> str:
+    """Return the id of a node: no running number, as those of LlamaIndex are none."""
+    return f"node of {NAMES[i]}"
+
+
 @dataclass(frozen=True)
 class Entry:
     """One way in which retrieved nodes reach a model.
@@ -78,7 +83,7 @@ class Entry:
         return [
             NodeWithScore(
                 node=TextNode(
-                    text=f"{TEXTS[i]} See page {page}.", id_=f"node {i}", metadata={"file_name": f"{NAMES[i]}.txt"}
+                    text=f"{TEXTS[i]} See page {page}.", id_=node_id(i), metadata={"file_name": f"{NAMES[i]}.txt"}
                 ),
                 score=0.5,
             )

@@ -6,15 +6,17 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, WordEmbedding, nodes_of
 from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
-from invariant_rag.orderings import Score
-from invariant_rag.prompts import mark
+from invariant_rag.orderings import Embedding, Score
+from invariant_rag.prompts import mark, recognize
+from llama_index.core import Document, Settings, VectorStoreIndex
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
@@ -24,16 +26,23 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import MediaResource, Node, NodeWithScore
 from llama_index.core.tools import FunctionTool
 
 from llama_index.llms.invariant_rag import OrderWarning, SegmentBlock, canonical, vote
-from llama_index.llms.invariant_rag.plain import message_requests
+from llama_index.llms.invariant_rag.messages import to_turns
+from llama_index.llms.invariant_rag.plain import message_ballots
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-MARKS = re.compile("[\ue200-\ue205]")
+MARKS = re.compile("[\ueca0-\ueca3]")
 EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
+
+
+def requests(messages: list[ChatMessage]) -> list[list[ChatMessage]]:
+    """Return the messages that a wrapped LLM gets."""
+    return [each.input for each in message_ballots(PlainRequests(), messages, recognize(to_turns(messages)))]
 
 
 class Reader(CustomLLM):
@@ -123,8 +132,8 @@ def test_the_llm_alone_would_answer_otherwise_in_another_order() -> None:
 def test_messages_without_segments_are_sent_as_they_are() -> None:
     image = ImageBlock(url="https://example.org/map.png")
     messages = [ChatMessage("Be brief.", role="system"), ChatMessage(blocks=[TextBlock(text="a"), image])]
-    assert message_requests(PlainRequests(), messages) == [messages]
-    [[*_, last]] = message_requests(PlainRequests(), [ChatMessage(blocks=[SegmentBlock.of("b"), image])])
+    assert requests(messages) == [messages]
+    [[*_, last]] = requests([ChatMessage(blocks=[SegmentBlock.of("b"), image])])
     assert [type(block) for block in last.blocks] == [TextBlock, ImageBlock]
     assert last.blocks[0].text == "Document: b\n"
 
@@ -166,6 +175,89 @@ async def test_tokens_of_all_calls_are_told_and_counted_once() -> None:
     assert llm.chat(messages_of(ORDERS[0])).additional_kwargs["total_tokens"] == 4 * 12
     assert counter.total_llm_token_count == 4 * 12
     assert (await llm.achat(messages_of(ORDERS[0]))).additional_kwargs["total_tokens"] == 4 * 12
+
+
+@pytest.mark.parametrize("wrap", [canonical, vote])
+@pytest.mark.parametrize("when", ["llm", "before", "after", "settings", "settings first", "synthesizer"])
+def test_tokens_are_counted_once_wherever_the_handler_is_set(wrap: Any, when: str) -> None:
+    counter = TokenCountingHandler()
+    manager = CallbackManager([counter])
+    reader = Reader(callback_manager=manager) if when == "llm" else Reader()
+    if when == "before":
+        reader.callback_manager = manager
+    if when == "settings first":
+        Settings.callback_manager = manager
+    llm = wrap(reader)
+    if when == "after":
+        llm.callback_manager = manager
+    if when.startswith("settings"):
+        Settings.llm = llm
+        Settings.callback_manager = manager
+        llm = None
+    synthesizer = InvariantSynthesizer(llm, manager if when == "synthesizer" else None)
+    RetrieverQueryEngine(ListRetriever(nodes_of()), synthesizer).query(QUERY)
+    assert reader.requests
+    assert counter.total_llm_token_count == 12 * len(reader.requests)
+
+
+class Looker(Reader):
+    """An LLM that reads images."""
+
+    seen: list[ChatMessage] = Field(default_factory=list)
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        self.seen.extend(messages)
+        blocks = [block for message in messages for block in message.blocks]
+        said = "".join(
+            self.read(block.text) if isinstance(block, TextBlock) else block.block_type
+            for block in blocks
+            if not isinstance(block, TextBlock) or "Document" in block.text
+        )
+        return ChatResponse(message=ChatMessage(said, role="assistant"))
+
+
+@pytest.mark.parametrize("wrap", [canonical, vote])
+@pytest.mark.parametrize("way", ["query", "aquery", "streaming"])
+async def test_images_of_nodes_reach_an_llm_that_reads_them(wrap: Any, way: str) -> None:
+    images = [
+        NodeWithScore(node=Node(text_resource=MediaResource(text=text), image_resource=MediaResource(data=data)))
+        for text, data in (("A map.", b"GIF89a1"), ("A plan.", b"GIF89a2"), ("", b"GIF89a3"))
+    ]
+    answers, requests = set(), set()
+    for order in ORDERS:
+        looker = Looker()
+        nodes = [each for pair in zip(nodes_of(order), (images[i] for i in order), strict=True) for each in pair]
+        engine = RetrieverQueryEngine(
+            ListRetriever(nodes), InvariantSynthesizer(wrap(looker), streaming=way == "streaming")
+        )
+        response = await engine.aquery(QUERY) if way == "aquery" else engine.query(QUERY)
+        answers.add(str(response.get_response() if way == "streaming" else response))
+        last = looker.seen[-1]
+        kinds = "".join(block.block_type[0] for block in last.blocks)
+        assert kinds.count("i") == 3
+        behind = [last.blocks[place - 1] for place in range(1, len(kinds)) if kinds[place - 1 : place + 1] == "ti"]
+        captions = {block.text.strip().rpartition("\n")[2] for block in behind}
+        assert {"Document: A map.", "Document: A plan."} <= captions
+        requests.add(repr(sorted(repr(each) for each in looker.seen)))
+        assert all(f"Document: {text}" in repr(last) for text in TEXTS)
+        assert not MARKS.search(repr(looker.seen))
+    assert len(answers) == len(requests) == 1
+
+
+@pytest.mark.parametrize("wrap", [canonical, vote])
+@pytest.mark.parametrize("name", [name for name in EIGHT if name.endswith("chat")])
+async def test_images_of_messages_reach_the_llm(wrap: Any, name: str) -> None:
+    looker, image = Looker(), ImageBlock(url="https://example.org/map.png")
+    [message] = messages_of(ORDERS[0])
+    response = getattr(wrap(looker), name)([ChatMessage(blocks=[*message.blocks, image])])
+    response = await response if name.startswith("a") else response
+    if name.startswith("astream"):
+        _ = [each async for each in response]
+    elif name.startswith("stream"):
+        _ = list(response)
+    assert looker.seen
+    assert all(each.blocks[-1] == image for each in looker.seen)
 
 
 def test_canonical_streams_and_a_vote_is_one_piece() -> None:
@@ -288,3 +380,27 @@ def test_it_is_described_without_losing_the_llm() -> None:
         described = wrap(MockLLM(max_tokens=3)).to_dict()
         assert described["class_name"] == type(wrap(MockLLM())).class_name()
         assert described["llm"]["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("wrap", [canonical, partial(vote, votes=1)])
+@pytest.mark.parametrize("query", ["harbour noon ferry", "mill barley", "copper bridge"])
+async def test_a_query_engine_gives_relevance_orderings_its_query(
+    wrap: Any, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def shared_words(self: Embedding, texts: Sequence[str], query: str) -> list[float]:
+        """Stands for an embedder, whose weights are not on every machine."""
+        seen.append(query)
+        return [float(sum(word in text for word in query.split())) for text in texts]
+
+    monkeypatch.setattr(Embedding, "score_texts", shared_words)
+    reader = Reader()
+    index = VectorStoreIndex.from_documents([Document(text=text) for text in TEXTS], embed_model=WordEmbedding())
+    synthesizer = InvariantSynthesizer(llm=wrap(reader, ordering="embedding"))
+    engine = index.as_query_engine(llm=reader, response_synthesizer=synthesizer, similarity_top_k=3)
+    engine.query(query)
+    await engine.aquery(query)
+    assert seen == [query, query]
+    *_, last = re.findall(r"Document: (.*)", reader.requests[0])
+    assert query.split(maxsplit=1)[0] in last  # the most relevant one is nearest to the question

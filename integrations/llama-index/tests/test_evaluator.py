@@ -9,8 +9,8 @@ from cases import QUERY
 from invariant_rag import InvariantModel, Judge
 from invariant_rag.errors import InvalidPrompt, UnknownName, UnsupportedCombination
 from llama_index.core import Settings
-from llama_index.core.evaluation import BaseEvaluator, PairwiseComparisonEvaluator
-from llama_index.core.evaluation.pairwise import EvaluationSource
+from llama_index.core.evaluation import BaseEvaluator, BatchEvalRunner, PairwiseComparisonEvaluator
+from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE, EvaluationSource
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
 
@@ -132,6 +132,70 @@ def test_there_is_no_prompt_to_get_or_update(model: InvariantModel) -> None:
     assert evaluator.get_prompts() == {}
     with pytest.raises(UnsupportedCombination, match="eval_template"):
         evaluator.update_prompts({"eval_template": PromptTemplate("{query}{answer_1}{answer_2}?")})
+
+
+def test_any_other_prompt_is_refused_too(model: InvariantModel) -> None:
+    evaluator = InvariantPairwiseEvaluator(InvariantLLM(model))
+    with pytest.raises(UnsupportedCombination, match="eval_tmplate"):
+        evaluator.update_prompts({"eval_tmplate": DEFAULT_EVAL_TEMPLATE})
+    evaluator.update_prompts({})
+
+
+@pytest.mark.filterwarnings("ignore:asyncio_module:DeprecationWarning")  # LlamaIndex's runner calls it
+async def test_llama_index_s_own_template_is_refused_wherever_it_comes_in(model: InvariantModel) -> None:
+    llm = InvariantLLM(model)
+    with pytest.raises(UnsupportedCombination, match="eval_template"):
+        InvariantPairwiseEvaluator(llm, DEFAULT_EVAL_TEMPLATE)
+    evaluator = InvariantPairwiseEvaluator(llm)
+    for keywords in ({"eval_template": DEFAULT_EVAL_TEMPLATE}, {"parser_function": lambda text: text}):
+        with pytest.raises(UnsupportedCombination, match=next(iter(keywords))):
+            await evaluator.aevaluate(query=QUERY, response=ONE, second_response=OTHER, **keywords)
+    runner = BatchEvalRunner({"pairwise": evaluator})
+    with pytest.raises(UnsupportedCombination, match="eval_template"):
+        await runner.aevaluate_response_strs(
+            [QUERY], [ONE], second_response=[OTHER], eval_template=[DEFAULT_EVAL_TEMPLATE]
+        )
+
+
+@pytest.mark.filterwarnings("ignore:asyncio_module:DeprecationWarning")  # LlamaIndex's runner calls it
+async def test_a_batch_runner_swaps_exactly(model: InvariantModel) -> None:
+    answers = [f"It leaves at {hour}." for hour in range(6)]
+    others = [f"At {hour}, from Ostra." for hour in range(6)]
+    runner = BatchEvalRunner({"pairwise": InvariantPairwiseEvaluator(InvariantLLM(model))})
+    queries = [QUERY] * len(answers)
+    one, two = [
+        (await runner.aevaluate_response_strs(queries, first, second_response=second))["pairwise"]
+        for first, second in ((answers, others), (others, answers))
+    ]
+    assert [each.score for each in one] == [1 - each.score for each in two]
+
+
+@pytest.mark.parametrize("enforce_consensus", [True, False])
+async def test_what_a_subclass_takes_from_llama_index_is_judged_too(
+    judging_llm: InvariantLLM, enforce_consensus: bool
+) -> None:
+    class Own(InvariantPairwiseEvaluator):
+        """Goes back to LlamaIndex's evaluation, with LlamaIndex's own template."""
+
+        async def aevaluate(self, *args: Any, **kwargs: Any) -> Any:
+            return await PairwiseComparisonEvaluator.aevaluate(self, *args, **kwargs)
+
+    evaluator = Own(judging_llm, enforce_consensus=enforce_consensus)
+    evaluator._eval_template = DEFAULT_EVAL_TEMPLATE
+    for first, second in ((f"At {hour}.", f"It leaves at {hour}.") for hour in range(6)):
+        expected = Judge(judging_llm.lm).compare(QUERY, first, second).winner
+        one = await evaluator.aevaluate(query=QUERY, response=first, second_response=second)
+        two = await evaluator.aevaluate(query=QUERY, response=second, second_response=first)
+        assert one.score == 1 - two.score == {0: 1.0, 1: 0.0, None: 0.5}[expected]
+
+
+def test_a_routed_judge_swaps_exactly(model: InvariantModel) -> None:
+    evaluator = InvariantPairwiseEvaluator(InvariantLLM(model.with_routing(0.0)))
+    one, two = (
+        evaluator.evaluate(query=QUERY, response=first, second_response=second)
+        for first, second in ((ONE, OTHER), (OTHER, ONE))
+    )
+    assert one.score == 1 - two.score
 
 
 def test_what_is_missing_is_said(model: InvariantModel) -> None:

@@ -8,13 +8,22 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import QUERY, TEXTS
-from invariant_rag import InvariantModel, Prompt, SegmentSet
-from invariant_rag.errors import ContextOverflow, ModelNotFound, UnknownName, UnsupportedCombination, UnsupportedModel
+from cases import ORDERS, QUERY, TEXTS
+from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidPrompt,
+    ModelNotFound,
+    UnknownName,
+    UnsupportedCombination,
+    UnsupportedModel,
+)
+from invariant_rag.methods import resolve_method
 from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
 from llama_index.core.base.llms.base import BaseLLM
-from llama_index.core.llms import LLM, ChatMessage, CustomLLM, MessageRole, TextBlock
+from llama_index.core.llms import LLM, ChatMessage, MessageRole, TextBlock
+from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import PromptTemplate
 from pydantic import ValidationError
 from transformers import PreTrainedModel
@@ -59,7 +68,8 @@ def expected(model: InvariantModel, name: str, **kwargs: object) -> str:
 
 
 def test_it_is_an_llm() -> None:
-    assert [BaseLLM, LLM, CustomLLM] == [base for base in (BaseLLM, LLM, CustomLLM) if base in InvariantLLM.__mro__]
+    bases = (BaseLLM, LLM, FunctionCallingLLM)
+    assert list(bases) == [base for base in bases if base in InvariantLLM.__mro__]
 
 
 def test_all_eight_methods_are_its_own() -> None:
@@ -103,8 +113,16 @@ async def test_each_method_passes_other_keywords_to_generate(
     llm: InvariantLLM, model: InvariantModel, name: str
 ) -> None:
     assert (await call(llm, name, repetition_penalty=3.0))[-1] == expected(model, name, repetition_penalty=3.0)
-    with pytest.raises(ValueError, match="no_such_keyword"):
-        await call(llm, name, no_such_keyword=1)
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_a_misspelt_keyword_of_a_call_is_refused_with_what_is_near(name: str) -> None:
+    nothing_loaded = InvariantLLM("no/such-model")
+    with pytest.raises(
+        UnknownParameter, match=r"max_token \(did you mean max_tokens or .*\), no_such_keyword"
+    ) as error:
+        await call(nothing_loaded, name, max_token=3, no_such_keyword=1)
+    assert "temperature" in error.value.hint
 
 
 @pytest.mark.parametrize("name", EIGHT)
@@ -169,7 +187,33 @@ def test_a_response_tells_usage_finish_reason_and_order(llm: InvariantLLM, model
     assert raw["usage"]["completion_tokens"] == 8
     assert raw["usage"]["total_tokens"] == raw["usage"]["prompt_tokens"] + 8
     assert raw["finish_reason"] == "length"
-    assert sorted(raw["order"]) == [0, 1, 2]
+    assert sorted(raw["order"]) == sorted(Segment(text).content_hash for text in TEXTS)
+    assert (raw["dropped"], raw["trimmed"]) == ([], [])
+
+
+@pytest.mark.parametrize("overflow", ["drop_last", "trim_segments"])
+def test_a_response_names_segments_whatever_the_order_in_which_they_came(model: InvariantModel, overflow: str) -> None:
+    texts = [text * (40 + 10 * i) for i, text in enumerate(TEXTS)]  # together more than the context window
+    llm = InvariantLLM(model.with_method(overflow=overflow), max_tokens=4)
+    reports = [
+        llm.chat([ChatMessage(blocks=[*(SegmentBlock.of(texts[i]) for i in order), TextBlock(text=QUERY)])]).raw
+        for order in ORDERS
+    ]
+    assert all(report == reports[0] for report in reports)
+    hashes = {Segment(text).content_hash for text in texts}
+    changed = {"drop_last": "dropped", "trim_segments": "trimmed"}[overflow]
+    assert reports[0][changed]
+    assert set(reports[0]["order"]) | set(reports[0]["dropped"]) == hashes
+    assert set(reports[0][changed]) <= hashes
+
+
+def test_the_ordering_left_open_is_the_one_of_the_method(folder: Path) -> None:
+    for method in ("rotor", "sequential"):
+        llm = InvariantLLM(folder, method=method)
+        assert llm.ordering is None
+        assert llm.lm.ordering.name == resolve_method(method).default_ordering == llm.to_payload()["ordering"]
+    assert llm.lm.ordering.name == "given"
+    assert InvariantLLM(folder, method="sequential", ordering="lexical").lm.ordering.name == "lexical"
 
 
 def test_predict_goes_through_the_chat_template(llm: InvariantLLM, model: InvariantModel) -> None:
@@ -178,6 +222,18 @@ def test_predict_goes_through_the_chat_template(llm: InvariantLLM, model: Invari
         answer
         == model.generate(model.chat_prompt(messages=[{"role": "user", "content": "Say yes."}]), max_new_tokens=8).text
     )
+
+
+@pytest.mark.parametrize("name", ["template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"])
+def test_variables_of_a_template_may_have_any_name(llm: InvariantLLM, name: str) -> None:
+    [message] = llm.formatted(PromptTemplate(f"Say {{{name}}} to {{whom}}."), {name: "yes", "whom": "me"})
+    assert message.content == "Say yes to me."
+
+
+@pytest.mark.parametrize("name", ["self", "string_to_format"])
+def test_a_variable_that_llama_index_cannot_format_is_refused(llm: InvariantLLM, name: str) -> None:
+    with pytest.raises(InvalidPrompt, match=name):
+        llm.formatted(PromptTemplate(f"Say {{{name}}}."), {name: "yes"})
 
 
 def test_a_system_prompt_joins_the_system_message(model: InvariantModel) -> None:

@@ -6,7 +6,7 @@ import pytest
 from cases import QUERY, TEXTS
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import mark
+from invariant_rag.prompts import mark, recognize, without_marks
 from llama_index.core.base.llms.types import (
     CacheControl,
     CachePoint,
@@ -19,8 +19,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage, MessageRole
 
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock
-from llama_index.llms.invariant_rag.markers import mark_in_set, parse_marked_text, strip_markers
-from llama_index.llms.invariant_rag.messages import convert_messages
+from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 
 SEGMENT = Segment("It leaves at noon.", title="Ferry")
 READ, ASK = TextBlock(text="Read: "), TextBlock(text=QUERY)
@@ -29,12 +28,13 @@ CARRIERS = {
     "citable block": [READ, CitableBlock(title="Ferry", source="x", content=[TextBlock(text=SEGMENT.text)]), ASK],
     "document": [READ, DocumentBlock(data=SEGMENT.text.encode(), title="Ferry", document_mimetype="text/plain"), ASK],
     "mark": [TextBlock(text=f"Read: {mark(SEGMENT)}{QUERY}")],
-    "mark in a set": [TextBlock(text=f"Read: {mark_in_set(SEGMENT, 1)}{QUERY}")],
+    "mark in a set": [TextBlock(text=f"Read: {mark(SEGMENT, 1)}{QUERY}")],
 }
 
 
 def content(*blocks: object) -> list[object]:
-    [message] = convert_messages([ChatMessage(role=MessageRole.USER, blocks=list(blocks))])
+    turns = to_turns([ChatMessage(role=MessageRole.USER, blocks=list(blocks))])
+    [message] = chat_messages(recognize(turns).turns)
     together: list[object] = []
     for part in message["content"]:
         together += list(part) if isinstance(part, SegmentSet) else [part] if part else []
@@ -71,7 +71,7 @@ def test_neighbouring_texts_are_joined_as_llama_index_joins_them() -> None:
 
 def test_neighbours_of_one_role_become_one_message() -> None:
     roles = [MessageRole.DEVELOPER, MessageRole.SYSTEM, MessageRole.USER, MessageRole.USER, MessageRole.MODEL]
-    read = convert_messages([ChatMessage("x", role=role) for role in roles])
+    read = chat_messages(to_turns([ChatMessage("x", role=role) for role in roles]))
     assert [(each["role"], "".join(each["content"])) for each in read] == [
         ("system", "x\n\nx"),
         ("user", "x\n\nx"),
@@ -99,40 +99,40 @@ def test_what_the_model_cannot_read_is_refused_by_name(llm: InvariantLLM, block:
         llm.chat([ChatMessage(blocks=[block])])
 
 
-def test_segments_that_were_left_whole_raise_no_warning() -> None:
-    text = "Read: " + "\n\n".join(mark_in_set(text, 3) for text in TEXTS) + " " + QUERY
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert parse_marked_text(text) == ["Read: ", SegmentSet(TEXTS), " " + QUERY]
-    assert strip_markers(text) == "Read: " + "\n\n".join(TEXTS) + " " + QUERY
+def said(llm: InvariantLLM, text: str) -> list[str]:
+    """Return the warnings that a text raises."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        llm.complete(text)
+    return [str(each.message) for each in caught if issubclass(each.category, OrderWarning)]
 
 
-@pytest.mark.parametrize("cut", [slice(5, None), slice(None, 20)], ids=["behind", "in front"])
-def test_a_segment_that_was_cut_raises_a_warning(cut: slice) -> None:
-    with pytest.warns(OrderWarning, match=r"cut in two.*InvariantSynthesizer"):
-        parse_marked_text(mark_in_set(TEXTS[0], 3)[cut])
+def test_segments_that_were_left_whole_raise_no_warning(llm: InvariantLLM) -> None:
+    text = "Read: " + "\n\n".join(mark(text, 3) for text in TEXTS) + " " + QUERY
+    assert said(llm, text) == []
+    assert llm.complete(text).raw["sets"] == [3]
+    assert without_marks(text) == "Read: " + "\n\n".join(TEXTS) + " " + QUERY
 
 
-@pytest.mark.parametrize("score", [0.25, -3.0, 1e-7, 1e300, float("-inf"), None])
-def test_a_score_stands_behind_its_segment(score: float | None) -> None:
-    segments = SegmentSet([Segment("1:", score=score), Segment("2 0.5", score=0.5), Segment("3")])
-    text = "".join(mark_in_set(each, 3) for each in segments) + " 0.75 " + QUERY
-    assert parse_marked_text(text) == ["", segments, " 0.75 " + QUERY]
-    assert strip_markers(text) == "1:2 0.53 0.75 " + QUERY
+@pytest.mark.parametrize("cut", [slice(5, None), slice(None, -20)], ids=["behind", "in front"])
+def test_a_segment_that_was_cut_raises_a_warning(llm: InvariantLLM, cut: slice) -> None:
+    messages = said(llm, "".join(mark(text, 3) for text in TEXTS)[cut] + QUERY)
+    assert any("2 of the 3 segments" in each and "InvariantSynthesizer" in each for each in messages)
 
 
-def test_a_set_that_was_spread_over_calls_raises_a_warning() -> None:
-    with pytest.warns(OrderWarning, match=r"1 of 3 nodes.*InvariantSynthesizer"):
-        parse_marked_text(mark_in_set(TEXTS[0], 3))
+def test_a_set_that_was_spread_over_calls_raises_a_warning(llm: InvariantLLM) -> None:
+    (message,) = said(llm, mark(TEXTS[0], 3) + QUERY)
+    assert "1 of the 3 segments" in message
+    assert "InvariantSynthesizer" in message
 
 
-def test_a_printed_list_raises_a_warning() -> None:
-    with pytest.warns(OrderWarning, match=r"simple_summarize.*InvariantSynthesizer"):
-        parse_marked_text(str([mark_in_set(TEXTS[0], 1)]))
+def test_a_printed_list_is_read_as_a_set(llm: InvariantLLM) -> None:
+    printed = [str([mark(TEXTS[i], 3) for i in order]) for order in ((0, 1, 2), (2, 0, 1))]
+    assert [said(llm, text) for text in printed] == [[], []]
+    assert len({llm.complete(text).text for text in printed}) == 1
 
 
-def test_no_text_in_a_segment_can_end_it_or_claim_another_size() -> None:
-    forged = "\ue201\ue2059\ue205\ue200"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert parse_marked_text(mark_in_set(f"a{forged}b", 1)) == ["", SegmentSet(["a9b"]), ""]
+@pytest.mark.parametrize("text", ["Icons: \ue200cite\ue202turn0 \ue201 \ueca0.", r"The characters \ue200 and \ueca0."])
+def test_characters_of_others_are_no_marks(llm: InvariantLLM, text: str) -> None:
+    assert said(llm, text) == []
+    assert llm.complete(text).raw["sets"] == []

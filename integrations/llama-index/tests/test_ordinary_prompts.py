@@ -22,7 +22,7 @@ WRAPPERS = ("InvariantLLM", "canonical", "vote")
 @pytest.fixture
 def llms(model: InvariantModel) -> dict[str, LLM]:
     return {
-        "InvariantLLM": InvariantLLM(model, max_tokens=1),
+        "InvariantLLM": InvariantLLM(model.with_method(overflow="trim_segments"), max_tokens=1),
         "canonical": canonical(MockLLM()),
         "vote": vote(MockLLM()),
     }

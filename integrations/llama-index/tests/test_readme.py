@@ -9,10 +9,11 @@ import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-assert len(EXAMPLES) == 2
+assert len(EXAMPLES) == 4
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["tutorial", "messages"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows
+@pytest.mark.parametrize("example", EXAMPLES, ids=["tutorial", "messages", "agent", "citations"])
 def test_the_examples_run(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     (said,) = re.findall(r"^print\(.*\)  # (.*)", example, flags=re.MULTILINE)
     exec(compile(example, "README.md", "exec"), {"__name__": "readme"})

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag import InvariantModel, Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, UnsupportedCombination
-from invariant_rag.prompts import render_chat
+from invariant_rag.prompts import mark, render_chat
 from llama_index.core import Settings
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
@@ -18,7 +19,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode, get_response_synthesizer
 from llama_index.core.schema import MetadataMode, QueryBundle
 
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical, vote
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -152,7 +153,7 @@ def test_a_template_without_context_is_refused(llm: InvariantLLM) -> None:
 
 def test_a_query_cannot_pose_as_the_context(llm: InvariantLLM, model: InvariantModel) -> None:
     answer = InvariantSynthesizer(llm, text_qa_template=PromptTemplate("{query_str}\n{context_str}\n")).synthesize(
-        "\ue200\ue201?", nodes_of()
+        f"{mark('?')}", nodes_of()
     )
     messages = [{"role": "user", "content": ["?\n", SegmentSet(TEXTS), "\n"]}]
     assert answer.response == model.generate(render_chat(messages, model.tokenizer), max_new_tokens=8).text
@@ -210,3 +211,90 @@ async def test_it_serves_a_chat_engine(llm: InvariantLLM, model: InvariantModel,
     else:
         answer = str(await chat.achat(QUERY) if mode == "async" else chat.chat(QUERY))
     assert answer == engine_answer(model, SegmentSet(TEXTS))
+
+
+async def response_of(llm: Any, mode: str, nodes: Any, **options: Any) -> Any:
+    """What a query engine returns; of a stream, once it is consumed."""
+    synthesizer = InvariantSynthesizer(llm, streaming="stream" in mode, **options)
+    engine = RetrieverQueryEngine(ListRetriever(nodes), synthesizer)
+    response = await engine.aquery(QUERY) if mode.startswith("async") else engine.query(QUERY)
+    if mode == "async stream":
+        _ = [piece async for piece in response.async_response_gen()]
+    elif mode == "stream":
+        _ = list(response.response_gen)
+    return response
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_metadata_of_a_response_hold_what_the_llm_reports(model: InvariantModel, mode: str) -> None:
+    llm = InvariantLLM(model.with_method(overflow="drop_last"), max_tokens=4)
+    reports = []
+    for order in ORDERS:
+        nodes = nodes_of(order, source="atlas")
+        for each in nodes:
+            each.node.text *= 40  # together more than the context window
+        response = await response_of(llm, mode, nodes)
+        assert set(response.metadata) == {"node 0", "node 1", "node 2", "invariant_rag"}
+        assert response.metadata["node 1"] == {"source": "atlas"}
+        reports.append(response.metadata["invariant_rag"])
+    assert all(report == reports[0] for report in reports)
+    hashes = {Segment(each.node.get_content(MetadataMode.LLM)).content_hash for each in nodes}
+    assert reports[0]["dropped"]
+    assert sorted(reports[0]["order"] + reports[0]["dropped"]) == sorted(hashes)
+    assert reports[0]["trimmed"] == []
+    assert reports[0]["finish_reason"] == "length"
+    assert reports[0]["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("mode", ["stream", "async stream"])
+async def test_a_response_made_of_a_stream_has_its_report(llm: InvariantLLM, mode: str) -> None:
+    synthesizer = InvariantSynthesizer(llm, streaming=True)
+    if mode == "stream":
+        response = synthesizer.synthesize(QUERY, nodes_of()).get_response()
+    else:
+        response = await (await synthesizer.asynthesize(QUERY, nodes_of())).get_response()
+    assert response.metadata["invariant_rag"]["usage"]["completion_tokens"] == 8
+
+
+def test_a_report_is_that_of_its_own_call(llm: InvariantLLM) -> None:
+    synthesizer = InvariantSynthesizer(llm)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda count: synthesizer.synthesize(QUERY, nodes_of(range(count))), (1, 2, 3)))
+    assert [len(each.metadata["invariant_rag"]["order"]) for each in found] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_llm_behind_an_api_reports_what_it_was_sent(mode: str) -> None:
+    for wrapper in (canonical, vote):
+        reports = []
+        for order in ORDERS:
+            response = await response_of(wrapper(MockLLM()), mode, nodes_of(order))
+            assert set(response.metadata) == {"node 0", "node 1", "node 2", "invariant_rag"}
+            reports.append(response.metadata["invariant_rag"])
+        assert all(report == reports[0] for report in reports)
+        assert (reports[0]["sets"], reports[0]["method"], reports[0]["invariant"]) == ([3], wrapper.__name__, True)
+        assert set(reports[0]["order"]) == {Segment(text).content_hash for text in TEXTS}
+
+
+@pytest.mark.parametrize("name", ["template", "prompt", "llm", "report"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_variables_of_a_template_may_have_any_name(llm: InvariantLLM, wrapped: bool, name: str) -> None:
+    template = PromptTemplate(f"{{{name}}} {{context_str}} {{query_str}}")
+    synthesizer = InvariantSynthesizer(canonical(MockLLM()) if wrapped else llm, text_qa_template=template)
+    found = synthesizer.synthesize(QUERY, nodes_of(), **{name: "Be brief."})
+    same = InvariantSynthesizer(
+        canonical(MockLLM()) if wrapped else llm, text_qa_template=PromptTemplate("Be brief. {context_str} {query_str}")
+    )
+    assert str(found) == str(same.synthesize(QUERY, nodes_of()))
+
+
+@pytest.mark.parametrize("name", ["context_str", "query_str", "text_chunks", "scores"])
+@pytest.mark.parametrize("way", ["synthesize", "asynthesize"])
+async def test_variables_that_the_synthesizer_sets_are_refused(llm: InvariantLLM, way: str, name: str) -> None:
+    synthesizer = InvariantSynthesizer(llm)
+    if way == "synthesize":
+        with pytest.raises(InvalidPrompt, match=name):
+            synthesizer.synthesize(QUERY, nodes_of(), **{name: "x"})
+    else:
+        with pytest.raises(InvalidPrompt, match=name):
+            await synthesizer.asynthesize(QUERY, nodes_of(), **{name: "x"})

@@ -17,6 +17,8 @@ from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict, check_judge_options
 from llama_index.llms.invariant_rag import InvariantLLM
 
+_REFUSED = ("eval_template", "parser_function")
+
 Parser = Callable[[str], tuple[bool | None, float | None, str | None]]
 
 
@@ -65,10 +67,9 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
                 f"expected an InvariantLLM as judge, got {type(llm).__name__}",
                 hint="Use llm=InvariantLLM(...), or LlamaIndex's PairwiseComparisonEvaluator, which asks twice.",
             )
-        if eval_template is not None:
-            raise _refusal("eval_template")
-        if parser_function is not None:
-            raise _refusal("parser_function")
+        for name, value in zip(_REFUSED, (eval_template, parser_function), strict=True):
+            if value is not None:
+                raise _refusal(name)
         check_judge_options(criteria, by)
         super().__init__(llm, enforce_consensus=enforce_consensus)
         self._criteria = criteria
@@ -85,8 +86,8 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         return {}
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
-        if "eval_template" in prompts:
-            raise _refusal("eval_template")
+        if prompts:
+            raise _refusal(", ".join(prompts))
 
     async def aevaluate(
         self,
@@ -103,7 +104,11 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         Raises:
             InvalidPrompt: The query or an answer is missing.
             ContextOverflow: The answers do not fit into the context window.
+            UnsupportedCombination: There is a template or a parser among the keywords.
         """
+        for name in _REFUSED:
+            if kwargs.get(name) is not None:
+                raise _refusal(name)
         given = {"query": query, "response": response, "second_response": second_response}
         if query is None or response is None or second_response is None:
             missing = ", ".join(name for name, text in given.items() if text is None)
@@ -111,6 +116,12 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
                 f"expected query, response and second_response, got None for {missing}", hint="Give all three as text."
             )
         await asyncio.sleep(sleep_time_in_seconds)
+        return await self._get_eval_result(query, response, second_response, reference)
+
+    async def _get_eval_result(
+        self, query: str, response: str, second_response: str, reference: str | None
+    ) -> EvaluationResult:
+        """Ask the judge. Every method of LlamaIndex's evaluator comes here for a verdict, never to its template."""
         verdict = await asyncio.to_thread(self._compare, query, response, second_response, reference)
         passing, score = {0: (True, 1.0), 1: (False, 0.0), None: (None, 0.5)}[verdict.winner]
         feedback = verdict.describe(["response", "second_response"])

@@ -4,6 +4,7 @@ from invariant_rag.errors import OrderWarning
 from llama_index.llms.invariant_rag.api_models import canonical, vote
 from llama_index.llms.invariant_rag.base import InvariantLLM
 from llama_index.llms.invariant_rag.choices import UnknownParameter
+from llama_index.llms.invariant_rag.errors import AnswerFailed
 from llama_index.llms.invariant_rag.messages import SegmentBlock
 
-__all__ = ["InvariantLLM", "OrderWarning", "SegmentBlock", "UnknownParameter", "canonical", "vote"]
+__all__ = ["AnswerFailed", "InvariantLLM", "OrderWarning", "SegmentBlock", "UnknownParameter", "canonical", "vote"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -28,7 +28,12 @@ from llama_index.core.tools.types import BaseTool
 
 from invariant_rag.api_models import PlainRequests, answer_key, elect
 from invariant_rag.errors import UnsupportedModel
-from llama_index.llms.invariant_rag.plain import message_requests, text_requests
+from invariant_rag.prompts import Recognition, Turn
+from llama_index.llms.invariant_rag.messages import to_turns
+from llama_index.llms.invariant_rag.plain import Ballot, answered, message_ballots, text_ballots
+from llama_index.llms.invariant_rag.recognition import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Recognizer
+from llama_index.llms.invariant_rag.responses import note_report
+from llama_index.llms.invariant_rag.tracking import track_spans
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
 
@@ -43,13 +48,29 @@ class CanonicalLLM(LLM):
 
     llm: SerializeAsAny[LLM] = Field(description="The wrapped LLM.")
     ordering: str = Field(default="lexical", description="The content ordering of the segments.")
+    find_documents: bool = Field(default=True, description=FIND_DOCUMENTS)
+    strict: bool = Field(default=False, description=STRICT)
+    require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
 
+    parses_marks: ClassVar[bool] = True
     _query: str | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Begin to note what is retrieved."""
+        super().model_post_init(context)
+        if self.find_documents:
+            track_spans()
 
     @classmethod
     def class_name(cls) -> str:
         """Return the stable id of this class."""
         return "CanonicalLLM"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a callback manager is that of the wrapped LLM too, which emits the callbacks."""
+        super().__setattr__(name, value)
+        if name == "callback_manager":
+            self.llm.callback_manager = value
 
     def about(self, query: str) -> Self:
         """Return a copy with a default query: what relevance orderings compare segments with."""
@@ -66,43 +87,82 @@ class CanonicalLLM(LLM):
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering)
 
-    def _text(self, prompt: str, keywords: dict[str, Any]) -> str:
-        return text_requests(self._requests, prompt, keywords.pop("query", self._query))[0]
+    @property
+    def _strategy(self) -> str:
+        """Name of the strategy, for the ledger."""
+        return "canonical"
 
-    def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> list[ChatMessage]:
-        return message_requests(self._requests, messages, keywords.pop("query", self._query))[0]
+    def _recognize(self, turns: Sequence[Turn]) -> Recognition:
+        recognizer = Recognizer(self.find_documents, self.strict, self.require_segments)
+        return recognizer.recognize(turns)
+
+    def _text(self, prompt: str, keywords: dict[str, Any]) -> list[Ballot]:
+        query = keywords.pop("query", self._query)
+        return text_ballots(self._requests, self._recognize([Turn("user", (prompt,))]), query)
+
+    def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> list[Ballot]:
+        query = keywords.pop("query", self._query)
+        return message_ballots(self._requests, messages, self._recognize(to_turns(messages)), query)
+
+    def _answered(self, response: R, ballot: Ballot) -> R:
+        note_report(ballot.ledger(self._strategy))
+        return answered(response, ballot, self._strategy)
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Complete a text, with its marked segments in canonical order."""
-        return self.llm.complete(self._text(prompt, kwargs), formatted, **kwargs)
+        """Complete a text, with its segments in canonical order."""
+        (ballot,) = self._text(prompt, kwargs)
+        return self._answered(self.llm.complete(ballot.input, formatted, **kwargs), ballot)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        return self.llm.chat(self._messages(messages, kwargs), **kwargs)
+        (ballot,) = self._messages(messages, kwargs)
+        return self._answered(self.llm.chat(ballot.input, **kwargs), ballot)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Stream the completion of a text."""
-        return self.llm.stream_complete(self._text(prompt, kwargs), formatted, **kwargs)
+        """Stream the completion of a text; in one piece if numbers in the answer have to be translated."""
+        (ballot,) = self._text(prompt, kwargs)
+        note_report(ballot.ledger(self._strategy))
+        if ballot.request.labels:
+            return _one_piece(lambda: self._answered(self.llm.complete(ballot.input, formatted, **kwargs), ballot))
+        pieces = self.llm.stream_complete(ballot.input, formatted, **kwargs)
+        return (self._answered(piece, ballot) for piece in pieces)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Stream the answer to a conversation."""
-        return self.llm.stream_chat(self._messages(messages, kwargs), **kwargs)
+        """Stream the answer to a conversation; in one piece if numbers in the answer have to be translated."""
+        (ballot,) = self._messages(messages, kwargs)
+        note_report(ballot.ledger(self._strategy))
+        if ballot.request.labels:
+            return _one_piece(lambda: self._answered(self.llm.chat(ballot.input, **kwargs), ballot))
+        return (self._answered(piece, ballot) for piece in self.llm.stream_chat(ballot.input, **kwargs))
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        return await self.llm.acomplete(self._text(prompt, kwargs), formatted, **kwargs)
+        (ballot,) = self._text(prompt, kwargs)
+        return self._answered(await self.llm.acomplete(ballot.input, formatted, **kwargs), ballot)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        return await self.llm.achat(self._messages(messages, kwargs), **kwargs)
+        (ballot,) = self._messages(messages, kwargs)
+        return self._answered(await self.llm.achat(ballot.input, **kwargs), ballot)
 
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text."""
-        return await self.llm.astream_complete(self._text(prompt, kwargs), formatted, **kwargs)
+        (ballot,) = self._text(prompt, kwargs)
+        note_report(ballot.ledger(self._strategy))
+        if ballot.request.labels:
+            response = await self.llm.acomplete(ballot.input, formatted, **kwargs)
+            return _in_one_piece(self._answered(response, ballot))
+        pieces = await self.llm.astream_complete(ballot.input, formatted, **kwargs)
+        return (self._answered(piece, ballot) async for piece in pieces)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation."""
-        return await self.llm.astream_chat(self._messages(messages, kwargs), **kwargs)
+        (ballot,) = self._messages(messages, kwargs)
+        note_report(ballot.ledger(self._strategy))
+        if ballot.request.labels:
+            return _in_one_piece(self._answered(await self.llm.achat(ballot.input, **kwargs), ballot))
+        pieces = await self.llm.astream_chat(ballot.input, **kwargs)
+        return (self._answered(piece, ballot) async for piece in pieces)
 
 
 class VotingLLM(CanonicalLLM):
@@ -121,57 +181,57 @@ class VotingLLM(CanonicalLLM):
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering, self.votes, self.seed)
 
+    @property
+    def _strategy(self) -> str:
+        return "vote"
+
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text with the most frequent answer over several orders of the segments."""
-        ballots = text_requests(self._requests, prompt, kwargs.pop("query", self._query))
-        return self._elected(_at_once([partial(self.llm.complete, each, formatted, **kwargs) for each in ballots]))
+        ballots = self._text(prompt, kwargs)
+        calls = [partial(self.llm.complete, each.input, formatted, **kwargs) for each in ballots]
+        return self._elected(_at_once(calls), ballots)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation with the most frequent answer over several orders of the segments."""
-        ballots = message_requests(self._requests, messages, kwargs.pop("query", self._query))
-        return self._elected(_at_once([partial(self.llm.chat, each, **kwargs) for each in ballots]))
+        ballots = self._messages(messages, kwargs)
+        return self._elected(_at_once([partial(self.llm.chat, each.input, **kwargs) for each in ballots]), ballots)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text with the most frequent answer over several orders of the segments."""
-        ballots = text_requests(self._requests, prompt, kwargs.pop("query", self._query))
-        return self._elected(await asyncio.gather(*(self.llm.acomplete(each, formatted, **kwargs) for each in ballots)))
+        ballots = self._text(prompt, kwargs)
+        calls = (self.llm.acomplete(each.input, formatted, **kwargs) for each in ballots)
+        return self._elected(await asyncio.gather(*calls), ballots)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation with the most frequent answer over several orders of the segments."""
-        ballots = message_requests(self._requests, messages, kwargs.pop("query", self._query))
-        return self._elected(await asyncio.gather(*(self.llm.achat(each, **kwargs) for each in ballots)))
+        ballots = self._messages(messages, kwargs)
+        return self._elected(await asyncio.gather(*(self.llm.achat(each.input, **kwargs) for each in ballots)), ballots)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Yield what `complete` returns, once all votes are in."""
-        response = self.complete(prompt, formatted, **kwargs)
-        yield response.model_copy(update={"delta": response.text})
+        ballots = self._text(prompt, kwargs)
+        calls = [partial(self.llm.complete, each.input, formatted, **kwargs) for each in ballots]
+        return _one_piece(lambda: self._elected(_at_once(calls), ballots))
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Yield what `chat` returns."""
-        response = self.chat(messages, **kwargs)
-        yield response.model_copy(update={"delta": response.message.content or ""})
+        ballots = self._messages(messages, kwargs)
+        calls = [partial(self.llm.chat, each.input, **kwargs) for each in ballots]
+        return _one_piece(lambda: self._elected(_at_once(calls), ballots))
 
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Yield what `acomplete` returns."""
-
-        async def pieces() -> CompletionResponseAsyncGen:
-            response = await self.acomplete(prompt, formatted, **kwargs)
-            yield response.model_copy(update={"delta": response.text})
-
-        return pieces()
+        return _in_one_piece(await self.acomplete(prompt, formatted, **kwargs))
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Yield what `achat` returns."""
+        return _in_one_piece(await self.achat(messages, **kwargs))
 
-        async def pieces() -> ChatResponseAsyncGen:
-            response = await self.achat(messages, **kwargs)
-            yield response.model_copy(update={"delta": response.message.content or ""})
-
-        return pieces()
-
-    def _elected(self, responses: Sequence[R]) -> R:
-        vote = elect([(self.answer_of or self._answer)(response) for response in responses])
-        winner = responses[vote.winner]
+    def _elected(self, responses: Sequence[R], ballots: Sequence[Ballot]) -> R:
+        translated = [answered(*each, self._strategy) for each in zip(responses, ballots, strict=True)]
+        vote = elect([(self.answer_of or self._answer)(response) for response in translated])
+        winner = translated[vote.winner]
+        note_report(ballots[vote.winner].ledger(self._strategy))
         more = {**winner.additional_kwargs, **_total_tokens(responses), "vote": vote.as_dict()}
         return winner.model_copy(update={"additional_kwargs": more})
 
@@ -226,11 +286,19 @@ class VotingToolLLM(VotingLLM, _Tools):
     """A `VotingLLM` around an LLM that calls tools."""
 
 
-def canonical(llm: LLM, *, ordering: str = "lexical") -> CanonicalLLM:
+def canonical(
+    llm: LLM,
+    *,
+    ordering: str = "lexical",
+    find_documents: bool = True,
+    strict: bool = False,
+    require_segments: bool = False,
+) -> CanonicalLLM:
     """Wrap an LLM, so that it gets segments in an order that depends on their contents only.
 
-    Segments come as `InvariantSynthesizer` or `SegmentMarkerPostprocessor` write them, or as citable blocks. The
-    wrapped LLM gets them as plain text, one `Document: ...` each.
+    Segments are nodes that were retrieved in the same trace, what `InvariantSynthesizer` and
+    `SegmentMarkerPostprocessor` write, and citable blocks. The wrapped LLM gets them as plain text: with the text
+    around each that was there, or as one `Document: ...` each.
 
     Guaranteed: the request does not depend on the order of the segments, and neither does the answer of a deterministic
     LLM (temperature 0 is not quite that, with most providers). Not guaranteed: equal accuracy wherever a segment
@@ -241,6 +309,10 @@ def canonical(llm: LLM, *, ordering: str = "lexical") -> CanonicalLLM:
         llm: Any LLM. The result streams, calls tools and writes objects if the wrapped one does.
         ordering: The content ordering of the segments: a name from `invariant-rag orderings`. Rank 0 stands last,
             nearest to the question. `lexical` compares bytes.
+        find_documents: Whether nodes that were retrieved in the same trace are segments wherever their text appears in
+            a prompt.
+        strict: Whether to raise an `OrderWarning`, and not only to warn, where the order of nodes may change an answer.
+        require_segments: Whether to raise an `OrderWarning` for a prompt without any segment.
 
     Raises:
         UnknownName: There is no such ordering.
@@ -250,7 +322,8 @@ def canonical(llm: LLM, *, ordering: str = "lexical") -> CanonicalLLM:
     PlainRequests(ordering)  # checks it
     _check_llm(llm)
     kind = CanonicalToolLLM if isinstance(llm, FunctionCallingLLM) else CanonicalLLM
-    return kind(llm=llm, ordering=ordering, **_taken_over(llm))
+    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return kind(llm=llm, ordering=ordering, **{**_taken_over(llm), **options})
 
 
 def vote(
@@ -260,6 +333,9 @@ def vote(
     seed: int = 0,
     ordering: str = "lexical",
     answer_of: Callable[[Any], Hashable] | None = None,
+    find_documents: bool = True,
+    strict: bool = False,
+    require_segments: bool = False,
 ) -> VotingLLM:
     """Wrap an LLM, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
@@ -279,6 +355,9 @@ def vote(
         ordering: As for `canonical`.
         answer_of: Maps a response to the value that is counted; equal values agree. None: the text without regard to
             case and white space, and the tool calls.
+        find_documents: As for `canonical`, as are the next two.
+        strict: Whether to raise where the order of nodes may change an answer.
+        require_segments: Whether to raise for a prompt without any segment.
 
     Raises:
         InvalidChoice: Fewer than one vote.
@@ -289,7 +368,9 @@ def vote(
     PlainRequests(ordering, votes, seed)  # checks them
     _check_llm(llm)
     kind = VotingToolLLM if isinstance(llm, FunctionCallingLLM) else VotingLLM
-    return kind(llm=llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **_taken_over(llm))
+    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    ballots = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
+    return kind(llm=llm, **{**_taken_over(llm), **ballots, **options})
 
 
 def _check_llm(llm: object) -> None:
@@ -303,6 +384,21 @@ def _check_llm(llm: object) -> None:
 def _taken_over(llm: LLM) -> dict[str, Any]:
     """Return the fields that LlamaIndex reads before it calls an LLM."""
     return {name: getattr(llm, name) for name in _TAKEN_OVER}
+
+
+def _one_piece(ask: Callable[[], R]) -> Generator[R, None, None]:
+    """Return a stream whose only piece is a whole answer, asked for when it is read, in the spans of now."""
+    context = copy_context()
+    return (_whole(context.run(each)) for each in (ask,))
+
+
+async def _in_one_piece(response: R) -> AsyncGenerator[R, None]:
+    yield _whole(response)
+
+
+def _whole(response: R) -> R:
+    text = response.text if isinstance(response, CompletionResponse) else response.message.content or ""
+    return response.model_copy(update={"delta": text})
 
 
 def _at_once(calls: Sequence[Callable[[], R]]) -> list[R]:

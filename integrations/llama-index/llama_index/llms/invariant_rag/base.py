@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -16,12 +15,9 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
-    MessageRole,
-    TextBlock,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
-from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.program.utils import FlexibleModel
@@ -29,21 +25,36 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import Model
 from llama_index_instrumentation import get_dispatcher
 
-from invariant_rag import Generation, InvariantModel, Prompt
+from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.generation.structured import parse_object
-from invariant_rag.prompts import render_chat
-from invariant_rag.routing import RoutedGeneration
+from invariant_rag.methods import resolve_method
+from invariant_rag.orderings import resolve_ordering
+from invariant_rag.prompts import Recognition, Turn
+from invariant_rag.routing import RoutedModel
 from invariant_rag.segments import document_rendering
-from llama_index.llms.invariant_rag.answering import Request, answer, answer_in_thread, generation_options, stream
-from llama_index.llms.invariant_rag.choices import check_model, check_names, check_parameters
-from llama_index.llms.invariant_rag.markers import parse_marked_text
-from llama_index.llms.invariant_rag.messages import convert_messages
-from llama_index.llms.invariant_rag.streaming import iterate_in_thread
+from llama_index.llms.invariant_rag.answering import (
+    MicroBatches,
+    Reporting,
+    Request,
+    answer,
+    answer_in_thread,
+    generation_options,
+    stream,
+)
+from llama_index.llms.invariant_rag.chat_responses import as_async_chat_stream, as_chat, as_chat_stream
+from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
+from llama_index.llms.invariant_rag.function_calling import ChatOptions, ToolCaller
+from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
+from llama_index.llms.invariant_rag.recognition import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Recognizer
+from llama_index.llms.invariant_rag.responses import as_async_stream, as_completion, as_stream
 from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
+from llama_index.llms.invariant_rag.templates import bind_variables
+from llama_index.llms.invariant_rag.tracking import track_spans
 
 dispatcher = get_dispatcher(__name__)
 
@@ -51,13 +62,20 @@ _NO_LIMIT = 2**31 - 1
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _DECODING = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
+_REPORTING = ("logprobs", "citations")
+_PER_CALL = (*_DECODING, *_REPORTING, "query", "output_cls")
 
 
-class InvariantLLM(CustomLLM):
+class InvariantLLM(ToolCaller):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
-    Segments come as citable blocks of a chat message (`InvariantSynthesizer` writes them) or marked inside a string
-    (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model.
+    Segments are nodes that were retrieved in the same trace, wherever their text appears in a prompt; citable blocks
+    of a chat message (`InvariantSynthesizer` writes them); and what is marked inside a string
+    (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model. Where the order
+    of nodes may change the answer all the same, an `OrderWarning` says why, and what to do.
+
+    A chat takes tools: every call that it answers with is well-formed, whatever the weights. Reasoning before an answer
+    is a `ThinkingBlock`.
 
     Weights are loaded at the first call. Every method takes the sampling parameters below as keywords for one call,
     `query` (what relevance orderings compare segments with), and every keyword of transformers' `generate`.
@@ -70,7 +88,7 @@ class InvariantLLM(CustomLLM):
 
     Raises:
         UnknownName: No such method, ordering or backend.
-        UnknownParameter: There is no such field.
+        UnknownParameter: There is no such field. Calls raise it for keywords that they do not know.
         UnsupportedCombination: There are loading options for a model in memory.
         UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
@@ -80,7 +98,7 @@ class InvariantLLM(CustomLLM):
         frozen=True, default="rotor", description="How segments see each other: see `invariant-rag methods`."
     )
     ordering: str | None = Field(
-        frozen=True, default="lexical", description="The order of the segments; None: the method's own."
+        frozen=True, default=None, description="The order of the segments; None: the method's own."
     )
     backend: str = Field(
         frozen=True, default="auto", description="The implementation of attention: auto, sdpa or reference."
@@ -104,7 +122,35 @@ class InvariantLLM(CustomLLM):
     seed: int | None = Field(default=None, description="Seed for sampling.")
     generation_kwargs: dict[str, Any] = Field(default_factory=dict, description="More keywords of `generate`.")
 
+    find_documents: bool = Field(default=True, description=FIND_DOCUMENTS)
+    strict: bool = Field(default=False, description=STRICT)
+    require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
+
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Variables of the chat template, such as enable_thinking."
+    )
+    logprobs: bool = Field(default=False, description="Whether responses hold the log-probabilities of their tokens.")
+    citations: bool = Field(
+        default=False,
+        description=(
+            "Whether to report the sentences of an answer that a node contains word for word, and the nodes that it "
+            "names by number, such as [2]: as CitationBlocks of the message, and in the report."
+        ),
+    )
+
+    batch_size: int = Field(default=8, description="With micro_batching: the most calls to decode together.", ge=1)
+    micro_batching: bool = Field(
+        default=False,
+        description=(
+            "Whether to decode concurrent calls (achat, acomplete, aquery; or threads) together. It is faster under "
+            "load. But rounding depends on what else is in a batch, and then so may a low-precision model's answer; "
+            "and a cancelled call runs on. Streams, sampled answers and objects are decoded alone."
+        ),
+    )
+
+    parses_marks: ClassVar[bool] = True
     _lazy: LazyModel = PrivateAttr()
+    _batcher: MicroBatcher = PrivateAttr(default_factory=MicroBatcher)
 
     def __init__(
         self,
@@ -137,6 +183,8 @@ class InvariantLLM(CustomLLM):
             self._lazy = LazyModel(name, options, cache=key_value_cache)
         else:
             self._lazy = LazyModel(loaded, cache=key_value_cache)
+        if self.find_documents:
+            track_spans()
 
     @classmethod
     def class_name(cls) -> str:
@@ -150,13 +198,15 @@ class InvariantLLM(CustomLLM):
             context_window=self._lazy.context_window() or _NO_LIMIT,
             num_output=self.max_tokens,
             is_chat_model=True,
+            is_function_calling_model=True,
             model_name=self.model or "embedded",
         )
 
     def to_payload(self) -> dict[str, Any]:
         """Return what events report of this model. It needs no configuration: no event waits for a disk or a hub."""
-        said = ("model", "method", "ordering", "max_tokens", "temperature")
-        return {"class_name": self.class_name(), **{name: getattr(self, name) for name in said}}
+        said = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
+        ordering = resolve_ordering(self.ordering, resolve_method(self.method).default_ordering)
+        return {"class_name": self.class_name(), **said, "ordering": ordering.name}
 
     @property
     def lm(self) -> InvariantModel:
@@ -167,55 +217,58 @@ class InvariantLLM(CustomLLM):
         choices = {} if self._lazy.in_memory else {name: getattr(self, name) for name in _CHOICES}
         return self._lazy.lm(**choices)
 
-    def formatted(self, template: BasePromptTemplate, **variables: Any) -> list[ChatMessage]:
-        """Return the messages of a prompt template, after this LLM's `system_prompt`."""
-        return self._get_messages(template, **variables)
+    @property
+    def _batches(self) -> MicroBatches | None:
+        return MicroBatches(self._batcher, self.batch_size) if self.micro_batching else None
+
+    def formatted(self, template: BasePromptTemplate, variables: Mapping[str, Any]) -> list[ChatMessage]:
+        """Return the messages of a prompt template, after this LLM's `system_prompt`; variables may have any name."""
+        bound, others = bind_variables(template, variables)
+        return self._get_messages(bound, **others)
 
     # --- the eight methods ---
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, without chat template. Marked segments form sets."""
-        return _completion(*answer(self._load, self._text_request(prompt, formatted, kwargs)))
+        return as_completion(answer(self._load, self._text_request(prompt, formatted, kwargs), self._batches))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with segments in any turn."""
-        return _as_chat(_completion(*answer(self._load, self._chat_request(messages, kwargs))))
+        return as_chat(answer(self._load, self._chat_request(messages, kwargs), self._batches))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text."""
-        return _grown(stream(self._load, self._text_request(prompt, formatted, kwargs)))
+        return as_stream(stream(self._load, self._text_request(prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation."""
-        grown = _grown(stream(self._load, self._chat_request(messages, kwargs)))
-        return (_as_chat(each) for each in grown)
+        return as_chat_stream(stream(self._load, self._chat_request(messages, kwargs)))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text in a thread; cancelling the task ends the generation."""
         request = self._text_request(prompt, formatted, kwargs)
-        return _completion(*await answer_in_thread(self._load, request))
+        return as_completion(await answer_in_thread(self._load, request, self._batches))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation in a thread; cancelling the task ends the generation."""
         request = self._chat_request(messages, kwargs)
-        return _as_chat(_completion(*await answer_in_thread(self._load, request)))
+        return as_chat(await answer_in_thread(self._load, request, self._batches))
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text; closing the stream ends the generation."""
-        return _agrown(stream(self._load, self._text_request(prompt, formatted, kwargs)))
+        return as_async_stream(stream(self._load, self._text_request(prompt, formatted, kwargs)))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
-        grown = _agrown(stream(self._load, self._chat_request(messages, kwargs)))
-        return (_as_chat(each) async for each in grown)
+        return as_async_chat_stream(stream(self._load, self._chat_request(messages, kwargs)))
 
     # --- objects as answers ---
 
@@ -237,7 +290,7 @@ class InvariantLLM(CustomLLM):
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
         )
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         response = self.chat(messages, output_cls=output_cls, **(llm_kwargs or {}))
         return _object(response, output_cls)
 
@@ -259,7 +312,7 @@ class InvariantLLM(CustomLLM):
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
         )
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         response = await self.achat(messages, output_cls=output_cls, **(llm_kwargs or {}))
         return _object(response, output_cls)
 
@@ -271,7 +324,7 @@ class InvariantLLM(CustomLLM):
         **prompt_args: Any,
     ) -> Generator[Model | FlexibleModel, None, None]:
         """Yield the object as it grows, for `stream_structured_predict`: with what is there so far, and then whole."""
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         growing = GrowingObject(output_cls)
         for response in self.stream_chat(messages, output_cls=output_cls, **(llm_kwargs or {})):
             yield from growing.read(response.message.content or "", whole=response.raw is not None)
@@ -284,7 +337,7 @@ class InvariantLLM(CustomLLM):
         **prompt_args: Any,
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
         """Return the same, without blocking the event loop, for `astream_structured_predict`."""
-        messages = asked_for_object(self.formatted(prompt, **prompt_args), output_cls)
+        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
         responses = await self.astream_chat(messages, output_cls=output_cls, **(llm_kwargs or {}))
 
         async def read() -> AsyncGenerator[Model | FlexibleModel, None]:
@@ -297,20 +350,67 @@ class InvariantLLM(CustomLLM):
 
     # --- requests ---
 
+    def _recognize(self, turns: Sequence[Turn]) -> Recognition:
+        loaded = self._lazy.lm() if self._lazy.in_memory else None
+        if loaded is None:
+            promises = resolve_ordering(self.ordering, resolve_method(self.method).default_ordering).invariant
+        else:
+            promises = loaded.ordering.invariant
+        recognizer = Recognizer(
+            self.find_documents,
+            self.strict,
+            self.require_segments,
+            promises=promises,
+            routed=isinstance(loaded, RoutedModel) and not loaded.invariant,
+        )
+        return recognizer.recognize(turns)
+
     def _text_request(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Request:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
-        parts = parse_marked_text(prompt if formatted else to_prompt(prompt))
-        return self._request(lambda _, query: Prompt.of(*parts, query=query, rendering=document_rendering), kwargs)
+        found = self._recognize([Turn("user", (prompt if formatted else to_prompt(prompt),))])
+        (turn,) = found.turns
+
+        def build(_: InvariantModel, query: str | None) -> Prompt:
+            return Prompt.of(*turn.parts, query=query, rendering=document_rendering)
+
+        return self._request(build, found, kwargs)
 
     def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Request:
-        read = convert_messages(messages)
-        return self._request(lambda model, query: render_chat(read, model.tokenizer, query), kwargs)
+        found = self._recognize(to_turns(messages))
+        read = chat_messages(found.turns, messages)
+        chat, others = ChatOptions.take(kwargs, self.template_kwargs)
 
-    def _request(self, build: Callable[[InvariantModel, str | None], Prompt], kwargs: dict[str, Any]) -> Request:
-        given = {**{name: getattr(self, name) for name in _DECODING}, **self.generation_kwargs, **kwargs}
+        def build(model: InvariantModel, query: str | None) -> Prompt:
+            return chat.calling(model).prompt(read, query, **chat.template_kwargs)
+
+        return self._request(build, found, others, chat)
+
+    def _request(
+        self,
+        build: Callable[[InvariantModel, str | None], Prompt],
+        found: Recognition,
+        kwargs: dict[str, Any],
+        chat: ChatOptions | None = None,
+    ) -> Request:
+        given = {
+            **{name: getattr(self, name) for name in (*_DECODING, *_REPORTING)},
+            **self.generation_kwargs,
+            **kwargs,
+        }
+        check_call_keywords(given, _PER_CALL)
         query, stop, output_cls = given.pop("query", None), given.pop("stop") or [], given.pop("output_cls", None)
         stops = [] if output_cls is not None else [stop] if isinstance(stop, str) else list(stop)
-        return Request(lambda model: build(model, query), generation_options(**given), stops, output_cls)
+        recognized = not found.findings
+        reporting = Reporting(**{name: bool(given.pop(name)) for name in _REPORTING})
+        return Request(
+            lambda model: build(model, query),
+            generation_options(**given),
+            stops,
+            output_cls,
+            recognized,
+            chat if output_cls is None else None,
+            reporting,
+        )
 
     # --- copies ---
 
@@ -347,59 +447,6 @@ class InvariantLLM(CustomLLM):
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",
             )
-
-
-def _completion(text: str, generation: Generation, delta: str | None = None) -> CompletionResponse:
-    usage = generation.usage
-    tokens = {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-    raw: dict[str, Any] = {
-        "usage": tokens,
-        "finish_reason": generation.finish_reason,
-        "order": list(generation.order),
-        "dropped": list(generation.dropped),
-        "trimmed": list(generation.trimmed),
-    }
-    if isinstance(generation, RoutedGeneration):
-        raw["routing"] = {
-            "branch": generation.branch,
-            "plain_confidence": generation.plain_confidence,
-            "invariant_confidence": generation.invariant_confidence,
-        }
-    return CompletionResponse(text=text, delta=delta, raw=raw, additional_kwargs=dict(tokens))
-
-
-def _grown(pieces: Iterable[str | Generation]) -> CompletionResponseGen:
-    """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
-    text = ""
-    for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-            yield CompletionResponse(text=text, delta=piece)
-        else:
-            yield _completion(text, piece, delta="")
-
-
-async def _agrown(pieces: Generator[str | Generation, None, None]) -> CompletionResponseAsyncGen:
-    text = ""
-    async with aclosing(iterate_in_thread(pieces)) as read:
-        async for piece in read:
-            if isinstance(piece, str):
-                text += piece
-                yield CompletionResponse(text=text, delta=piece)
-            else:
-                yield _completion(text, piece, delta="")
-
-
-def _as_chat(response: CompletionResponse) -> ChatResponse:
-    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=response.text)])
-    return ChatResponse(
-        message=message, delta=response.delta, raw=response.raw, additional_kwargs=response.additional_kwargs
-    )
 
 
 def _object(response: ChatResponse, output_cls: type[Model]) -> Model:

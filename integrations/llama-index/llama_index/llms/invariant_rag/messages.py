@@ -1,24 +1,27 @@
-"""Convert LlamaIndex messages to the core's messages: blocks become texts and segments."""
+"""Messages of LlamaIndex as turns of a conversation, with texts and segments, and as messages of the core."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, TypeGuard
 
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
     CitableBlock,
+    CitationBlock,
     DocumentBlock,
     MessageRole,
     TextBlock,
     ThinkingBlock,
+    ToolCallBlock,
 )
 
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import Message
+from invariant_rag.prompts import Message, Turn, without_marks
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.markers import parse_marked_text
+from llama_index.llms.invariant_rag.function_calling import ASSISTANT, tool_fields
 
 _ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -49,41 +52,64 @@ class SegmentBlock(CitableBlock):
         )
 
 
-def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Convert messages for `InvariantModel.chat_prompt`; adjacent messages of one role are merged.
+def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    """Return messages as turns: texts, segments, and any other content block.
 
-    Citable blocks, plain-text document blocks and marked segments in text blocks become segments. Cache points and
-    thinking blocks are left out.
-
-    Raises:
-        InvalidPrompt: A block is neither text nor a segment.
+    Citable blocks and plain-text document blocks are segments. What the assistant said has no segments.
     """
-    converted: list[dict[str, Any]] = []
-    for message in messages:
-        role = _ROLES.get(message.role, message.role.value)
-        content = list(_parse_blocks(message))
-        if converted and converted[-1]["role"] == role:
-            converted[-1]["content"] += ["\n\n", *content]
-        else:
-            converted.append({"role": role, "content": content})
-    return list(converted)
+    return [Turn(_ROLES.get(message.role, message.role.value), tuple(_parts(message))) for message in messages]
 
 
-def _parse_blocks(message: ChatMessage) -> Iterator[str | Segment | SegmentSet]:
+def _parts(message: ChatMessage) -> Iterator[Any]:
     previous: object = None
     for block in message.blocks:
         if isinstance(block, TextBlock):
             if isinstance(previous, TextBlock):
                 yield "\n"  # as ChatMessage.content joins them
-            yield from parse_marked_text(block.text)
+            yield without_marks(block.text) if message.role in ASSISTANT else block.text
         elif is_segment_block(block):
             yield to_segment(block)
-        elif not isinstance(block, CachePoint | ThinkingBlock):
+        else:
+            yield block
+        previous = block
+
+
+def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage] = ()) -> list[Message]:
+    """Convert turns for `render_chat`; adjacent turns of one role are merged, except results of tools.
+
+    Cache points, thinking and citation blocks are left out.
+
+    Args:
+        turns: The turns.
+        messages: For each turn its message, which says what was called or which call the result belongs to. Empty: no
+            turn is about tools.
+
+    Raises:
+        InvalidPrompt: A part is neither text nor segments.
+    """
+    converted: list[dict[str, Any]] = []
+    said: Iterable[dict[str, Any]] = map(tool_fields, messages) if messages else repeat({})
+    for turn, fields in zip(turns, said, strict=False):
+        content = list(_read(turn.parts))
+        if converted and converted[-1]["role"] == turn.role != "tool":
+            last = converted[-1]
+            last["content"] += ["\n\n", *content] if content and last["content"] else content
+            if fields:
+                last["tool_calls"] = [*last.get("tool_calls", ()), *fields["tool_calls"]]
+        else:
+            converted.append({"role": turn.role, "content": content, **fields})
+    return list(converted)
+
+
+def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
+    for part in parts:
+        if isinstance(part, str | Segment | SegmentSet):
+            yield part
+        elif not isinstance(part, CachePoint | CitationBlock | ThinkingBlock | ToolCallBlock):
             raise InvalidPrompt(
-                f"expected text, citable or plain-text document blocks, got a block of type {block.block_type!r}",
+                f"expected text, citable or plain-text document blocks, got a block of type {part.block_type!r}",
                 hint="The model takes text only. Remove the block, or describe its content in a TextBlock.",
             )
-        previous = block
 
 
 def is_segment_block(block: object) -> TypeGuard[CitableBlock | DocumentBlock]:

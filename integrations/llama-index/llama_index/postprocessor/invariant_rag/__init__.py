@@ -1,5 +1,6 @@
-"""A node postprocessor that keeps the boundaries of nodes in LlamaIndex's own response modes."""
+"""Node postprocessors: one keeps the boundaries of nodes in LlamaIndex's own response modes, one joins chunks."""
 
 from llama_index.postprocessor.invariant_rag.base import MarkedNode, SegmentMarkerPostprocessor
+from llama_index.postprocessor.invariant_rag.joining import SourceJoiner
 
-__all__ = ["MarkedNode", "SegmentMarkerPostprocessor"]
+__all__ = ["MarkedNode", "SegmentMarkerPostprocessor", "SourceJoiner"]

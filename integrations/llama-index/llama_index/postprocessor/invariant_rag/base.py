@@ -9,8 +9,8 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
+from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment
-from llama_index.llms.invariant_rag.markers import mark_in_set
 
 
 class MarkedNode(TextNode):
@@ -30,7 +30,7 @@ class MarkedNode(TextNode):
         content = super().get_content(metadata_mode)
         if metadata_mode != MetadataMode.LLM:
             return content
-        return mark_in_set(Segment(content, score=self.retrieval_score), self.set_size)
+        return mark(Segment(content, score=self.retrieval_score), self.set_size)
 
     def get_content_blocks(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> list[BaseContentBlock]:
         """Return the content as blocks; for `MetadataMode.LLM` as one text block with the marked segment."""

@@ -3,43 +3,83 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock
+from llama_index.core.base.llms.types import (
+    BaseContentBlock,
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    TextBlock,
+)
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.instrumentation.events.synthesis import GetResponseEndEvent, GetResponseStartEvent
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
-from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import NodeWithScore, QueryType
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
-from invariant_rag.prompts import mark
-from invariant_rag.segments import Segment
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock
+from invariant_rag.generation.structured import parse_object
+from invariant_rag.prompts import without_marks
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
 from llama_index.llms.invariant_rag.api_models import CanonicalLLM
-from llama_index.llms.invariant_rag.markers import mark_in_set, strip_markers
+from llama_index.llms.invariant_rag.nodes import has_media
+from llama_index.llms.invariant_rag.responses import current_report, reporting_to
 from llama_index.llms.invariant_rag.structured import asked_for_object
+from llama_index.llms.invariant_rag.templates import bind_variables
+from llama_index.llms.invariant_rag.tracking import SortsMedia, track_spans
+from llama_index.response_synthesizers.invariant_rag.inputs import (
+    PLACEHOLDER,
+    MediaNode,
+    check_variables,
+    context_blocks,
+    insert_blocks,
+    joined,
+    media_blocks,
+    media_of,
+)
 
 dispatcher = get_dispatcher(__name__)
 
-_PLACEHOLDER = mark("")
-"""Stands for the context while the prompt template is formatted."""
+METADATA_KEY = "invariant_rag"
+"""Where the metadata of a response holds what the LLM reported."""
 
 
-class InvariantSynthesizer(BaseSynthesizer):
+@dataclass(frozen=True)
+class _Synthesis:
+    """One call of `synthesize`: what `BaseSynthesizer` does not pass on to `get_response` and back.
+
+    Attributes:
+        media: For each node, what it holds besides text; empty if all are text.
+        report: What the LLM reports; of a stream, once it is consumed.
+    """
+
+    media: Sequence[MediaNode | None] = ()
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+_SYNTHESIS: ContextVar[_Synthesis | None] = ContextVar("_SYNTHESIS", default=None)
+
+
+class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
     """Response synthesizer that passes all nodes to the LLM in one call, as one set of segments.
 
     The order of the nodes does not change the answer. Nodes are not packed, split or refined; if they do not fit into
-    the context window, the LLM's `overflow` applies.
+    the context window, the LLM's `overflow` applies. The labels of a `CitationQueryEngine` (`Source 1:`) stay in their
+    places, and `[1]` in the answer leads to the source node of that number.
 
     Args:
         llm: An `InvariantLLM`, the result of `canonical` or `vote`, or `as_structured_llm(...)` of one of them. Any
@@ -70,6 +110,7 @@ class InvariantSynthesizer(BaseSynthesizer):
             output_cls=output_cls,
             empty_response=empty_response,
         )
+        track_spans()  # to know of a `CitationQueryEngine` around
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
         self._object_cls = self._llm.output_cls if isinstance(self._llm, StructuredLLM) else output_cls
         self._check_streaming()
@@ -104,8 +145,19 @@ class InvariantSynthesizer(BaseSynthesizer):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
-        """Answer a query from nodes; the keywords are those of `get_response`."""
-        return super().synthesize(query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs)
+        """Answer a query from nodes; the keywords are further variables of the prompt template.
+
+        The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
+        `metadata["invariant_rag"]`: the ledger (`sets`, `order`, `dropped`, `trimmed`, `cached_tokens`, `method`,
+        `invariant`; see `invariant_rag.generation.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
+        streaming response it is empty until the stream is consumed.
+
+        Raises:
+            InvalidPrompt: A keyword has the name of something that the synthesizer sets; or a node holds an image or
+                another medium, which an `InvariantLLM` cannot read.
+        """
+        with self._synthesis(nodes, response_kwargs):
+            return super().synthesize(query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs)
 
     async def asynthesize(
         self,
@@ -115,9 +167,39 @@ class InvariantSynthesizer(BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
         """Async version of `synthesize`."""
-        return await super().asynthesize(
-            query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs
+        with self._synthesis(nodes, response_kwargs):
+            return await super().asynthesize(
+                query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs
+            )
+
+    @contextmanager
+    def _synthesis(self, nodes: Sequence[NodeWithScore], variables: dict[str, Any]) -> Iterator[None]:
+        check_variables(variables)
+        media = [each.node.node_id for each in nodes if has_media(each.node)]
+        if media and (self._invariant_llm is not None or not self._llm.metadata.is_chat_model):
+            raise InvalidPrompt(
+                f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
+                hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads "
+                "images: canonical(llm).",
+            )
+        wanted = current_report()  # of a chat engine around
+        synthesis = _Synthesis(
+            [media_of(each.node) for each in nodes] if media else (), {} if wanted is None else wanted
         )
+        token = _SYNTHESIS.set(synthesis)
+        try:
+            with reporting_to(synthesis.report):
+                yield
+        finally:
+            _SYNTHESIS.reset(token)
+
+    def _get_metadata_for_response(self, nodes: list[BaseNode]) -> dict[str, Any] | None:
+        """Return the metadata of each node, and what the LLM reports."""
+        metadata = super()._get_metadata_for_response(nodes)
+        synthesis = _SYNTHESIS.get()
+        if synthesis is None or (self._invariant_llm is None and not self._parses_markers):
+            return metadata
+        return {**(metadata or {}), METADATA_KEY: synthesis.report}
 
     def get_response(
         self,
@@ -141,24 +223,28 @@ class InvariantSynthesizer(BaseSynthesizer):
             InvalidPrompt: The template has no `{context_str}`.
         """
         self._check_streaming()  # chat engines set it after construction
+        check_variables(response_kwargs)
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
+        synthesis = _SYNTHESIS.get() or _Synthesis()
         if self._invariant_llm is None:
             llm = self._llm_with_query(query_str)
-            variables = _text_variables(query_str, text_chunks, scores, response_kwargs, self._parses_markers)
+            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, synthesis.media)
             if self._output_cls is not None:
-                response = llm.structured_predict(self._output_cls, self._text_qa_template, **variables)
+                response = llm.structured_predict(self._output_cls, template, **variables)
             else:
                 answer = llm.stream if self._streaming else llm.predict
-                response = answer(self._text_qa_template, **variables)
+                response = answer(template, **variables)
         else:
-            messages = self._messages(self._invariant_llm, query_str, _segments(text_chunks, scores), response_kwargs)
+            messages = self._messages(
+                self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs
+            )
             if self._streaming:
                 pieces = self._invariant_llm.stream_chat(messages, query=query_str)
-                response = (piece.delta or "" for piece in pieces)
+                response = _reported(pieces, synthesis.report)
             else:
                 options = {"query": query_str, "output_cls": self._object_cls}
-                response = self._parse_response(self._invariant_llm.chat(messages, **options))
+                response = self._parse_response(self._invariant_llm.chat(messages, **options), synthesis.report)
         dispatcher.event(GetResponseEndEvent())
         return response
 
@@ -171,24 +257,29 @@ class InvariantSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TEXT_TYPE:
         """Async version of `get_response`."""
         self._check_streaming()  # chat engines set it after construction
+        check_variables(response_kwargs)
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
+        synthesis = _SYNTHESIS.get() or _Synthesis()
         if self._invariant_llm is None:
             llm = self._llm_with_query(query_str)
-            variables = _text_variables(query_str, text_chunks, scores, response_kwargs, self._parses_markers)
+            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, synthesis.media)
             if self._output_cls is not None:
-                response = await llm.astructured_predict(self._output_cls, self._text_qa_template, **variables)
+                response = await llm.astructured_predict(self._output_cls, template, **variables)
             else:
                 answer = llm.astream if self._streaming else llm.apredict
-                response = await answer(self._text_qa_template, **variables)
+                response = await answer(template, **variables)
         else:
-            messages = self._messages(self._invariant_llm, query_str, _segments(text_chunks, scores), response_kwargs)
+            messages = self._messages(
+                self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs
+            )
             if self._streaming:
                 pieces = await self._invariant_llm.astream_chat(messages, query=query_str)
-                response = (piece.delta or "" async for piece in pieces)
+                response = _areported(pieces, synthesis.report)
             else:
                 options = {"query": query_str, "output_cls": self._object_cls}
-                response = self._parse_response(await self._invariant_llm.achat(messages, **options))
+                found = await self._invariant_llm.achat(messages, **options)
+                response = self._parse_response(found, synthesis.report)
         dispatcher.event(GetResponseEndEvent())
         return response
 
@@ -201,13 +292,37 @@ class InvariantSynthesizer(BaseSynthesizer):
             return llm.model_copy(update={"llm": llm.llm.about(query)})
         return llm
 
+    def _template(
+        self,
+        query_str: str,
+        texts: Sequence[str],
+        scores: Sequence[float | None] | None,
+        variables: dict[str, Any],
+        media: Sequence[MediaNode | None],
+    ) -> tuple[BasePromptTemplate, dict[str, Any]]:
+        """Return what to call an LLM with that is no `InvariantLLM`: a template and its variables."""
+        values = {**variables, "query_str": without_marks(query_str)}
+        if not media:
+            context = joined(texts, scores, marked=self._parses_markers)
+            return bind_variables(self._text_qa_template, {**values, "context_str": context})
+        template, others = bind_variables(self._text_qa_template, {**values, "context_str": PLACEHOLDER})
+        kept = [place for place, each in enumerate(media) if each is None]
+        context = joined(
+            [texts[place] for place in kept],
+            None if scores is None else [scores[place] for place in kept],
+            marked=self._parses_markers,
+        )
+        blocks = [TextBlock(text=f"{context}\n\n"), *media_blocks([each for each in media if each is not None])]
+        messages = [insert_blocks(message, blocks) for message in template.format_messages(llm=self._llm, **others)]
+        return ChatPromptTemplate(message_templates=messages), {}
+
     def _messages(
-        self, llm: InvariantLLM, query_str: str, segments: Sequence[Segment], variables: dict[str, Any]
+        self, llm: InvariantLLM, query_str: str, context: Sequence[BaseContentBlock], variables: dict[str, Any]
     ) -> list[ChatMessage]:
-        """Format the prompt, with one block per segment in place of the context."""
-        values = {**variables, "query_str": strip_markers(query_str), "context_str": _PLACEHOLDER}
-        formatted = llm.formatted(self._text_qa_template, **values)
-        messages = [_insert_segments(message, segments) for message in formatted]
+        """Format the prompt, with blocks in place of the context."""
+        values = {**variables, "query_str": without_marks(query_str), "context_str": PLACEHOLDER}
+        formatted = llm.formatted(self._text_qa_template, values)
+        messages = [insert_blocks(message, context) for message in formatted]
         if messages == formatted:
             raise InvalidPrompt(
                 "expected a text_qa_template with {context_str}, got one without it",
@@ -215,39 +330,26 @@ class InvariantSynthesizer(BaseSynthesizer):
             )
         return messages if self._object_cls is None else asked_for_object(messages, self._object_cls)
 
-    def _parse_response(self, response: ChatResponse) -> RESPONSE_TEXT_TYPE:
+    def _parse_response(self, response: ChatResponse, report: dict[str, Any]) -> RESPONSE_TEXT_TYPE:
+        report.update(response.raw or {})
         text = response.message.content or ""
-        return text if self._output_cls is None else self._output_cls.model_validate_json(text)
+        return text if self._output_cls is None else parse_object(text, self._output_cls)
 
 
 def _scores(nodes: Sequence[NodeWithScore]) -> list[float | None]:
     return [each.score for each in nodes]
 
 
-def _segments(texts: Sequence[str], scores: Sequence[float | None] | None) -> list[Segment]:
-    scores = [None] * len(texts) if scores is None else scores
-    return [Segment(strip_markers(text), score=score) for text, score in zip(texts, scores, strict=True)]
+def _reported(pieces: ChatResponseGen, report: dict[str, Any]) -> Generator[str, None, None]:
+    """Yield the text of a stream; what its last piece reports goes into `report`."""
+    with closing(pieces):
+        for piece in pieces:
+            report.update(piece.raw or {})
+            yield piece.delta or ""
 
 
-def _text_variables(
-    query_str: str, texts: Sequence[str], scores: Sequence[float | None] | None, variables: dict[str, Any], marked: bool
-) -> dict[str, Any]:
-    """Return the variables of the template with the nodes as one text, marked if the LLM parses markers."""
-    nodes = (
-        [mark_in_set(each, len(texts)) for each in _segments(texts, scores)] if marked else map(strip_markers, texts)
-    )
-    return {**variables, "query_str": strip_markers(query_str), "context_str": "\n\n".join(nodes)}
-
-
-def _insert_segments(message: ChatMessage, segments: Sequence[Segment]) -> ChatMessage:
-    """Replace every placeholder in a message by the segments."""
-    blocks: list[Any] = []
-    for block in message.blocks:
-        if isinstance(block, TextBlock) and _PLACEHOLDER in block.text:
-            first, *following = block.text.split(_PLACEHOLDER)
-            blocks.append(TextBlock(text=first))
-            for text in following:
-                blocks += [*map(SegmentBlock.of, segments), TextBlock(text=text)]
-        else:
-            blocks.append(block)
-    return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
+async def _areported(pieces: ChatResponseAsyncGen, report: dict[str, Any]) -> AsyncGenerator[str, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            report.update(piece.raw or {})
+            yield piece.delta or ""

@@ -1,0 +1,50 @@
+"""Citations of an answer, as the annotations that LangChain has for them."""
+
+from __future__ import annotations
+
+import re
+
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.rag.citations import CitedSpan, cite_spans
+from invariant_rag.segments import Prompt
+from langchain_core.messages.content import Citation
+
+_URL = re.compile(r"\w+://\S+")
+
+
+def citations_of(text: str, question: str, prompt: Prompt, generation: Generation) -> list[Citation]:
+    """Return the citations of an answer: its sentences that a segment contains, and its numbers of segments.
+
+    Args:
+        text: The answer, with the numbers of the caller.
+        question: The question.
+        prompt: The prompt.
+        generation: What says which segments were read.
+    """
+    found = cite_spans(text, question, prompt.segments, generation.order, _numbers(prompt))
+    return [_citation(each) for each in found]
+
+
+def _numbers(prompt: Prompt) -> dict[str, int]:
+    """Return which number names which segment; none that two sets use."""
+    listed = [
+        None if slot is None else slot.number for each in prompt.sets for slot in (each.slots or [None] * len(each))
+    ]
+    return {number: index for index, number in enumerate(listed) if number is not None and listed.count(number) == 1}
+
+
+def _citation(span: CitedSpan) -> Citation:
+    segment = span.segment
+    citation = Citation(
+        type="citation",
+        start_index=span.start,
+        end_index=span.end,
+        cited_text=segment.text,
+        extras={"id": segment.content_hash, "metadata": dict(segment.metadata)},
+    )
+    source = next((each for each in map(segment.metadata.get, ("url", "source")) if isinstance(each, str)), "")
+    if _URL.fullmatch(source):
+        citation["url"] = source
+    if title := segment.title or source:
+        citation["title"] = title
+    return citation

@@ -1,0 +1,12 @@
+"""Write the table of entries of README.md anew: `python -m tests.entries`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import fill
+
+README = Path(__file__).parent.parent.parent / "README.md"
+
+if __name__ == "__main__":
+    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,115 @@
+"""InvariantChatEngine: retrieve for every message, and answer from the nodes as a set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.chat_engine.types import AgentChatResponse, StreamingAgentChatResponse
+from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.prompts import ChatPromptTemplate
+from llama_index.core.schema import NodeWithScore
+
+from llama_index.llms.invariant_rag.responses import reporting_to
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
+from llama_index.response_synthesizers.invariant_rag.base import METADATA_KEY
+
+
+class Conversation(ChatPromptTemplate):
+    """A system message with the context, and the user's message; others stand between, and are no templates."""
+
+    before: list[ChatMessage] = Field(default_factory=list)
+    between: list[ChatMessage] = Field(default_factory=list)
+
+    def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
+        """Return all messages, with variables in place in those of the template."""
+        context, question = super().format_messages(llm, **kwargs)
+        return [*self.before, context, *self.between, question]
+
+
+class InvariantChatEngine(ContextChatEngine):
+    """A chat engine over memory whose answers do not depend on the order in which nodes are retrieved.
+
+    It is LlamaIndex's `ContextChatEngine` with an `InvariantSynthesizer`: every message is answered in one call, from
+    all nodes, as a set in the system message. Nothing is refined. Arguments are those of
+    `ContextChatEngine.from_defaults`; a `context_refine_template` has no effect. A response's `metadata` holds the
+    ledger as `metadata["invariant_rag"]`: see `InvariantSynthesizer.synthesize`.
+
+    Example:
+        ```python
+        engine = InvariantChatEngine.from_defaults(index.as_retriever(), llm=InvariantLLM(), system_prompt="Be brief.")
+        engine.chat("When does the ferry leave?")
+        ```
+    """
+
+    def _get_response_synthesizer(  # type: ignore[override]  # any synthesizer will do
+        self, chat_history: list[ChatMessage], streaming: bool = False
+    ) -> InvariantSynthesizer:
+        given = self._prefix_messages
+        has_system_prompt = bool(given) and given[0].role == MessageRole.SYSTEM
+        role = self._llm.metadata.system_role
+        template = Conversation(  # type: ignore[call-arg]  # it has a constructor of its own
+            message_templates=[
+                ChatMessage(self._context_template.template, role=role),
+                ChatMessage("{query_str}", role=MessageRole.USER),
+            ],
+            function_mappings=self._context_template.function_mappings,
+        )
+        template.before = given[:1] if has_system_prompt else []
+        template.between = [*(given[1:] if has_system_prompt else given), *chat_history]
+        return InvariantSynthesizer(
+            self._llm, callback_manager=self.callback_manager, text_qa_template=template, streaming=streaming
+        )
+
+    def chat(
+        self,
+        message: str,
+        chat_history: list[ChatMessage] | None = None,
+        prev_chunks: list[NodeWithScore] | None = None,
+    ) -> AgentChatResponse:
+        """Answer a message."""
+        report: dict[str, Any] = {}
+        with reporting_to(report):
+            response: AgentChatResponse = super().chat(message, chat_history, prev_chunks)
+        response.metadata = {METADATA_KEY: report}
+        return response
+
+    async def achat(
+        self,
+        message: str,
+        chat_history: list[ChatMessage] | None = None,
+        prev_chunks: list[NodeWithScore] | None = None,
+    ) -> AgentChatResponse:
+        """Answer a message; the event loop goes on."""
+        report: dict[str, Any] = {}
+        with reporting_to(report):
+            response: AgentChatResponse = await super().achat(message, chat_history, prev_chunks)
+        response.metadata = {METADATA_KEY: report}
+        return response
+
+    def stream_chat(
+        self,
+        message: str,
+        chat_history: list[ChatMessage] | None = None,
+        prev_chunks: list[NodeWithScore] | None = None,
+    ) -> StreamingAgentChatResponse:
+        """Stream the answer to a message. The ledger is there once the stream has been read."""
+        report: dict[str, Any] = {}
+        with reporting_to(report):
+            response: StreamingAgentChatResponse = super().stream_chat(message, chat_history, prev_chunks)
+        response.metadata = {METADATA_KEY: report}  # type: ignore[attr-defined]  # LlamaIndex has it without streams
+        return response
+
+    async def astream_chat(
+        self,
+        message: str,
+        chat_history: list[ChatMessage] | None = None,
+        prev_chunks: list[NodeWithScore] | None = None,
+    ) -> StreamingAgentChatResponse:
+        """Stream the answer to a message; the event loop goes on."""
+        report: dict[str, Any] = {}
+        with reporting_to(report):
+            response: StreamingAgentChatResponse = await super().astream_chat(message, chat_history, prev_chunks)
+        response.metadata = {METADATA_KEY: report}  # type: ignore[attr-defined]
+        return response

@@ -1,0 +1,187 @@
+"""Tools that an LLM of this package calls, as LlamaIndex offers them and reads calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.tools import BaseTool
+from pydantic_core import from_json
+
+from invariant_rag import InvariantModel
+from invariant_rag.errors import InvalidPrompt, InvalidTool, UnsupportedCombination
+from invariant_rag.generation.tools import ToolCalling
+from llama_index.llms.invariant_rag.errors import NoToolCall
+
+ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
+
+CHAT_KEYWORDS = ("tools", "tool_choice", "allow_parallel_tool_calls", "template_kwargs")
+"""Keywords of a chat, which a completion does not take."""
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What a chat asks for, beyond decoding.
+
+    Attributes:
+        tools: The tools, in OpenAI's shape.
+        tool_choice: As for `invariant_rag.generation.tools.ToolCalling`.
+        parallel: Whether an answer may hold several calls.
+        template_kwargs: Variables of the chat template.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    parallel: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def take(cls, keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """Return what a chat asks for, and the other keywords.
+
+        Args:
+            keywords: The keywords of the call.
+            template_kwargs: Variables of the chat template; those among the keywords are added.
+
+        Raises:
+            InvalidTool: A tool or the choice of one has no known shape.
+            UnsupportedCombination: There are tools, and an object is asked for.
+        """
+        rest = {name: value for name, value in keywords.items() if name not in CHAT_KEYWORDS}
+        tools = [openai_tool(tool) for tool in keywords.get("tools") or ()]
+        if tools and rest.get("output_cls") is not None:
+            raise UnsupportedCombination(
+                "expected either tools or an output class, got both",
+                hint="Call the tools first, and ask for the object then.",
+            )
+        parallel = keywords.get("allow_parallel_tool_calls", True)
+        variables = {**template_kwargs, **(keywords.get("template_kwargs") or {})}
+        return cls(tools, choice_of(keywords.get("tool_choice")), bool(parallel), variables), rest
+
+    def calling(self, model: InvariantModel) -> ToolCalling:
+        """Return what offers the tools to a model, and parses its answers.
+
+        Raises:
+            InvalidTool: As for `ToolCalling`.
+        """
+        return ToolCalling(model, self.tools, tool_choice=self.tool_choice, parallel=self.parallel)
+
+
+def openai_tool(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool in OpenAI's shape. Descriptions may have any length."""
+    return tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
+
+
+def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
+    """Return the choice of a tool as `ToolCalling` takes it.
+
+    >>> choice_of(None), choice_of(True), choice_of({"type": "function", "function": {"name": "search"}})
+    ('auto', 'required', 'search')
+
+    Raises:
+        InvalidTool: It has no known shape.
+    """
+    if given is None or isinstance(given, str):
+        return given or "auto"
+    if isinstance(given, bool):
+        return "required" if given else "none"
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+        return str(function["name"])
+    raise InvalidTool(
+        f"expected 'auto', 'none', 'required', the name of a tool, or a dict with it as tool_choice, got {given!r}",
+        hint="Name one of the tools.",
+    )
+
+
+def tool_fields(message: ChatMessage) -> dict[str, Any]:
+    """Return what a message says of tools, as `render_chat` takes it.
+
+    An assistant's calls are its `ToolCallBlock`s, or else in `additional_kwargs["tool_calls"]`. The message of a result
+    has a `tool_call_id` or a `name` in `additional_kwargs`.
+
+    Raises:
+        InvalidPrompt: Somebody else than the assistant calls a tool.
+    """
+    said = message.additional_kwargs
+    if message.role.value in ("tool", "function"):
+        return {name: said[name] for name in ("tool_call_id", "name") if said.get(name) is not None}
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if message.role not in ASSISTANT:
+        if blocks:
+            raise InvalidPrompt(
+                f"expected calls of tools in the assistant's messages, got one in a message of {message.role.value!r}",
+                hint="Set the role of the message to assistant.",
+            )
+        return {}
+    calls: list[Mapping[str, Any]] = [
+        {"id": block.tool_call_id, "name": block.tool_name, "arguments": block.tool_kwargs} for block in blocks
+    ] or [each if isinstance(each, Mapping) else each.model_dump() for each in said.get("tool_calls") or ()]
+    return {"tool_calls": calls} if calls else {}
+
+
+class ToolCaller(FunctionCallingLLM):
+    """The part of an LLM that LlamaIndex asks for calls of tools.
+
+    Its `chat` methods take `tools`, `tool_choice` and `allow_parallel_tool_calls`, and answer with `ToolCallBlock`s.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:  # type checkers would derive another one from the fields
+        super().__init__(**kwargs)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return the keywords of `chat`. A `tool_choice` among them has precedence over `tool_required`."""
+        messages = list(chat_history or ())
+        if user_msg is not None:
+            messages.append(ChatMessage(user_msg, role="user") if isinstance(user_msg, str) else user_msg)
+        choice = kwargs.pop("tool_choice", None)
+        return {
+            **kwargs,
+            "messages": messages,
+            "tools": [openai_tool(tool) for tool in tools],
+            "tool_choice": ("required" if tool_required else "auto") if choice is None else choice,
+            "allow_parallel_tool_calls": allow_parallel_tool_calls,
+        }
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """Return the calls in a response. While it is being streamed, the last one has the arguments written so far.
+
+        Raises:
+            NoToolCall: There is none, and `error_on_no_tool_call` is set.
+        """
+        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not blocks and error_on_no_tool_call:
+            raise NoToolCall(f"expected a call of a tool, got the text {response.message.content!r}")
+        return [
+            ToolSelection(
+                tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block.tool_kwargs)
+            )
+            for block in blocks
+        ]
+
+
+def arguments_of(written: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Return the arguments of a call from what is written of them so far.
+
+    >>> arguments_of('{"query": "ferry", "limit')
+    {'query': 'ferry'}
+    """
+    if isinstance(written, Mapping):
+        return dict(written)
+    found = from_json(written, allow_partial="trailing-strings") if written.strip() else {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,127 @@
+"""What was generated, as responses of LlamaIndex."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LogProb,
+)
+
+from invariant_rag.generation.answer_parsing import AnswerDelta
+from invariant_rag.generation.ledger import ledger
+from invariant_rag.rag.citations import CitedSpan
+from invariant_rag.routing import RoutedGeneration
+from llama_index.llms.invariant_rag.answering import Answer
+from llama_index.llms.invariant_rag.streaming import iterate_in_thread
+
+_REPORT: ContextVar[dict[str, Any] | None] = ContextVar("_REPORT", default=None)
+
+
+@contextmanager
+def reporting_to(report: dict[str, Any]) -> Iterator[None]:
+    """Let every answer inside write what is reported of it into `report`; of a stream, once it is consumed."""
+    token = _REPORT.set(report)
+    try:
+        yield
+    finally:
+        _REPORT.reset(token)
+
+
+def current_report() -> dict[str, Any] | None:
+    """Return the report that is written to; None if nobody wants one."""
+    return _REPORT.get()
+
+
+def note_report(said: Mapping[str, Any]) -> None:
+    """Write what is known of an answer into the report of whoever asks, if somebody wants it."""
+    report = _REPORT.get()
+    if report is not None:
+        report.update(said)
+
+
+def report_of(answer: Answer) -> dict[str, Any]:
+    """Return what is known of an answer besides its text: the `raw` of a response.
+
+    It holds `usage`, `finish_reason`, and the ledger (see `invariant_rag.generation.ledger`): segments are named by
+    their content hash (the `source` of their `SegmentBlock`), so it does not depend on the order in which they came.
+    With `citations`, it holds the parts of the text that have a source: `start`, `end`, `text`, `source`, and the
+    `node_id` of a node that was recognised.
+    """
+    generation = answer.generation
+    usage = generation.usage
+    report: dict[str, Any] = {
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "finish_reason": generation.finish_reason,
+        **ledger(generation, answer.prompt, recognized=answer.recognized),
+    }
+    if answer.citations is not None:
+        report["citations"] = [_citation(each, answer.text) for each in answer.citations]
+    if isinstance(generation, RoutedGeneration):
+        report["routing"] = {
+            "branch": generation.branch,
+            "plain_confidence": generation.plain_confidence,
+            "invariant_confidence": generation.invariant_confidence,
+        }
+    return report
+
+
+def _citation(span: CitedSpan, text: str) -> dict[str, Any]:
+    node_id = span.segment.metadata.get("node_id")
+    found = {"start": span.start, "end": span.end, "text": text[span.start : span.end]}
+    return {**found, "source": span.segment.content_hash} | ({} if node_id is None else {"node_id": node_id})
+
+
+def as_completion(answer: Answer, delta: str | None = None) -> CompletionResponse:
+    """Return the response to a text."""
+    report = report_of(answer)
+    return CompletionResponse(
+        text=answer.text,
+        delta=delta,
+        raw=report,
+        logprobs=as_logprobs(answer),
+        additional_kwargs=dict(report["usage"]),
+    )
+
+
+def as_logprobs(answer: Answer) -> list[list[LogProb]] | None:
+    """Return the log-probabilities of the tokens, if they were asked for: one of each token."""
+    if answer.logprobs is None:
+        return None
+    return [
+        [LogProb(token=each.token, logprob=each.logprob, bytes=list(each.token.encode()))] for each in answer.logprobs
+    ]
+
+
+def as_stream(pieces: Iterable[AnswerDelta | Answer]) -> CompletionResponseGen:
+    """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
+    text = ""
+    for piece in pieces:
+        if isinstance(piece, AnswerDelta):
+            text += piece.content
+            yield CompletionResponse(text=text, delta=piece.content)
+        else:
+            yield as_completion(piece, delta="")
+
+
+async def as_async_stream(pieces: Generator[AnswerDelta | Answer, None, None]) -> CompletionResponseAsyncGen:
+    """Yield the same, without blocking the event loop."""
+    text = ""
+    async with aclosing(iterate_in_thread(pieces)) as read:
+        async for piece in read:
+            if isinstance(piece, AnswerDelta):
+                text += piece.content
+                yield CompletionResponse(text=text, delta=piece.content)
+            else:
+                yield as_completion(piece, delta="")

@@ -1,0 +1,67 @@
+"""A tiny model whose chat template knows tools, and what makes it write a given text."""
+
+from __future__ import annotations
+
+import torch
+from invariant_rag import InvariantModel
+from invariant_rag.testing import toy_tokenizer
+from transformers import LogitsProcessor, PreTrainedModel
+
+TEMPLATE = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{%- endfor %}{%- if message.tool_call_id %} ({{ message.tool_call_id }}){% endif %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% endif %}{%- endif %}{# </think> #}"""
+"""As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
+
+
+def with_tools(weights: PreTrainedModel) -> InvariantModel:
+    """Return a model with this template."""
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return InvariantModel(weights, tokenizer)
+
+
+class Writing(LogitsProcessor):
+    """Makes a model write a text, as far as it may, and nothing more where `only`; it serves one call."""
+
+    def __init__(self, lm: InvariantModel, text: str, *, only: bool = False) -> None:
+        end = [lm.tokenizer.convert_tokens_to_ids("<eos>")] if only else []
+        self.tokens = [*lm.tokenizer.encode(text, add_special_tokens=False), *end]
+        self.start: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.start = input_ids.shape[1] if self.start is None else self.start
+        place = input_ids.shape[1] - self.start
+        if place < len(self.tokens):
+            scores = scores.clone()
+            scores[0, self.tokens[place]] = scores.max() + 100
+        return scores
+
+
+class Reasoning(LogitsProcessor):
+    """Makes a model write what a ReAct agent reads: an action first, and once something was observed, an answer.
+
+    What the answer says is up to the model.
+    """
+
+    def __init__(self, lm: InvariantModel, tool: str) -> None:
+        self.lm = lm
+        self.action = f'Thought: I search.\nAction: {tool}\nAction Input: {{"input": "ferry"}}'
+        self.writing: Writing | None = None
+        self.length = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self.writing is None or input_ids.shape[1] != self.length + 1:  # another generation
+            observed = "Observation: " in self.lm.tokenizer.decode(input_ids[0]).split("## Current Conversation")[-1]
+            text = "Thought: It is found.\nAnswer: " if observed else self.action
+            self.writing = Writing(self.lm, text, only=not observed)
+        self.length = input_ids.shape[1]
+        return self.writing(input_ids, scores)

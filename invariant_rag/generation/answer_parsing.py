@@ -1,0 +1,306 @@
+"""Answers taken apart: reasoning, text, and calls of tools; piece by piece, or as a whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from invariant_rag.errors import IncompleteObject, InvalidObject
+from invariant_rag.prompts import CallFormat, ReasoningFormat, ToolCall
+from invariant_rag.prompts.tools import call_id
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """A piece of a call.
+
+    Attributes:
+        index: Place of the call in the answer.
+        id: Its id, in the first piece of a call only.
+        name: Name of the tool, in the first piece of a call only.
+        arguments: A piece of the JSON of its arguments.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class AnswerDelta:
+    """A piece of an answer: of its text, of its reasoning, or of a call."""
+
+    content: str = ""
+    reasoning: str = ""
+    call: CallDelta | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, taken apart.
+
+    Attributes:
+        content: The text.
+        reasoning: What the model wrote between its markers of reasoning; empty if it has none.
+        tool_calls: The calls.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @classmethod
+    def join(cls, deltas: Iterable[AnswerDelta]) -> Answer:
+        """Put the pieces of an answer together."""
+        content, reasoning = "", ""
+        calls: dict[int, list[str]] = {}
+        for delta in deltas:
+            content, reasoning = content + delta.content, reasoning + delta.reasoning
+            if delta.call:
+                parts = calls.setdefault(delta.call.index, [delta.call.id or "", delta.call.name or "", ""])
+                parts[2] += delta.call.arguments
+        found = tuple(ToolCall(identifier, name, json.loads(text)) for identifier, name, text in calls.values())
+        return cls(content, reasoning, found)
+
+
+class AnswerParser(Protocol):
+    """Takes pieces of an answer's text, and gives pieces of what it means."""
+
+    def feed(self, text: str) -> list[AnswerDelta]:
+        """Return what is known after more of the text."""
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what is known at the end of the text.
+
+        Raises:
+            IncompleteObject: The text ends within a call.
+        """
+
+
+class MarkerParser:
+    """Parses an answer by the markers that its chat template writes. No part of a marker is given as text.
+
+    Args:
+        written: The format of calls.
+        tools: Names of the tools. What looks like a call of another name is text.
+        reasoning: Markers around reasoning. None: there is none.
+        reasoning_open: Whether the prompt opened the reasoning.
+        prompt: What tells the prompt from others, for ids of calls.
+    """
+
+    def __init__(
+        self,
+        written: CallFormat,
+        tools: Collection[str],
+        reasoning: ReasoningFormat | None = None,
+        *,
+        reasoning_open: bool = False,
+        prompt: str = "",
+    ) -> None:
+        self._tools = frozenset(tools)
+        self._format = written
+        self._reasoning = reasoning
+        self._prompt = prompt
+        self._first = _pattern(written.begin.lstrip()[written.begin.lstrip().index(written.trigger) :], written.middle)
+        self._next = None if written.between is None else _pattern(written.between, written.middle)
+        self._end = re.compile(_loose(written.end))
+        self._longest = len(written.begin) + len(written.middle) + max(map(len, self._tools), default=0) + 64
+        self._buffer = ""
+        self._calls = 0
+        self._began = False  # whether there was content
+        self._parse = self._in_reasoning if reasoning_open else self._at_start
+        self._skip_space = reasoning_open
+
+    def feed(self, text: str) -> list[AnswerDelta]:
+        """Return what is known after more of the text."""
+        self._buffer += text
+        return self._run(last=False)
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what is known at the end of the text.
+
+        Raises:
+            IncompleteObject: The text ends within a call.
+        """
+        return self._run(last=True)
+
+    def _run(self, *, last: bool) -> list[AnswerDelta]:
+        found: list[AnswerDelta] = []
+        while self._parse(found, last):
+            pass
+        return found
+
+    # Each state takes from the buffer what it can, and says whether the next one can go on with what is left.
+
+    def _at_start(self, found: list[AnswerDelta], last: bool) -> bool:
+        text = self._buffer.lstrip()
+        if self._reasoning and text.startswith(self._reasoning.open):
+            self._buffer, self._skip_space = text[len(self._reasoning.open) :], True
+            self._parse = self._in_reasoning
+            return True
+        if self._reasoning and self._reasoning.open.startswith(text) and not last:
+            return False
+        self._parse = self._in_text
+        return True
+
+    def _in_reasoning(self, found: list[AnswerDelta], last: bool) -> bool:
+        close = self._reasoning.close  # type: ignore[union-attr]
+        before, marker, after = self._buffer.partition(close)
+        if marker:
+            self._emit(found, before.rstrip(), "reasoning")
+            self._buffer, self._skip_space, self._parse = after, True, self._in_text
+            return True
+        self._release(found, close, last, "reasoning")
+        return False
+
+    def _in_text(self, found: list[AnswerDelta], last: bool) -> bool:
+        trigger = self._format.trigger if self._tools else ""
+        at = self._buffer.find(trigger) if trigger else -1
+        if trigger and self._format.anchored and (self._began or self._calls or at > 0):
+            trigger, at = "", -1
+        if at < 0:
+            self._release(found, trigger, last, "content")
+            return False
+        self._emit(found, self._buffer[:at].rstrip(), "content")
+        self._before, self._buffer, self._parse = self._buffer[:at], self._buffer[at:], self._in_opening
+        return True
+
+    def _in_opening(self, found: list[AnswerDelta], last: bool) -> bool:
+        match = self._first.match(self._buffer)
+        if match and match[1] in self._tools and match.end() <= self._longest:
+            self._open(found, match)
+            return True
+        if not match and len(self._buffer) <= self._longest and not last:
+            return False
+        trigger = self._format.trigger  # no call: its marker is text
+        space = self._before[len(self._before.rstrip()) :]
+        self._emit(found, space + trigger, "content")
+        self._buffer, self._parse = self._buffer[len(trigger) :], self._in_text
+        return True
+
+    def _open(self, found: list[AnswerDelta], match: re.Match[str]) -> None:
+        identifier = call_id(self._prompt, self._calls, match[1])
+        found.append(AnswerDelta(call=CallDelta(self._calls, identifier, match[1])))
+        self._buffer, self._parse = self._buffer[match.end() :], self._in_arguments
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def _in_arguments(self, found: list[AnswerDelta], last: bool) -> bool:
+        for position, character in enumerate(self._buffer):
+            if self._quoted:
+                self._quoted = self._escaped or character != '"'
+                self._escaped = character == "\\" and not self._escaped
+            elif character == '"':
+                self._quoted = True
+            else:
+                self._depth += (character in "{[") - (character in "}]")
+                if not self._depth:
+                    self._arguments(found, position + 1)
+                    self._calls += 1
+                    self._parse = self._after_call
+                    return True
+        self._arguments(found, len(self._buffer))
+        if last:
+            raise IncompleteObject(f"expected whole calls, got an answer that ends within call {self._calls}")
+        return False
+
+    def _arguments(self, found: list[AnswerDelta], length: int) -> None:
+        if length:
+            found.append(AnswerDelta(call=CallDelta(self._calls, arguments=self._buffer[:length])))
+        self._buffer = self._buffer[length:]
+
+    def _after_call(self, found: list[AnswerDelta], last: bool) -> bool:
+        match = self._next.match(self._buffer) if self._next else None
+        if match and match[1] in self._tools:
+            self._open(found, match)
+            return True
+        end = self._end.match(self._buffer)
+        if end:
+            self._buffer, self._skip_space = self._buffer[end.end() :], not self._began
+            self._parse = self._in_text
+            return True
+        if last:
+            rest, self._buffer = self._buffer, ""
+            is_part = "".join(self._format.end.split()).startswith("".join(rest.split()))
+            self._emit(found, "" if is_part else rest, "content")
+        return False
+
+    def _release(self, found: list[AnswerDelta], marker: str, last: bool, kind: str) -> None:
+        """Give the buffer as text. White space and what may begin a marker, at its end, wait for more."""
+        ready = self._buffer
+        if not last:
+            lengths = range(min(len(marker) - 1, len(ready)), 0, -1)
+            ready = ready[: len(ready) - next((n for n in lengths if ready.endswith(marker[:n])), 0)]
+        rest = self._buffer[len(ready.rstrip()) :] if marker and not last else ""
+        trimmed = rest or kind == "reasoning" or self._calls
+        self._emit(found, ready.rstrip() if trimmed else ready, kind)
+        self._buffer = rest
+
+    def _emit(self, found: list[AnswerDelta], text: str, kind: str) -> None:
+        text = text.lstrip() if self._skip_space else text
+        if text:
+            self._skip_space = False
+            self._began = self._began or kind == "content"
+            found.append(AnswerDelta(text) if kind == "content" else AnswerDelta(reasoning=text))
+
+
+def _loose(literal: str) -> str:
+    """Return a pattern of a literal in which white space between words and signs may differ."""
+    return r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", literal)))
+
+
+def _pattern(before: str, middle: str) -> re.Pattern[str]:
+    return re.compile(rf"\s*{_loose(before)}\s*([\w./:-]+?)\s*{_loose(middle)}\s*(?=\{{)")
+
+
+class ResponseTemplateParser:
+    """Parses an answer with the tokenizer's response template, in transformers.
+
+    Args:
+        template: The response template.
+        prefix: Text of the prompt, part of which may belong to the answer.
+        tools: The tools, in OpenAI's shape: arguments are cast to the types of their schemas.
+        prompt: What tells the prompt from others, for ids of calls.
+    """
+
+    def __init__(
+        self, template: Mapping[str, Any], prefix: str, tools: Sequence[Mapping[str, Any]], *, prompt: str = ""
+    ) -> None:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        self._parser = ResponseParser(dict(template), prefix=prefix, tools=list(tools))  # type: ignore[arg-type]
+        self._prompt = prompt
+        self._calls = 0
+
+    def feed(self, text: str) -> list[AnswerDelta]:
+        """Return what is known after more of the text."""
+        return self._deltas(lambda: self._parser.feed(text))
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what is known at the end of the text."""
+        return self._deltas(lambda: self._parser.finalize()[1])
+
+    def _deltas(self, parse: Any) -> list[AnswerDelta]:
+        found: list[AnswerDelta] = []
+        try:
+            events = parse()
+        except (ValueError, KeyError) as error:
+            raise InvalidObject(f"expected an answer of the tokenizer's response template: {error}") from error
+        for event in events:
+            if event["type"] == "region_chunk" and event["field"] == "content":
+                found.append(AnswerDelta(content=event["text"]))
+            elif event["type"] == "region_chunk" and event["field"] in _REASONING_FIELDS:
+                found.append(AnswerDelta(reasoning=event["text"]))
+            elif event["type"] == "region_close" and event["field"] == "tool_calls":
+                calls = event["value"] if isinstance(event["value"], list) else [event["value"]]
+                for call in map(ToolCall.of, calls):
+                    identifier = call_id(self._prompt, self._calls, call.name)
+                    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+                    found.append(AnswerDelta(call=CallDelta(self._calls, identifier, call.name, arguments)))
+                    self._calls += 1
+        return found

@@ -1,0 +1,254 @@
+"""What a chat template can write, found out by rendering probes: tools, calls, their results, and reasoning.
+
+Nothing is concluded from the name of a model. An assistant message with calls of known names and arguments is rendered,
+and the text around them is the model's own format of a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from invariant_rag.prompts.tools import Tool, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOOL = Tool("probealpha", "probedescription", {"type": "object", "properties": {"probekey": {"type": "string"}}})
+_CALLS = (
+    ToolCall("probe0001", "probealpha", {"probekey": "probeone"}),
+    ToolCall("probe0002", "probebeta", {"probekey": "probetwo"}),
+)
+_USER, _CONTENT, _RESULT, _REASONING = "probequestion", "probecontent", "proberesult", "probereasoning"
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_ID = re.compile(r""",\s*"(?:id|call_id|tool_call_id)":\s*"probe000\d\"""")
+_MARKER = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*\Z")
+_OBJECT_BEGIN = re.compile(r'(?s)(.*?)(\{"\w+": ")')
+_OBJECT_MIDDLE = re.compile(r'", "(\w+)": ')
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    r"""How calls are written in an answer: `begin NAME middle ARGUMENTS (between NAME middle ARGUMENTS)* end`.
+
+    Attributes:
+        begin: Text before the first name, such as `<tool_call>\n{"name": "`.
+        middle: Text between a name and its arguments, which are a JSON object.
+        between: Text between the arguments of one call and the name of the next. None: one call per answer.
+        end: Text after the arguments of the last call.
+    """
+
+    begin: str
+    middle: str
+    between: str | None
+    end: str
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a call must be the whole answer: no marker tells it from text inside a text."""
+        return len(self.begin.split("{")[0].strip()) < 3
+
+    @property
+    def trigger(self) -> str:
+        """The text with which a call begins: a marker, or the first character if the call is the whole answer."""
+        begin = self.begin.lstrip()
+        if self.anchored:
+            return begin[:1]
+        marker = re.match(r"<[^<>\s]+>|\[[A-Z_]+\]", begin)
+        return marker[0] if marker else begin.split()[0]
+
+    @property
+    def object_keys(self) -> tuple[str, str] | None:
+        """Keys of name and arguments, where a call behind a marker is one JSON object of these two; else None."""
+        begin, middle = _OBJECT_BEGIN.fullmatch(self.begin), _OBJECT_MIDDLE.fullmatch(self.middle)
+        if self.anchored or not begin or not middle or not self.end.startswith("}"):
+            return None
+        if self.between is not None and not (self.between.startswith("}") and self.between.endswith(begin[2])):
+            return None
+        return begin[2][2:-4], middle[1]
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Return calls as text."""
+        between = self.end + "\n" + self.begin if self.between is None else self.between
+        texts = [f"{call.name}{self.middle}{json.dumps(call.arguments, ensure_ascii=False)}" for call in calls]
+        return self.begin + between.join(texts) + self.end
+
+
+OWN_FORMAT = CallFormat(
+    '<tool_call>\n{"name": "',
+    '", "arguments": ',
+    '}\n</tool_call>\n<tool_call>\n{"name": "',
+    "}\n</tool_call>",
+)
+"""The format of calls that is described to models whose chat template has none."""
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """Markers around the reasoning before an answer.
+
+    Attributes:
+        open: Marker before it.
+        close: Marker after it.
+        closing: What the template writes from the end of the reasoning to the answer.
+    """
+
+    open: str
+    close: str
+    closing: str
+
+
+@dataclass(frozen=True)
+class TemplateFormat:
+    """What a chat template renders.
+
+    Attributes:
+        tools: Whether it describes tools to the model, in a format of calls that can be parsed.
+        calls: How it writes calls. None: not at all, or not as names that are followed by JSON objects.
+        renders_calls: Whether it writes calls, in a format that can be parsed.
+        results: Whether it writes messages of the role `tool`.
+        reasoning: Its markers around reasoning. None: it has none.
+        turn_end: What it writes at the end of an answer.
+    """
+
+    tools: bool = False
+    calls: CallFormat | None = None
+    renders_calls: bool = False
+    results: bool = False
+    reasoning: ReasoningFormat | None = None
+    turn_end: str = ""
+
+    @property
+    def call_format(self) -> CallFormat:
+        """How calls are written: as the template does, else our own format."""
+        return self.calls or OWN_FORMAT
+
+
+_formats: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, TemplateFormat]] = WeakKeyDictionary()
+
+
+def template_format(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
+    """Return what the chat template of a tokenizer renders. It is found out once per template."""
+    template = tokenizer.chat_template
+    key = template if isinstance(template, str) else json.dumps(template)
+    known = _formats.setdefault(tokenizer, {})
+    if key not in known:
+        known[key] = _probe(tokenizer) if template else TemplateFormat()
+    return known[key]
+
+
+def parses_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the tokenizer has a response template, with which transformers parses calls."""
+    template = getattr(tokenizer, "response_template", None) or {}
+    return "tool_calls" in template.get("fields", {})
+
+
+def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
+    question = {"role": "user", "content": _USER}
+    spoken = [question, {"role": "assistant", "content": _CONTENT}]
+    plain = _render(tokenizer, spoken, tools=True) or _render(tokenizer, spoken)
+    if plain is None:
+        return TemplateFormat()
+    header, _, turn_end = plain.partition(_CONTENT)
+    reasoning = _reasoning(tokenizer, question)
+    described = _render(tokenizer, [question], prompt=True, tools=True) or ""
+    both, one = (_render(tokenizer, [question, _assistant(calls)], tools=True) or "" for calls in (_CALLS, _CALLS[:1]))
+    calls = _call_format(both or one, header, turn_end, 2 if both else 1)
+    if calls and reasoning and reasoning.close in calls.begin:
+        calls = replace(calls, begin=calls.begin.split(reasoning.close)[-1].lstrip("\n"))
+    result = {"role": "tool", "name": _CALLS[0].name, "tool_call_id": _CALLS[0].id, "content": _RESULT}
+    parsed = calls is not None or parses_calls(tokenizer)
+    answered = _render(tokenizer, [question, _assistant(_CALLS[:1]), result], prompt=True, tools=True) or ""
+    return TemplateFormat(
+        tools=parsed and _TOOL.name in described and _TOOL.description in described,
+        calls=calls,
+        renders_calls=parsed and all(word in one for word in ("probealpha", "probekey", "probeone")),
+        results=_RESULT in answered,
+        reasoning=reasoning,
+        turn_end=turn_end,
+    )
+
+
+def _assistant(calls: Sequence[ToolCall]) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [call.to_dict() for call in calls]}
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    prompt: bool = False,
+    tools: bool = False,
+) -> str | None:
+    """Return what the template makes of probes; None if it refuses them, with whichever error."""
+    from jinja2 import TemplateError
+
+    options: dict[str, Any] = {"tools": [_TOOL.to_dict()]} if tools else {}
+    try:
+        return str(
+            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **options)  # type: ignore[arg-type]
+        )
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def _call_format(text: str, header: str, turn_end: str, count: int) -> CallFormat | None:
+    """Take the rendering of probe calls apart."""
+    position = _shared(text, header)
+    pieces = []
+    for call in _CALLS[:count]:
+        name = text.find(call.name, position)
+        start, end = _find_json(text, name + len(call.name), call.arguments) if name >= 0 else (-1, -1)
+        if start < 0:
+            return None
+        pieces += [text[position:name], text[name + len(call.name) : start]]
+        position = end
+    ending = text[position:]
+    ending = ending[: len(ending) - _shared(ending[::-1], turn_end[::-1])]
+    begin, middle = pieces[:2]
+    between = _ID.sub("", pieces[2]) if count > 1 else None
+    closing = _ID.sub("", ending)
+    consistent = middle and pieces[-1] == middle and "probe" not in "".join((begin, middle, between or "", closing))
+    return CallFormat(begin, middle, between, closing) if consistent else None
+
+
+def _shared(text: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    pairs = zip(text, other, strict=False)
+    return next((index for index, (one, two) in enumerate(pairs) if one != two), min(len(text), len(other)))
+
+
+def _find_json(text: str, position: int, wanted: Mapping[str, Any]) -> tuple[int, int]:
+    """Return where a JSON object begins and ends in a text; -1 and -1 if it does not occur."""
+    for start in (found.start() for found in re.finditer(r"\{", text[position:])):
+        try:
+            value, length = json.JSONDecoder().raw_decode(text[position + start :])
+        except json.JSONDecodeError:
+            continue
+        if value == wanted:
+            return position + start, position + start + length
+    return -1, -1
+
+
+def _reasoning(tokenizer: PreTrainedTokenizerBase, question: Mapping[str, Any]) -> ReasoningFormat | None:
+    prompt = _render(tokenizer, [question], prompt=True) or ""
+    for key in _REASONING_KEYS:
+        text = _render(tokenizer, [question, {"role": "assistant", "content": _CONTENT, key: _REASONING}]) or ""
+        start, content = text.find(_REASONING), text.find(_CONTENT)
+        if 0 <= start < content:
+            before = text[:start]
+            marker = _MARKER.search(before)
+            opening = before[_shared(prompt, text) :].strip() or (marker[1] if marker else "")
+            closing = text[start + len(_REASONING) : content]
+            if opening and closing.strip():
+                return ReasoningFormat(opening, closing.strip(), closing)
+    templates = tokenizer.chat_template or {}
+    template = templates if isinstance(templates, str) else "\n".join(templates.values())
+    names = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    if "</think>" in template or "</think>" in names:
+        return ReasoningFormat("<think>", "</think>", "\n</think>\n\n")
+    return None

@@ -1,0 +1,135 @@
+"""Tools that a model may call, and calls of them, in the shapes that chat templates and frameworks use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from invariant_rag.errors import InvalidTool
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+"""JSON schema of a tool without arguments."""
+
+_NAME = re.compile(r"[\w./:-]{1,128}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        name: Letters, digits, and `_ . / : -`.
+        description: What it does, for the model.
+        parameters: JSON schema of its arguments: of an object.
+
+    Raises:
+        InvalidTool: The name or the schema is none.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise InvalidTool(f"expected a tool's name of up to 128 letters, digits and _ . / : -, got {self.name!r}")
+        if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
+            raise InvalidTool(
+                f"expected a JSON schema of an object as parameters of tool {self.name!r}, got {self.parameters!r}"
+            )
+
+    @classmethod
+    def of(cls, tool: Tool | Mapping[str, Any]) -> Tool:
+        """Return a tool, also from OpenAI's shape `{"type": "function", "function": {"name": ..., ...}}`.
+
+        >>> Tool.of({"type": "function", "function": {"name": "now", "parameters": None}})
+        Tool(name='now', description='', parameters={'type': 'object', 'properties': {}})
+
+        Raises:
+            InvalidTool: It is no tool.
+        """
+        if isinstance(tool, Tool):
+            return tool
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or "name" not in function:
+            raise InvalidTool(f"expected a Tool, or a dict with the name of a function, got {tool!r}")
+        parameters = function.get("parameters") or NO_PARAMETERS
+        return cls(function["name"], function.get("description") or "", parameters)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tool in OpenAI's shape, which chat templates take."""
+        parameters = dict(self.parameters)
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that a model wrote.
+
+    Attributes:
+        id: Identifies the call in the result's message. A function of the prompt and of the call's place in the answer.
+        name: Name of the tool.
+        arguments: Its arguments.
+    """
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, call: ToolCall | Mapping[str, Any]) -> ToolCall:
+        """Return a call, also from the shapes of OpenAI and LangChain; arguments may be JSON in a string.
+
+        >>> ToolCall.of({"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}})
+        ToolCall(id='1', name='now', arguments={})
+
+        Raises:
+            InvalidTool: It is no call.
+        """
+        if isinstance(call, ToolCall):
+            return call
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidTool(f"expected a ToolCall, or a dict with name and arguments, got {call!r}")
+        arguments = function.get("arguments", function.get("args"))
+        try:
+            arguments = json.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
+        except json.JSONDecodeError as error:
+            raise InvalidTool(f"expected JSON as arguments of {function['name']!r}, got {arguments!r}") from error
+        if not isinstance(arguments, Mapping):
+            raise InvalidTool(f"expected an object as arguments of {function['name']!r}, got {arguments!r}")
+        return cls(str(call.get("id") or ""), function["name"], dict(arguments))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the call in the shape that transformers documents for `tool_calls` of a message."""
+        function = {"name": self.name, "arguments": dict(self.arguments)}
+        return {"type": "function", "id": self.id, "function": function}
+
+
+def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """Return tools with distinct names.
+
+    Raises:
+        InvalidTool: One is no tool, or two share a name.
+    """
+    found = tuple(Tool.of(tool) for tool in tools)
+    names = [tool.name for tool in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidTool(f"expected tools with distinct names, got several called {', '.join(twice)}")
+    return found
+
+
+def call_id(prompt: str, index: int, name: str) -> str:
+    """Return the id of a call: the same for the same prompt, place and tool, and known when its name is written.
+
+    Args:
+        prompt: What tells the prompt from others, so that ids differ between the turns of a conversation.
+        index: Place of the call among the calls of the answer.
+        name: Name of the tool.
+    """
+    return "call_" + hashlib.sha256(json.dumps([prompt, index, name]).encode()).hexdigest()[:24]

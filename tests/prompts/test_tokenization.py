@@ -1,0 +1,186 @@
+"""From text to token ids: each part alone, special tokens only in texts."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from invariant_rag import Prompt, Segment, SegmentSet
+from invariant_rag.errors import InvalidPrompt, InvalidSegment, InvariantRAGError, TokenizerRequired
+from invariant_rag.prompts import (
+    question_messages,
+    render_chat,
+    tokenize_in_slots,
+    tokenize_literal,
+    tokenize_prompt,
+    tokenize_text,
+)
+from invariant_rag.segments import Field, Slot
+from invariant_rag.testing import toy_tokenizer
+
+TOY = toy_tokenizer()
+any_text = st.text(
+    st.one_of(st.characters(codec=None), st.sampled_from("\ueca0\ueca1\ueca2\ueca3\ueca4\ueca5<|>\n ")), max_size=20
+)  # type: ignore[arg-type]
+
+
+def decoded(ids: tuple[int, ...]) -> str:
+    return str(TOY.decode(list(ids)))
+
+
+def starting_with(single: str, **names: str) -> PreTrainedTokenizerFast:
+    """A toy tokenizer whose post-processor puts special tokens around every text."""
+    tokenizer = toy_tokenizer()
+    for name, value in names.items():
+        setattr(tokenizer, name, value)
+    special = [(each.content, index) for index, each in tokenizer.added_tokens_decoder.items()]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    return tokenizer
+
+
+@given(st.lists(any_text, max_size=5), any_text, st.randoms())
+def test_ids_of_a_segment_never_depend_on_other_segments(others: list[str], text: str, shuffle: random.Random) -> None:
+    listed = [*others, text]
+    shuffle.shuffle(listed)
+    tokens = tokenize_prompt(Prompt("start", listed, "end"), TOY)
+    alone = tokenize_prompt(Prompt("other", [text], "more"), TOY).sets[0][0].token_ids
+    assert tokens.sets[0][listed.index(text)].token_ids == alone == tokenize_literal(text, TOY)
+
+
+def test_special_tokens_are_special_in_texts_and_text_in_segments() -> None:
+    tokens = tokenize_prompt(Prompt("<bos>a", ["<bos>a"], "<eos>"), TOY)
+    assert decoded(tokens.sets[0][0].token_ids) == "<bos>a"
+    assert len(tokens.sets[0][0].token_ids) == 6
+    assert [len(each) for each in tokens.texts] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\ud800a", "\ufffda"),
+        ("a\udc00", "a\ufffd"),
+        ("\udc00\ud800", "\ufffd\ufffd"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("a\0b", "a\0b"),
+        ("\ufeffa", "\ufeffa"),
+    ],
+)
+def test_halves_of_surrogate_pairs_become_the_replacement_character(text: str, expected: str) -> None:
+    assert decoded(tokenize_literal(text, TOY)) == expected
+    assert decoded(tokenize_text(text, TOY)) == expected
+
+
+def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front() -> None:
+    tokenizer = starting_with("<bos> $A")
+    given_ids = Prompt([5, 1], [[2, 2], [1]], [0])
+    for each in (tokenizer, None):
+        tokens = tokenize_prompt(given_ids, each)
+        assert tokens.texts == ((5, 1), (0,))
+        assert [candidate.token_ids for candidate in tokens.sets[0]] == [(2, 2), (1,)]
+    assert tokenize_prompt(Prompt(segments=[[8, 9]], suffix=[11]), tokenizer).texts == ((), (11,))
+
+
+@pytest.mark.parametrize(
+    ("single", "start"),
+    [
+        ("<bos> $A", "<bos>"),
+        ("<bos> <|im_start|> $A", "<bos><|im_start|>"),
+        ("$A <eos>", ""),
+        ("<bos> $A <eos>", "<bos>"),
+    ],
+)
+@pytest.mark.parametrize("text", ["ab", "", "<bos>ab", "<|im_start|>ab"])
+def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single: str, start: str, text: str) -> None:
+    tokenizer = starting_with(single)
+    tokens = tokenize_prompt(Prompt(text, ["<bos>s"], "q"), tokenizer)
+    assert decoded(tokens.texts[0]) == (text if start and text.startswith(start) else start + text)
+    assert decoded(tokens.texts[1]) == "q"
+    assert len(tokens.sets[0][0].token_ids) == 6
+
+
+def test_a_tokenizer_that_ends_texts_with_its_bos_does_not_start_them_with_it() -> None:
+    tokenizer = starting_with("$A <eos>", bos_token="<eos>")
+    assert decoded(tokenize_prompt(Prompt("ab"), tokenizer).texts[0]) == "ab"
+
+
+def test_a_continuation_is_never_started() -> None:
+    assert decoded(tokenize_text("ab", starting_with("<bos> $A"))) == "ab"
+    assert tokenize_text([7, 8], None) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: tokenize_prompt(Prompt("text"), None),
+        lambda: tokenize_prompt(Prompt([1], ["text"], [2]), None),
+        lambda: tokenize_text("text", None),
+        lambda: render_chat(question_messages("q", SegmentSet()), None),
+    ],
+)
+def test_text_without_a_tokenizer_is_refused(use: Callable[[], object]) -> None:
+    with pytest.raises(TokenizerRequired):
+        use()
+
+
+def test_an_empty_prompt_needs_no_tokenizer() -> None:
+    assert tokenize_prompt(Prompt(), None).texts == ((), ())
+    assert tokenize_prompt(Prompt("", [""], ""), None).sets[0][0].token_ids == ()
+
+
+def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    original = PreTrainedTokenizerFast.added_tokens_decoder
+    counted = property(lambda self: looks.append(1) or original.fget(self))  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setattr(PreTrainedTokenizerFast, "added_tokens_decoder", counted)
+    few, many = (tokenize_prompt(Prompt("a", ["seg"] * n, "b"), TOY) and len(looks) for n in (1, 1000))
+    assert many == 2 * few, "as many looks for a thousand as for one"
+
+
+def test_eight_threads_get_the_ids_of_one(request: pytest.FixtureRequest) -> None:
+    prompts = [Prompt(f"<bos>{n}", [f"<bos>chunk {n} {m}" for m in range(8)], "<eos>") for n in range(12)]
+    expected = [tokenize_prompt(each, TOY) for each in prompts]
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda each: tokenize_prompt(each, TOY), prompts * 8))
+    assert results == expected * 8
+
+
+def test_errors_of_prompts_are_errors_of_the_library() -> None:
+    assert issubclass(InvalidPrompt, InvariantRAGError)
+    assert issubclass(TokenizerRequired, InvariantRAGError)
+
+
+# --- slots ----------------------------------------------------------------------------------------------------------
+
+SLOTS = (Slot(("[1] ", Field("title"), ": "), ("\n",), "1"), Slot(("[2] ", Field("title"), ": "), ("\n",), "2"))
+IN_SLOTS = SegmentSet([Segment("<bos>a", title="A<eos>"), Segment("b", title="B")], slots=SLOTS)
+
+
+def test_the_segment_of_rank_0_takes_the_last_slot_and_its_title_goes_with_it() -> None:
+    ids = tokenize_in_slots(IN_SLOTS, [0, 1], TOY)
+    assert [decoded(each) for each in ids] == ["[2] A<eos>: <bos>a\n", "[1] B: b\n"]
+    assert [len(each) for each in ids] == [len(decoded(each)) for each in ids], "no control token"
+
+
+def test_slots_need_a_tokenizer_and_segments_with_text() -> None:
+    with pytest.raises(TokenizerRequired, match="slots hold text"):
+        tokenize_in_slots(IN_SLOTS, [0, 1], None)
+    with pytest.raises(InvalidSegment, match="token ids"):
+        SegmentSet([[1], [2]], slots=SLOTS)
+    with pytest.raises(InvalidSegment, match="one slot per segment, got 2 for 1"):
+        SegmentSet(["a"], slots=SLOTS)
+
+
+def test_a_segment_in_a_slot_is_ranked_without_the_slot() -> None:
+    tokens = tokenize_prompt(Prompt("", IN_SLOTS, ""), TOY)
+    assert [decoded(each.token_ids) for each in tokens.sets[0]] == ["A<eos>\n<bos>a", "B\nb"]
