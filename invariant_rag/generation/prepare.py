@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -123,6 +122,7 @@ def prepare(
         input_ids += text
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
+    stand_apart = len(order) > 1 and max(map(len, layout)) == 1  # several sets of one: their order is that given
     arrangement = method.arrange(Layout(tuple(map(len, tokens.texts)), tuple(layout)))
     return PreparedPrompt(
         input_ids=tuple(input_ids),
@@ -132,14 +132,8 @@ def prepare(
         trimmed=tuple(sorted(trimmed)),
         method=method.name,
         labels=labels_of([(each.slots, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
-        invariant=bool(order or dropped) and ordering.invariant and not _stand_apart(layout),
+        invariant=bool(order or dropped) and ordering.invariant and not stand_apart,
     )
-
-
-def _stand_apart(layout: Sequence[Sequence[int]]) -> bool:
-    """Return whether there are several sets and each has one segment: then the order of the sets is that given."""
-    sizes = [len(lengths) for lengths in layout if lengths]
-    return len(sizes) > 1 and max(sizes) == 1
 
 
 def _query(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> str:
