@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.rag.citations import CitedSpan, cite_spans
+from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
 from invariant_rag.segments import Prompt
 from langchain_core.messages.content import Citation
 
@@ -21,16 +21,8 @@ def citations_of(text: str, question: str, prompt: Prompt, generation: Generatio
         prompt: The prompt.
         generation: What says which segments were read.
     """
-    found = cite_spans(text, question, prompt.segments, generation.order, _numbers(prompt))
+    found = cite_spans(text, question, prompt.segments, generation.order, numbers_of(prompt))
     return [_citation(each) for each in found]
-
-
-def _numbers(prompt: Prompt) -> dict[str, int]:
-    """Return which number names which segment; none that two sets use."""
-    listed = [
-        None if slot is None else slot.number for each in prompt.sets for slot in (each.slots or [None] * len(each))
-    ]
-    return {number: index for index, number in enumerate(listed) if number is not None and listed.count(number) == 1}
 
 
 def _citation(span: CitedSpan) -> Citation:
