@@ -40,6 +40,69 @@ def list_benchmarks(as_json: options.Json = False) -> None:
     print_table(rows, as_json)
 
 
+@app.command("run")
+def run_several(
+    tasks: Annotated[list[str], typer.Argument(help="Names of benchmarks; see `bench list`.")],
+    model: options.Model = None,
+    methods: Annotated[list[str] | None, typer.Option("--method", help="A method. Repeatable.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="BENCHMARK.NAME=VALUE", help="A setting. Repeatable.", show_default=False),
+    ] = None,
+    data: options.Data = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    resume: options.Resume = False,
+    out: options.Runs = Path("runs"),
+    batch_size: options.BatchSize = 8,
+    max_new_tokens: options.MaxOutputTokens = None,
+    overflow: options.Overflow = "error",
+    dtype: options.DType = "auto",
+    device_map: options.DeviceMap = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Run several benchmarks with several methods, with a model that is loaded once, and print one table.
+
+    The data are a folder with the files of all of them. Everything is checked before the first question is asked.
+    """
+    with handle_errors():
+        from invariant_rag.evaluation.benchmarks import resolve_benchmark
+        from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+        from invariant_rag.evaluation.benchmarks.report import overview
+        from invariant_rag.evaluation.benchmarks.runner import run_several as run_all
+
+        settings: dict[str, dict[str, str]] = {name: {} for name in tasks}
+        for word, value in parse_settings(words or ()).items():
+            name, dot, setting = word.partition(".")
+            if not dot or name not in settings:
+                raise typer.BadParameter(f"--set: expected BENCHMARK.NAME=VALUE of {', '.join(tasks)}, got {word!r}")
+            settings[name][setting] = value
+        configs = [
+            BenchmarkConfig(
+                resolve_benchmark(name).name,
+                settings=settings[name],
+                model=model,
+                method=method,
+                data=data,
+                limit=limit,
+                seed=seed,
+                batch_size=batch_size,
+                max_new_tokens=max_new_tokens,
+                overflow=overflow,
+                dtype=dtype,
+                device_map=device_map,
+            )
+            for name in settings
+            for method in dict.fromkeys(methods or ["rotor"])
+        ]
+        disable_transformers_bars()
+        found = run_all(configs, out, resume=resume, progress=progress_bar)
+        if as_json:
+            print_json([{"folder": str(run.folder), "config": run.config, "summary": run.summary} for run in found])
+        else:
+            print_text("\n".join(overview([(run.config, run.summary) for run in found])))
+
+
 def _add_command(benchmark: Benchmark) -> None:
     """Add the command of a benchmark."""
     settings = ", ".join(f"{name}={value}" for name, value in benchmark.default_settings().items())
@@ -52,6 +115,8 @@ def _add_command(benchmark: Benchmark) -> None:
             float | None,
             typer.Option(help="Margin of selective routing between the plain model and the method; none: no routing."),
         ] = None,
+        intervention: options.Intervention = None,
+        ensemble: options.Ensemble = None,
         words: Annotated[
             list[str] | None,
             typer.Option("--set", metavar="NAME=VALUE", help="A setting; see above. Repeatable.", show_default=False),
@@ -81,6 +146,8 @@ def _add_command(benchmark: Benchmark) -> None:
                 "method": method,
                 "ordering": ordering,
                 "alpha": alpha,
+                "intervention": intervention,
+                "ensemble": ensemble,
                 "overflow": overflow,
                 "data": data,
                 "limit": limit,

@@ -1,0 +1,96 @@
+"""A real vLLM over the embedded model, in this process and as a server, on loopback only."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_HOST_IP="127.0.0.1",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_NO_USAGE_STATS="1",
+)
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from invariant_rag import InvariantModel
+from invariant_rag.models.embedded import EMBEDDED
+
+from tests.servers import Server
+from vllm_invariant_rag import VLLMBackend
+
+BLOCKS = 96  # of 32 tokens: few enough that a dozen long requests preempt each other
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def lm() -> InvariantModel:
+    """The embedded model: what it answers is what vLLM has to answer."""
+    return InvariantModel.from_pretrained(ordering="lexical")
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Path]:
+    """The folder that the prefill worker writes to and both vLLMs read."""
+    ram = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with TemporaryDirectory(prefix="invariant-rag-", dir=ram) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def llm(folder: Path) -> Any:
+    """vLLM in this process, with blocks of 32 tokens, and few of them."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    return LLM(
+        model=str(EMBEDDED["generator"]),
+        dtype="float32",
+        max_model_len=1536,
+        max_num_seqs=16,
+        block_size=32,
+        num_gpu_blocks_override=BLOCKS,
+        enable_prefix_caching=True,
+        enforce_eager=True,
+        disable_log_stats=True,
+        distributed_executor_backend="uni",
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="InvariantRAGConnector",
+            kv_connector_module_path="vllm_invariant_rag.connector",
+            kv_role="kv_consumer",
+            kv_connector_extra_config={"folder": str(folder)},
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def on_vllm(llm: Any, lm: InvariantModel) -> VLLMBackend:
+    """The embedded model on vLLM in this process."""
+    return VLLMBackend(lm, llm=llm)
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path) -> Iterator[Server]:
+    """A vLLM server, with blocks of vLLM's own choice."""
+    with Server(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def on_server(server: Server, lm: InvariantModel) -> VLLMBackend:
+    """The embedded model on the server."""
+    return VLLMBackend(lm, url=server.url)

@@ -1,0 +1,89 @@
+"""Start and stop vLLM servers over the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from invariant_rag.models.embedded import EMBEDDED
+
+_PATIENCE = 300.0  # seconds until a server has to be up; a busy machine takes minutes
+
+
+def launch_arguments(folder: Path, port: int) -> list[str]:
+    """The launch line of the README, with what a small machine needs."""
+    transfer = {
+        "kv_connector": "InvariantRAGConnector",
+        "kv_connector_module_path": "vllm_invariant_rag.connector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"folder": str(folder)},
+    }
+    return [
+        *("--model", str(EMBEDDED["generator"]), "--served-model-name", "embedded", "--dtype", "float32"),
+        *("--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager", "--host", "127.0.0.1"),
+        *("--port", str(port), "--distributed-executor-backend", "uni"),
+        *("--middleware", "vllm_invariant_rag.middleware.ClearRefusals"),
+        *("--kv-transfer-config", json.dumps(transfer)),
+    ]
+
+
+class Server:
+    """A vLLM server; a context manager. `stop` and `start` restart it at the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *launch_arguments(self.folder, self.port),
+        ]
+        self.log = self.folder.parent / f"{self.folder.name}-{self.port}.log"
+        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                if httpx.get(self.url + "/health", timeout=5).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        self.stop()
+        raise RuntimeError("vLLM did not start:\n" + self.log.read_text(errors="replace")[-4000:])
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(30)
+            self._process = None
+        self.log.unlink(missing_ok=True)
+
+    def post(self, body: dict[str, Any], path: str = "/v1/completions") -> httpx.Response:
+        """Send a request of our own making."""
+        return httpx.post(self.url + path, json={"model": "embedded", **body}, timeout=300)

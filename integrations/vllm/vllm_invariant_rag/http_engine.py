@@ -1,0 +1,163 @@
+"""A vLLM server, over its completions API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import httpx
+
+from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
+from vllm_invariant_rag.errors import EntryUnusable, RequestRefused, UnsupportedServer, VLLMError
+from vllm_invariant_rag.middleware import FACTS_PATH
+from vllm_invariant_rag.server_facts import ServerFacts
+
+_MOST_AT_ONCE = 64  # requests of one call; vLLM queues what is more than it can run
+
+
+class HTTPEngine(Engine):
+    """A server.
+
+    Args:
+        url: Its address, such as `http://127.0.0.1:8000`.
+        api_key: Its key, if it asks for one.
+        timeout: Seconds until a request without an answer fails.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_AT_ONCE)
+        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+
+    def facts(self) -> ServerFacts:
+        """Return what it serves; see `Engine`."""
+        response = self._send("GET", FACTS_PATH)
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise UnsupportedServer(
+                f"expected a vLLM at {self.url} that tells what it serves, got none",
+                hint="Start it with --middleware vllm_invariant_rag.middleware.ClearRefusals.",
+            )
+        _raise_for(response.status_code, response.content)
+        return ServerFacts(**response.json())
+
+    @cached_property
+    def _served_name(self) -> str:
+        response = self._send("GET", "/v1/models")
+        _raise_for(response.status_code, response.content)
+        return str(response.json()["data"][0]["id"])
+
+    def complete(
+        self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
+    ) -> list[Completion]:
+        """Run one request; see `Engine`."""
+        body = {
+            "model": self._served_name,
+            "prompt": list(request.token_ids),
+            "cache_salt": request.cache_salt,
+            "return_token_ids": True,
+            **request.fields,
+        }
+        if request.kv_transfer_params is not None:
+            body["kv_transfer_params"] = dict(request.kv_transfer_params)
+        if on_tokens is None and stopped is None:
+            response = self._send("POST", "/v1/completions", body)
+            _raise_for(response.status_code, response.content)
+            completions = [Completion() for _ in range(request.fields["n"])]
+            for choice in response.json()["choices"]:
+                _extend(completions[choice["index"]], choice)
+            return completions
+        return self._stream({**body, "stream": True}, request.fields["n"], on_tokens, stopped)
+
+    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion] | Exception]:
+        """Run requests at the same time; see `Engine`."""
+
+        def run(request: EngineRequest) -> list[Completion] | Exception:
+            try:
+                return self.complete(request)
+            except (EntryUnusable, RequestRefused, VLLMError) as error:
+                return error
+
+        if len(requests) == 1:
+            return [run(requests[0])]
+        with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE)) as pool:
+            return list(pool.map(run, requests))
+
+    def _stream(
+        self, body: dict[str, Any], count: int, on_tokens: OnTokens | None, stopped: Callable[[], bool] | None
+    ) -> list[Completion]:
+        completions = [Completion() for _ in range(count)]
+        try:
+            with self._client.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    _raise_for(response.status_code, response.read())
+                for event in _events(response.iter_lines()):
+                    for choice in event.get("choices", ()):
+                        _extend(completions[choice["index"]], choice)
+                        if on_tokens is not None and choice.get("token_ids"):
+                            on_tokens(choice["index"], choice["token_ids"])
+                    if stopped is not None and stopped():
+                        break  # closing the connection ends the request
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return completions
+
+    def _send(self, verb: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """Send a request; once more if a connection that was kept has been closed by a server that restarted."""
+        for last in (False, True):
+            try:
+                return self._client.request(verb, path, json=body)
+            except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
+                if last:
+                    raise self._unreachable(error) from error
+            except httpx.HTTPError as error:
+                raise self._unreachable(error) from error
+        raise AssertionError
+
+    def _unreachable(self, error: httpx.HTTPError) -> VLLMError:
+        return VLLMError(
+            f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}",
+            hint="Is the server up? Its log says what happened.",
+        )
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Yield the server-sent events of a stream.
+
+    Raises:
+        EntryUnusable, RequestRefused, VLLMError: One of them is an error.
+    """
+    for line in lines:
+        content = line.removeprefix("data:").strip()
+        if line.startswith("data:") and content != "[DONE]":
+            event = json.loads(content)
+            if "error" in event:
+                _raise_for(int(event["error"].get("code") or 500), content.encode())
+            yield event
+
+
+def _extend(completion: Completion, choice: Mapping[str, Any]) -> None:
+    completion.token_ids += choice.get("token_ids") or ()
+    completion.logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or ()
+    if choice.get("finish_reason") is not None:
+        completion.finish_reason = "length" if choice["finish_reason"] == "length" else "stop"
+
+
+def _raise_for(status: int, content: bytes) -> None:
+    """Raise the error that an answer states."""
+    if status < httpx.codes.BAD_REQUEST:
+        return
+    try:
+        error = json.loads(content)["error"]
+        kind, message = str(error.get("type")), str(error.get("message"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        kind, message = "", content.decode(errors="replace")[:500]
+    known = {each.__name__: each for each in (EntryUnusable, RequestRefused)}
+    if kind in known:
+        raise known[kind](message)
+    if kind == "InternalServerError" and message == "Internal server error":  # vLLM's answer for failed loads
+        raise EntryUnusable("vLLM failed the request, as it does when keys and values cannot be loaded")
+    raise VLLMError(f"vLLM answered {status}: {message}")

@@ -1,0 +1,178 @@
+"""`PrefillWorker`: computes the keys and values of a prompt's sets, and writes them where vLLM's connector reads.
+
+They are those of everything before the last text of a prompt, in canonical order, so one entry serves every question
+about the same sets, in any order, by every vLLM that reads the folder. The last text and the answer are vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from invariant_rag.attention.rope import Rotation
+from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
+from invariant_rag.generation.fingerprint import foreign_code
+from invariant_rag.generation.identity import describe_choice, weights_digest
+from invariant_rag.generation.kv_cache import KeyValueCache, key_of
+from invariant_rag.generation.kv_cache_files import Entry
+from invariant_rag.generation.prefix_cache import check_cacheable, load_prefix, prompt_prefix
+
+from vllm_invariant_rag.checkpoint import check_weights, checkpoint_folder, fingerprint
+from vllm_invariant_rag.errors import EntryUnusable
+from vllm_invariant_rag.layout import key_copies, token_indices
+from vllm_invariant_rag.parameters import PLAIN_SALT_PREFIX, SetParameters
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.prepare import PreparedPrompt
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt as vLLM takes it.
+
+    Attributes:
+        token_ids: The prompt, for vLLM. Tokens whose keys count several times are in it several times.
+        cache_salt: The salt of its requests.
+        kv_transfer_params: The parameters of its requests; None for a prompt that is plain causal attention.
+        cached_tokens: Tokens of the prompt that were not computed, because the folder had them.
+    """
+
+    token_ids: tuple[int, ...]
+    cache_salt: str
+    kv_transfer_params: dict[str, Any] | None
+    cached_tokens: int
+
+
+class PrefillWorker:
+    """Writes the keys and values of prompts into a folder that vLLM's connector reads. Safe for threads.
+
+    Args:
+        lm: The model. vLLM serves the files that it was loaded from.
+        folder: The folder: on a RAM disk such as `/dev/shm`, or on a disk that several machines share.
+        tenant: Whose documents these are. Tenants share no keys and values, neither here nor in vLLM.
+        max_bytes: Size of the cache of entries in memory.
+        max_disk_bytes: Size of the folder. The least recently used entries are removed. It should hold the sets of all
+            requests that run at the same time.
+
+    Raises:
+        UnsupportedCombination: The intervention or the model cannot be decoded by vLLM; the message says why.
+        UnsupportedModel: The weights in memory are not those of the model's files.
+    """
+
+    def __init__(
+        self,
+        lm: InvariantModel,
+        folder: str | Path,
+        *,
+        tenant: str = "",
+        max_bytes: int = 1 << 30,
+        max_disk_bytes: int = 10 << 30,
+    ) -> None:
+        files = checkpoint_folder(lm.name)
+        check_weights(lm.model, files)
+        self.model = fingerprint(files)
+        self.tenant = tenant
+        self.cache = KeyValueCache(max_bytes, folder=folder, max_disk_bytes=max_disk_bytes)
+        self._weights = weights_digest(lm)
+        self._files = files
+
+    def prefill(self, lm: InvariantModel, prepared: PreparedPrompt) -> Prefilled:
+        """Write the keys and values of everything before the last text of a prompt, unless the folder has them.
+
+        Args:
+            lm: The model, with the choices that the prompt was prepared with.
+            prepared: The prompt, from `lm.prepare_to_generate`.
+
+        Raises:
+            EntryUnusable: They could not be written.
+            UnsupportedCombination: The method or the model cannot be decoded by vLLM; the message says why.
+            UnsupportedModel: The weights are not those of the model's files.
+        """
+        _check_model(lm)
+        self._check_same_weights(lm)
+        if prepared.arrangement.is_plain:
+            salt = PLAIN_SALT_PREFIX + key_of("plain", self.model, self.tenant)
+            return Prefilled(prepared.input_ids, salt, None, 0)
+        copies = key_copies(lm.method, prepared.arrangement)
+        if max(copies) != min(copies) and _has_sliding_window(lm):
+            raise UnsupportedCombination(
+                f"expected a model without a sliding window for {lm.method.name!r}, which lays keys into memory that "
+                "the window would count",
+                hint="Use rotor.",
+            )
+        indices = token_indices(copies)
+        suffix = prepared.input_ids[len(copies) :]
+        token_ids = (*(prepared.input_ids[index] for index in indices), *suffix)
+        prefix = prompt_prefix(prepared, lm.method)
+        parameters = SetParameters(
+            method=lm.method.name,
+            ordering=lm.ordering.name,
+            tenant=self.tenant,
+            tokens=len(indices),
+            contents=key_of(self._weights, describe_choice(lm.method), lm.backend.name, prefix.arrangement),
+        )
+        key = parameters.key(self.model, token_ids)
+        shift = len(indices) - int(prepared.positions[len(copies)])
+        with lm.prefiller.exclusive():  # whoever waits for the lock finds what the one before it wrote
+            found = self._write(key, lambda: self._entry(lm, prefix, indices, shift))
+        return Prefilled(token_ids, parameters.salt(self.model, key), parameters.as_json(), len(copies) if found else 0)
+
+    def _write(self, key: str, compute: Callable[[], Entry]) -> bool:
+        """Have an entry in the folder; return whether it was known."""
+        if self.cache.on_disk(key):
+            return True
+        known = self.cache.get(key)
+        self.cache.put(key, compute() if known is None else known)
+        if not self.cache.on_disk(key):
+            raise EntryUnusable(
+                "expected to write keys and values for vLLM, but the folder took none; the log says why",
+                hint="Look at the space on the disk and at max_disk_bytes.",
+            )
+        return known is not None
+
+    def _entry(self, lm: InvariantModel, prefix: PreparedPrompt, indices: Sequence[int], shift: int) -> Entry:
+        """Return the keys and values of a prefix as they lie in vLLM: `[H_kv, len(indices), D]` for each layer."""
+        prefiller = lm.with_cache(self.cache).prefiller
+        if lm.method.context_free_segments:  # segments that were computed for another set are not computed again
+            layers: list[Any] = load_prefix(prefiller, self.cache, prefix)[0].layers
+        else:
+            layers = prefiller.prefill_uncached(prefix).layers
+        chosen = torch.tensor(indices, device=layers[0].keys.device)
+        return [
+            (rotation.rotate(layer.keys[0, :, chosen], shift).contiguous(), layer.values[0, :, chosen].contiguous())
+            for rotation, layer in zip(prefiller.rotations, layers, strict=True)
+        ]
+
+    def _check_same_weights(self, lm: InvariantModel) -> None:
+        """Raise if the weights are not those that were compared with the files."""
+        if weights_digest(lm) != self._weights:
+            check_weights(lm.model, self._files)
+            raise UnsupportedModel(
+                f"expected the weights with which the worker was made, those of {self._files}, got others",
+                hint="Make another PrefillWorker for this model.",
+            )
+
+
+def _check_model(lm: InvariantModel) -> None:
+    """Raise for what vLLM does not run when it decodes, or makes keys depend on what comes after them."""
+    check_cacheable(lm.model, lm.method, lm.intervention)
+    foreign = next(iter(foreign_code(lm.model)), None)
+    if foreign is not None:
+        raise UnsupportedCombination(
+            f"expected a model with the code of its classes alone, got one with {foreign}, which vLLM does not run",
+            hint="Remove it, or run this model without vLLM.",
+        )
+    if not all(isinstance(each, Rotation) for each in lm.prefiller.rotations):
+        raise UnsupportedCombination(
+            "expected rotary position embeddings, by which keys can be rotated to where vLLM expects them, got another "
+            "position encoding",
+            hint="Run this model without vLLM.",
+        )
+
+
+def _has_sliding_window(lm: InvariantModel) -> bool:
+    return bool(getattr(lm.model.config.get_text_config(decoder=True), "sliding_window", None))

@@ -1,0 +1,51 @@
+"""What a vLLM serves, from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_invariant_rag.checkpoint import checkpoint_folder, fingerprint
+from vllm_invariant_rag.errors import UnsupportedServer
+
+_CONNECTOR = "InvariantRAGConnector"
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What vLLM serves.
+
+    Attributes:
+        source: Folder or hub id of the model.
+        model: Fingerprint of its files.
+        folder: Folder that the connector reads.
+        dtype: Dtype of the model, such as `bfloat16`.
+        max_model_len: Tokens that prompt and answer may have together.
+    """
+
+    source: str
+    model: str
+    folder: str
+    dtype: str
+    max_model_len: int
+
+
+def facts_of(vllm_config: Any) -> ServerFacts:
+    """Return what a vLLM with this configuration serves.
+
+    Raises:
+        UnsupportedServer: It has another connector, or none.
+    """
+    transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
+    if transfer is None or transfer.kv_connector != _CONNECTOR:
+        raise UnsupportedServer(
+            f"expected a vLLM with {_CONNECTOR}, got {getattr(transfer, 'kv_connector', None)}",
+            hint="Pass kv_transfer_config, as the README shows.",
+        )
+    return ServerFacts(
+        source=str(model.model),
+        model=fingerprint(checkpoint_folder(model.model, model.revision)),
+        folder=str(transfer.kv_connector_extra_config["folder"]),
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=int(model.max_model_len),
+    )
