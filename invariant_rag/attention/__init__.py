@@ -9,7 +9,7 @@ from invariant_rag.errors import UnknownName, UnsupportedCombination
 if TYPE_CHECKING:
     from invariant_rag.attention.call import Backend
 
-BACKENDS = ("reference", "sdpa", "flex")
+BACKENDS = ("reference", "sdpa", "flex", "varlen")
 """Names of the backends. `auto` picks the fastest that the device has."""
 
 
@@ -21,13 +21,16 @@ def resolve_backend(backend: str | Backend) -> Backend:
         UnsupportedCombination: `flex` was chosen, and this version of PyTorch has no FlexAttention that it can use.
     """
     if not isinstance(backend, str):
+        if not all(callable(getattr(backend, name, None)) for name in ("rows", "weighted", "ranked")):
+            raise UnknownName("backend", backend, ("auto", *BACKENDS))
         return backend
     if backend == "flex":
         return _flex()
     from invariant_rag.attention.reference import Reference
     from invariant_rag.attention.sdpa import SDPA
+    from invariant_rag.attention.varlen import Varlen
 
-    classes: dict[str, type[Backend]] = {"auto": SDPA, "reference": Reference, "sdpa": SDPA}
+    classes: dict[str, type[Backend]] = {"auto": SDPA, "reference": Reference, "sdpa": SDPA, "varlen": Varlen}
     if backend not in classes:
         raise UnknownName("backend", backend, ("auto", *BACKENDS))
     return classes[backend]()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from invariant_rag.arrangement import Causal, Row, Rows, Run
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.call import AttentionCall, BatchCall
+from invariant_rag.attention.choosing import attention_to_segments
 from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.pine import attend_ranked
 from invariant_rag.attention.weighted import attend_weighted_row
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import RowArrangement, WeightedArrangement
+    from invariant_rag.arrangement import Arrangement, RowArrangement, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
     from invariant_rag.methods.rotor import Ring
+    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 
 
 class Blockwise(ABC):
@@ -27,6 +30,12 @@ class Blockwise(ABC):
     def ring(self, block: Ring, call: AttentionCall, out: torch.Tensor) -> None:
         """Fill `out` `[H, Q, D_v]` where the queries of the ring are."""
 
+    def batch(
+        self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: dict[Any, Any]
+    ) -> torch.Tensor | None:
+        """Compute each row of a batch by itself, unless a subclass can do better."""
+        return None
+
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
         out = call.new_output()
@@ -35,14 +44,14 @@ class Blockwise(ABC):
         return out
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows whose texts weigh the sets before them: Structured Prompting, APE."""
+        """Return `[H, Q, D_v]` for rows that weigh some of their keys: PCW, Structured Prompting, APE."""
         out = call.new_output()
         for block in arrangement.blocks_from(call.query_start, call.keys.shape[1]):
             rows = block.rows
-            sets = arrangement.weighted_sets(rows[0].queries.start)  # the rows of a block belong to one set
-            if sets:
+            weighted = arrangement.weighted_from(rows[0].queries.start)  # the rows of a block belong to one set
+            if weighted:
                 for row in rows:
-                    attend_weighted_row(call, row, sets, out)
+                    attend_weighted_row(call, row, weighted, out)
             else:
                 block.attend(self, call, out)
         return out
@@ -50,6 +59,10 @@ class Blockwise(ABC):
     def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for PINE."""
         return attend_ranked(arrangement, call)
+
+    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for rows whose texts choose among the segments."""
+        return self.rows(arrangement.resolve(call, partial(attention_to_segments, arrangement, call)), call)
 
     def causal(self, block: Causal, call: AttentionCall, out: torch.Tensor) -> None:
         """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
@@ -62,7 +75,9 @@ class Blockwise(ABC):
         rotated = _RotatedKeys(call, block.rows)
         for row in block.rows:
             start, stop = row.queries.start - call.query_start, row.queries.stop - call.query_start
-            out[:, start:stop] = attend(call, call.queries[:, start:stop], *rotated.seen_by(row))
+            out[:, start:stop] = attend(
+                call, call.queries[:, start:stop], *rotated.seen_by(row), both_ways=row.both_ways
+            )
 
 
 class _RotatedKeys:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.positions import PositionEncoding
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import Causal, RowArrangement, Rows, WeightedArrangement
+    from invariant_rag.arrangement import Arrangement, Causal, RowArrangement, Rows, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
     from invariant_rag.methods.rotor import Ring
+    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,10 @@ class AttentionCall:
     """One layer's attention for one prompt.
 
     Attributes:
-        queries: `[H, Q, D]`, rotated at their natural positions. They are the last Q of the S tokens.
-        keys: `[H_kv, S, D]`, rotated at their natural positions.
+        queries: `[H, Q, D]`, at their natural positions. They are the last Q of the S tokens.
+        keys: `[H_kv, S, D]`, at their natural positions.
         values: `[H_kv, S, D_v]`.
-        rotation: The layer's rotary embedding.
+        rotation: The layer's position encoding.
         scaling: Factor on the scores.
         sliding_window: Keys at this distance or farther along the row are not visible. None: no limit.
         softcap: Scores are squashed to `softcap * tanh(score / softcap)`. None: they are not.
@@ -35,7 +37,7 @@ class AttentionCall:
     queries: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
-    rotation: Rotation
+    rotation: PositionEncoding
     scaling: float
     sliding_window: int | None = None
     softcap: float | None = None
@@ -59,21 +61,65 @@ class AttentionCall:
         return self.values.new_empty(count, heads, self.values.shape[-1]).transpose(0, 1)
 
 
+@dataclass(frozen=True)
+class BatchCall:
+    """One layer's attention for a left-padded batch of prompts. All rows have Q queries, the last of their S tokens.
+
+    Attributes:
+        queries: `[B, H, Q, D]`, rotated at their natural positions.
+        keys: `[B, H_kv, S, D]`, rotated at their natural positions.
+        values: `[B, H_kv, S, D_v]`.
+        rotation: The layer's position encoding.
+        scaling: Factor on the scores.
+        sliding_window: As for `AttentionCall`, like all that follow.
+        softcap: See there.
+        sinks: See there.
+        dropout: See there.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    rotation: PositionEncoding
+    scaling: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    dropout: float = 0.0
+
+
 class Backend(Protocol):
     """A way to compute arrangements. All backends compute the same function, up to rounding."""
 
     name: ClassVar[str]
+
+    def batch(
+        self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: dict[Any, Any]
+    ) -> torch.Tensor | None:
+        """Return `[B, Q, H, D_v]` for a whole batch at once; None where this backend computes each row by itself.
+
+        Args:
+            arrangements: What the tokens of each row see.
+            padding: Tokens of padding on the left of each row.
+            call: The layer's tensors.
+            plans: What the layers of one forward pass share.
+        """
+        ...
 
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
         ...
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows whose texts weigh the sets before them: Structured Prompting, APE."""
+        """Return `[H, Q, D_v]` for rows that weigh some of their keys: PCW, Structured Prompting, APE."""
         ...
 
     def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement in which every head ranks the segments: PINE."""
+        ...
+
+    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for rows whose texts choose among the segments in each layer: shared-sink-topk."""
         ...
 
 

@@ -39,15 +39,19 @@ def attention_with_lse(
     Args:
         queries: `[B, H, Q, D]`.
         keys: `[B, H_kv, S, D]`; the query heads share them in groups.
-        values: `[B, H_kv, S, D]`.
+        values: `[B, H_kv, S, D_v]`, at most as wide as the keys.
         scaling: Factor on the scores.
         is_causal: Query t sees the keys 0 to t.
         mask: Additive mask that broadcasts to `[B, H, Q, S]`, in the dtype of the queries. None: nothing is masked.
 
     Returns:
-        Outputs `[B, H, Q, D]`, and log-sum-exps of the scaled scores `[B, H, Q]`, at least in float32.
+        Outputs `[B, H, Q, D_v]`, and log-sum-exps of the scaled scores `[B, H, Q]`, at least in float32.
     """
-    return _kernel()(queries, keys, values, mask, is_causal, scaling)
+    width = values.shape[-1]
+    if width < keys.shape[-1]:  # the kernel wants one width
+        values = torch.nn.functional.pad(values, (0, keys.shape[-1] - width))
+    out, lse = _kernel()(queries, keys, values, mask, is_causal, scaling)
+    return out[..., :width], lse
 
 
 @cache

@@ -1,71 +1,42 @@
 """The hook into transformers: an attention function that a model uses for the length of a `with` block.
 
 No modelling code is patched. Inside the block the model's configs name our function in transformers' attention
-interface. The active function is held in a context variable, so other threads that call the same model meanwhile still
-get the model's own attention.
+interface, or, for a family that does without that interface, its attention modules ask for it (`inline`). The active
+function is held in a context variable, so other threads that call the same model meanwhile still get the model's own
+attention.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from threading import get_ident
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from invariant_rag.arrangement import Arrangement
-from invariant_rag.attention.call import AttentionCall, Backend
+from invariant_rag.attention.call import AttentionCall, Backend, BatchCall
+from invariant_rag.attention.inline import inline_attention, replaced
+from invariant_rag.attention.layer_inputs import AttentionFunction, LayerInputs
 from invariant_rag.attention.per_model import once_per_model
-from invariant_rag.attention.rope import Rotation
-from invariant_rag.errors import UnsupportedModel
+from invariant_rag.attention.positions import PositionEncoding
+from invariant_rag.errors import InvalidPrompt, UnsupportedModel
 
 Output: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 
 
-@dataclass(frozen=True)
-class LayerInputs:
-    """What a layer passes to its attention function.
-
-    Attributes:
-        module: The layer's attention module.
-        layer: Index of the layer.
-        queries: `[B, H, Q, D]`, rotated.
-        keys: `[B, H_kv, S, D]`, rotated, those of the cache included.
-        values: `[B, H_kv, S, D_v]`.
-        scaling: Factor on the scores.
-        sliding_window: Sliding window of the layer; None without one.
-        dropout: Dropout probability of the attention weights.
-        extra: All other keywords of the layer.
-    """
-
-    module: nn.Module
-    layer: int
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    scaling: float
-    sliding_window: int | None
-    dropout: float
-    extra: dict[str, Any]
-
-
-class AttentionFunction(Protocol):
-    """A replacement of a model's attention."""
-
-    def __call__(self, inputs: LayerInputs) -> torch.Tensor:
-        """Return one layer's attention output `[B, Q, H, D_v]`."""
-        ...
-
-
 _active: ContextVar[AttentionFunction | None] = ContextVar("attention_function", default=None)
 _names: dict[str, str] = {}
+
+_ONLY_ARRANGED = "Call the model on the input_ids of the arranged prompts; on other texts, outside of the block."
 
 
 def active_attention() -> AttentionFunction | None:
@@ -89,10 +60,49 @@ def override_attention(
     with ExitStack() as restore:
         wanted = attention if until_layer is None else _OneForward(attention, until_layer, restore.close)
         restore.callback(_active.reset, _active.set(wanted))
-        for config in _attention_configs(model):
+        inline = inline_attention(model)
+        for module, way in inline:
+            restore.enter_context(replaced(module, way, active_attention))
+        for config in [] if inline else _attention_configs(model):
             original = config._attn_implementation_internal
             restore.callback(setattr, config, "_attn_implementation_internal", original)
             config._attn_implementation_internal = _registered(original or "eager")
+        yield
+
+
+@contextmanager
+def own_attention() -> Iterator[None]:
+    """Run models with their own attention in this thread, also inside of `override_attention`."""
+    token = _active.set(None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@contextmanager
+def override_only_over(model: PreTrainedModel, cache: Cache) -> Iterator[None]:
+    """Keep the attention function of this thread to forward passes over one cache; others get the model's own.
+
+    So a logits processor or a stopping criterion may call the model while it decodes.
+    """
+    attention, thread = _active.get(), get_ident()
+    suspended: list[AbstractContextManager[None]] = []
+
+    def before(_model: object, _args: object, kwargs: dict[str, Any]) -> None:
+        if get_ident() == thread:
+            other = kwargs.get("past_key_values") is not cache and _active.get() is attention
+            suspended.append(own_attention() if other else nullcontext())
+            suspended[-1].__enter__()
+
+    def after(*_: object) -> None:
+        if get_ident() == thread:
+            suspended.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        if attention is not None:
+            hooks.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(model.register_forward_hook(after, always_call=True).remove)
         yield
 
 
@@ -120,6 +130,8 @@ def _attention_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
 
 def _registered(original: str) -> str:
     """Return the name of our function over the implementation that the model was using; registers it once."""
+    if original in _names.values():  # a call within another one
+        return original
     if original not in _names:
         # The original is not part of the name: transformers looks for words such as "flash" in it.
         name = f"invariant_rag_{len(_names)}"
@@ -232,23 +244,51 @@ class ArrangedAttention:
     Attributes:
         prompts: The prompts of the batch. Its rows are spread evenly over them (beams, returned sequences).
         backend: What computes the arrangements.
-        rotations: The rotary embedding of each layer.
+        rotations: The position encoding of each layer.
         last_text_only: Whether only the outputs of the last text are wanted. Then the last layer, whose outputs no
             other layer uses, attends from the last text alone, and returns zeros for the tokens before it.
+        plans: What the layers share.
     """
 
     prompts: Sequence[PromptState]
     backend: Backend
-    rotations: Sequence[Rotation]
+    rotations: Sequence[PositionEncoding]
     last_text_only: bool = False
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Return one layer's attention output `[B, Q, H, D_v]`."""
         rows = inputs.queries.shape[0]
-        repeats = rows // len(self.prompts)
+        repeats = rows_per_prompt(inputs, self.prompts)
+        together = self._attend_together(inputs, [self.prompts[row // repeats] for row in range(rows)])
+        if together is not None:
+            return together
         if rows == 1:
             return self._attend(inputs, 0, self.prompts[0])[None]
         return torch.stack([self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)])
+
+    def _attend_together(self, inputs: LayerInputs, prompts: Sequence[PromptState]) -> torch.Tensor | None:
+        """Return the outputs of all rows, one prompt each `[B, Q, H, D_v]`, where the backend computes them at once."""
+        unasked, padding = inputs.keys.shape[2] - inputs.queries.shape[2], [prompt.padding for prompt in prompts]
+        skipped = 0
+        for prompt in prompts:
+            _check_length(inputs, prompt)
+        if self.last_text_only and inputs.layer == len(self.rotations) - 1:
+            starts = (each.padding + each.arrangement.layout.text_spans[-1].start for each in prompts)
+            skipped = max(0, min(*starts, unasked + inputs.queries.shape[2] - 1) - unasked)
+        call = BatchCall(
+            queries=inputs.queries[:, :, skipped:],
+            keys=inputs.keys,
+            values=inputs.values,
+            rotation=self.rotations[inputs.layer],
+            scaling=inputs.scaling,
+            sliding_window=inputs.sliding_window,
+            softcap=inputs.extra.get("softcap"),
+            sinks=inputs.extra.get("s_aux"),
+            dropout=inputs.dropout,
+        )
+        out = self.backend.batch([each.arrangement for each in prompts], padding, call, self.plans)
+        return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if out is not None and skipped else out
 
     def _attend(self, inputs: LayerInputs, row: int, prompt: PromptState) -> torch.Tensor:
         """Return the output of one row of the batch `[Q, H, D_v]`."""
@@ -261,8 +301,39 @@ class ArrangedAttention:
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
 
 
-def unpad_row(inputs: LayerInputs, row: int, prompt: PromptState, rotation: Rotation) -> tuple[AttentionCall, int]:
-    """Return one row of a batch without its padding, and how many of its queries are padding."""
+def rows_per_prompt(inputs: LayerInputs, prompts: Sequence[PromptState]) -> int:
+    """Return how many rows of a batch belong to each prompt.
+
+    Raises:
+        InvalidPrompt: They cannot be spread evenly over the prompts.
+    """
+    rows = inputs.queries.shape[0]
+    if not prompts or rows % len(prompts):
+        raise InvalidPrompt(
+            f"expected as many rows for each of {len(prompts)} arranged prompts, got {rows} rows",
+            hint=_ONLY_ARRANGED,
+        )
+    return rows // len(prompts)
+
+
+def _check_length(inputs: LayerInputs, prompt: PromptState) -> None:
+    if inputs.keys.shape[2] - prompt.padding < prompt.length:
+        raise InvalidPrompt(
+            f"expected at least the {prompt.length} tokens of the arranged prompt, got "
+            f"{inputs.keys.shape[2] - prompt.padding}",
+            hint=_ONLY_ARRANGED,
+        )
+
+
+def unpad_row(
+    inputs: LayerInputs, row: int, prompt: PromptState, rotation: PositionEncoding
+) -> tuple[AttentionCall, int]:
+    """Return one row of a batch without its padding, and how many of its queries are padding.
+
+    Raises:
+        InvalidPrompt: The row is shorter than the prompt.
+    """
+    _check_length(inputs, prompt)
     padding = prompt.padding
     skipped = max(0, padding - (inputs.keys.shape[2] - inputs.queries.shape[2]))
     call = AttentionCall(
@@ -277,4 +348,4 @@ def unpad_row(inputs: LayerInputs, row: int, prompt: PromptState, rotation: Rota
         dropout=inputs.dropout,
         scratch=prompt.scratch.setdefault(inputs.layer, {}),
     )
-    return call, skipped
+    return rotation.encoded(call, prompt.arrangement), skipped

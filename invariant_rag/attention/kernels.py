@@ -11,7 +11,14 @@ from invariant_rag.attention.merge_states import can_split, merge_attn_states, p
 _QUERY_BLOCK = 512  # queries per call with a mask, so that memory is linear in the number of keys
 
 
-def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def attend(
+    call: AttentionCall,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    both_ways: bool = False,
+) -> torch.Tensor:
     """Attend causally, within the layer's sliding window, from the last Q of S tokens.
 
     Args:
@@ -19,19 +26,23 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
         queries: `[H, Q, D]`.
         keys: `[H_kv, S, D]`, rotated to their positions relative to the queries.
         values: `[H_kv, S, D_v]`.
+        both_ways: Attend from Q tokens to all keys instead. Not for a layer with a sliding window.
 
     Returns:
         `[H, Q, D_v]`.
     """
     count, length = queries.shape[1], keys.shape[1]
     if can_split(call, length):
+        if both_ways:
+            return partial_attention(call, queries, keys, values).out
         return _attend_unmasked(call, queries, keys, values)
-    if call.softcap is None and call.sinks is None and count == length and (call.sliding_window or length) >= length:
+    unmasked = both_ways or (count == length and (call.sliding_window or length) >= length)
+    if call.softcap is None and call.sinks is None and unmasked:
         return F.scaled_dot_product_attention(
             queries[None],
             keys[None],
             values[None],
-            is_causal=True,
+            is_causal=not both_ways,
             scale=call.scaling,
             dropout_p=call.dropout,
             enable_gqa=call.num_key_value_groups > 1,
@@ -39,17 +50,21 @@ def attend(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, value
     blocks = []
     for start in range(0, count, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, count)
+        if both_ways:
+            everything = torch.ones(stop - start, length, dtype=torch.bool, device=queries.device)
+            blocks.append(_attend_masked(call, queries[:, start:stop], keys, values, everything))
+            continue
         last = length - count + stop
         first = 0 if call.sliding_window is None else max(0, length - count + start + 1 - call.sliding_window)
-        blocks.append(_attend_masked(call, queries[:, start:stop], keys[:, first:last], values[:, first:last]))
+        visible = causal_mask(stop - start, last - first, call.sliding_window, queries.device)
+        blocks.append(_attend_masked(call, queries[:, start:stop], keys[:, first:last], values[:, first:last], visible))
     return torch.cat(blocks, dim=1)
 
 
 def _attend_masked(
-    call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attend causally from the last Q of S tokens with an explicit mask."""
-    mask = causal_mask(queries.shape[1], keys.shape[1], call.sliding_window, queries.device)
+    """Attend with an explicit boolean mask `[Q, S]`."""
     # Heads that share keys are stacked along the query dimension: one large product instead of several small ones.
     packed = queries.reshape(keys.shape[0], -1, queries.shape[-1])
     if call.softcap is not None or call.sinks is not None:

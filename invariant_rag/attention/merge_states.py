@@ -32,7 +32,7 @@ def can_split(call: AttentionCall, length: int) -> bool:
     """Return whether attention over `length` keys may be computed in parts: plain softmax attention on a CPU."""
     return (
         call.queries.device.type == "cpu"
-        and call.queries.shape[-1] == call.values.shape[-1]
+        and call.queries.shape[-1] >= call.values.shape[-1]
         and call.softcap is None
         and call.sinks is None
         and call.dropout == 0.0
@@ -56,7 +56,7 @@ def partial_attention(
         call: The layer's constants.
         queries: `[H, Q, D]`.
         keys: `[H_kv, S, D]`.
-        values: `[H_kv, S, D]`.
+        values: `[H_kv, S, D_v]`, at most as wide as the keys.
         is_causal: Query t sees the keys 0 to t.
         mask: Boolean `[Q, S]`: what each query sees, at least one key each. None: everything.
     """

@@ -26,6 +26,45 @@ _CPU_QUERY_BLOCK = 128  # the same on a CPU, over the heads that share keys, so 
 
 
 @dataclass(frozen=True)
+class _Spans:
+    """Where the segments of a set lie, as tensors: without them, N segments would take N² steps of Python.
+
+    Attributes:
+        starts: Memory index of the first token of each segment `[N]`.
+        lengths: `[N]`.
+        groups: For each length L, the segments of that length `[G]` and their tokens within the set `[G, L]`.
+    """
+
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    groups: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def of(cls, layout: Layout, call: AttentionCall, number: int) -> _Spans:
+        """Return those of one set, cached per prompt and layer."""
+        name = f"spans {number}"
+        if name not in call.scratch:
+            spans, device = layout.set_spans[number], call.keys.device
+            starts = torch.tensor([span.start for span in spans], device=device)
+            lengths = torch.tensor([len(span) for span in spans], device=device)
+            groups = []
+            for length in sorted({len(span) for span in spans} - {0}):
+                members = (lengths == length).nonzero()[:, 0]
+                first = starts[members] - spans[0].start
+                groups.append((members, first[:, None] + torch.arange(length, device=device)))
+            call.scratch[name] = cls(starts, lengths, groups)
+        known: _Spans = call.scratch[name]
+        return known
+
+    def means(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`; 0 for an empty one."""
+        means = weights.new_zeros(*weights.shape[:-1], len(self.lengths))
+        for members, tokens in self.groups:
+            means[..., members] = weights[..., tokens].sum(dim=-1) / tokens.shape[-1]
+        return means
+
+
+@dataclass(frozen=True)
 class _View:
     """The keys that a block of consecutive queries attends to, in addition to causal attention within the block.
 
@@ -74,8 +113,9 @@ def _text_view(arrangement: RankedArrangement, call: AttentionCall, block: Span,
             continue
         view.texts.append((Span(end, spans[0].start), 0))
         weights = torch.softmax(_unrotated_scores(arrangement.layout, call, block, index), dim=-1)
-        starts = _starts(arrangement, spans, _per_segment(weights, spans))
-        view.sets.append((index, starts - _natural_starts(spans, starts)))
+        places = _Spans.of(arrangement.layout, call, index)
+        starts = _starts(arrangement, places, places.means(weights))
+        view.sets.append((index, starts - places.starts))
         end = spans[-1].stop
     view.texts.append((Span(end, block.start), 0))
     return view
@@ -85,9 +125,10 @@ def _segment_view(arrangement: RankedArrangement, call: AttentionCall, number: i
     """Return the view of a segment: the other segments of its set, ranked for the whole segment, then itself."""
     spans = arrangement.layout.set_spans[number]
     segment, first = spans[own], spans[0].start
-    starts = _starts(arrangement, spans, _importance_to(arrangement.layout, call, number, own), last=own)
+    places = _Spans.of(arrangement.layout, call, number)
+    starts = _starts(arrangement, places, _importance_to(arrangement.layout, call, number, own), last=own)
     own_shift = spans[-1].stop - len(segment) - segment.start
-    shifts = starts - _natural_starts(spans, starts) - own_shift
+    shifts = starts - places.starts - own_shift
     return _View(segment, [(Span(0, first), -own_shift)], [(number, shifts)], own)
 
 
@@ -97,7 +138,7 @@ def _importance_to(layout: Layout, call: AttentionCall, number: int, own: int) -
     segment, first = spans[own], spans[0].start
     total = call.queries.new_zeros(call.queries.shape[0], 1, spans[-1].stop - first, dtype=torch.float32)
     if len(segment) == total.shape[-1]:
-        return _per_segment(total, spans)  # the other segments are empty
+        return _Spans.of(layout, call, number).means(total)  # the other segments are empty
     groups, on_cpu = call.num_key_value_groups, total.device.type == "cpu"
     heads_per_call = groups if on_cpu else total.shape[0]
     block = max(8, _CPU_QUERY_BLOCK // groups) if on_cpu else _QUERY_BLOCK
@@ -108,7 +149,7 @@ def _importance_to(layout: Layout, call: AttentionCall, number: int, own: int) -
             scores = _unrotated_scores(layout, call, queries, number, heads)
             scores[..., segment.start - first : segment.stop - first] = float("-inf")
             total[heads] += torch.softmax(scores, dim=-1).sum(dim=1, keepdim=True)
-    return _per_segment(total, spans)
+    return _Spans.of(layout, call, number).means(total)
 
 
 def _unrotated_keys(layout: Layout, call: AttentionCall) -> torch.Tensor:
@@ -138,27 +179,16 @@ def _unrotated_scores(
     return (packed @ keys.transpose(1, 2)).reshape(*unrotated.shape[:2], -1)
 
 
-def _per_segment(weights: torch.Tensor, spans: tuple[Span, ...]) -> torch.Tensor:
-    """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`; 0 for an empty one."""
-    parts = weights.split([len(span) for span in spans], dim=-1)
-    return torch.stack([part.sum(dim=-1) / max(part.shape[-1], 1) for part in parts], dim=-1)
-
-
-def _natural_starts(spans: tuple[Span, ...], like: torch.Tensor) -> torch.Tensor:
-    """Return the memory index of the first token of each segment `[N]`."""
-    return torch.tensor([span.start for span in spans], device=like.device)
-
-
 def _starts(
-    arrangement: RankedArrangement, spans: tuple[Span, ...], importance: torch.Tensor, last: int | None = None
+    arrangement: RankedArrangement, places: _Spans, importance: torch.Tensor, last: int | None = None
 ) -> torch.Tensor:
     """Return the start position of each segment after ranking by importance; both `[H, Q, N]`."""
     rank = -importance if arrangement.reverse else importance.clone()
     if last is not None:
         rank[..., last] = float("inf")
     far_to_near = torch.sort(rank, dim=-1, stable=True).indices  # ties in physical order
-    lengths = torch.tensor([len(span) for span in spans], device=rank.device)[far_to_near]
-    starts = lengths.cumsum(dim=-1) - lengths + spans[0].start
+    lengths = places.lengths[far_to_near]
+    starts = lengths.cumsum(dim=-1) - lengths + places.starts[0]
     return torch.empty_like(starts).scatter_(-1, far_to_near, starts)
 
 

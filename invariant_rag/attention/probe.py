@@ -1,9 +1,9 @@
-"""The probe at load time: whether a model is supported, and the rotary embedding of each layer.
+"""The probe at load time: whether a model is supported, and the position encoding of each layer.
 
-The probe does not depend on family names. It replaces attention by a function that returns each token's own value; then
-no token may influence another, and queries and keys of the same token at several positions must differ only by a
-rotation. Finally, our attention must reproduce the logits of the model's own. A model that fails raises
-`UnsupportedModel` with the reason.
+It replaces attention by a function that returns each token's own value; then no token may influence another, and
+queries and keys of the same token at several positions must differ only by a rotation. With ALiBi they must not differ
+at all, and the bias of a key must be a line over positions. Finally, our attention must reproduce the logits of the
+model's own. A model that fails raises `UnsupportedModel` with the reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag.arrangement import Layout, arrange_rows
-from invariant_rag.attention.hook import ArrangedAttention, LayerInputs, PromptState, override_attention
-from invariant_rag.attention.rope import Rotation, candidates, identify, reset_dynamic_rope
+from invariant_rag.attention.alibi import Alibi, find_slopes
+from invariant_rag.attention.dynamic_rope import private_dynamic_rope
+from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
+from invariant_rag.attention.inline import inline_attention
+from invariant_rag.attention.layer_inputs import LayerInputs
+from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.positions import PositionEncoding
+from invariant_rag.attention.rope import Rotation, candidates, identify
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
 
@@ -40,23 +46,24 @@ class _InputRecorder:
         return inputs.values.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
 
-def probe(model: PreTrainedModel) -> list[Rotation]:
-    """Return the rotary embedding of each layer. Runs three forward passes over a few tokens.
+def probe(model: PreTrainedModel) -> list[PositionEncoding]:
+    """Return the position encoding of each layer. Runs three forward passes over a few tokens.
 
     Raises:
-        UnsupportedModel: The model depends on token order by other means than causal attention with rotary positions;
-            the message gives the reason.
+        UnsupportedModel: The model depends on token order by other means than causal attention with rotary positions
+            or ALiBi; the message gives the reason.
     """
-    with torch.inference_mode(), reset_dynamic_rope(model):
+    with torch.inference_mode(), private_dynamic_rope(model):
         return _probe(model)
 
 
-def _probe(model: PreTrainedModel) -> list[Rotation]:
+def _probe(model: PreTrainedModel) -> list[PositionEncoding]:
     family = model.config.model_type
     config = model.config.get_text_config(decoder=True)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    is_inline = bool(inline_attention(model))
+    if not is_inline and not takes_position_ids(model):
         raise UnsupportedModel(f"{family}: its forward pass takes no position_ids, so it has no rotary positions")
-    if not model._can_set_attn_implementation():
+    if not is_inline and not model._can_set_attn_implementation():
         raise UnsupportedModel(f"{family}: its attention does not go through transformers' attention interface")
     recorder = _InputRecorder()
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
@@ -67,7 +74,9 @@ def _probe(model: PreTrainedModel) -> list[Rotation]:
     with override_attention(model, recorder):
         # Without a mask, transformers treats positions with gaps as several packed sequences.
         options = {"attention_mask": torch.ones_like(tokens), "use_cache": False}
-        logits = model(input_ids=tokens, position_ids=positions.expand(2, -1), **options).logits
+        if takes_position_ids(model):
+            options["position_ids"] = positions.expand(2, -1)
+        logits = model(input_ids=tokens, **options).logits
     layers = config.num_hidden_layers
     missing = sorted(set(range(layers)) - set(recorder.inputs))
     if missing:
@@ -83,7 +92,8 @@ def _probe(model: PreTrainedModel) -> list[Rotation]:
     states = [logits, *(inputs.queries.transpose(1, 2) for inputs in recorder.inputs.values())]
     if any(_relative_error(state[0, 1:], state[1, 1:]) > tolerance for state in states):
         raise UnsupportedModel(f"{family}: tokens influence later ones outside of attention")
-    choices, rotations = candidates(model), []
+    choices = candidates(model)
+    rotations: list[PositionEncoding] = []
     for layer in range(layers):
         inputs = recorder.inputs[layer]
         rotation = identify(choices, positions, [inputs.queries[0].cpu(), inputs.keys[0].cpu()], tolerance)
@@ -91,7 +101,7 @@ def _probe(model: PreTrainedModel) -> list[Rotation]:
             raise UnsupportedModel(
                 f"{family}: position changes the queries or keys of layer {layer} by more than a rotary embedding"
             )
-        rotations.append(rotation)
+        rotations.append(_position_encoding(family, inputs, rotation, tolerance))
     _compare_with_own_attention(model, rotations, tolerance)
     return rotations
 
@@ -106,7 +116,19 @@ def _check_inputs(family: str, recorder: _InputRecorder) -> None:
             raise UnsupportedModel(f"{family}: its attention is not causal")
 
 
-def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Rotation], tolerance: float) -> None:
+def _position_encoding(family: str, inputs: LayerInputs, rotation: Rotation, tolerance: float) -> PositionEncoding:
+    """Return ALiBi for a layer that adds biases to its scores, else its rotary embedding."""
+    if inputs.alibi is None:
+        return rotation
+    slopes = find_slopes(inputs.alibi.cpu(), tolerance)
+    if slopes is None or rotation.module is not None:
+        raise UnsupportedModel(
+            f"{family}: layer {inputs.layer} adds biases to its scores that are not those of ALiBi alone"
+        )
+    return Alibi(slopes)
+
+
+def _compare_with_own_attention(model: PreTrainedModel, rotations: list[PositionEncoding], tolerance: float) -> None:
     """Check that our attention with the arrangement of the plain model reproduces the model's logits."""
     config = model.config.get_text_config(decoder=True)
     length = min(12, config.vocab_size)
@@ -121,6 +143,12 @@ def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Rotation
             f"{model.config.model_type}: our attention does not reproduce the model's own logits (largest error "
             f"{error:.1e}, relative to the largest logit)"
         )
+
+
+@once_per_model
+def takes_position_ids(model: PreTrainedModel) -> bool:
+    """Return whether the model is told the positions of tokens. With ALiBi alone, it takes their indices."""
+    return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def input_device(model: PreTrainedModel) -> torch.device:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -10,8 +11,9 @@ import torch
 from invariant_rag.attention.call import AttentionCall
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import RowArrangement, Span, WeightedArrangement, Weighting
+    from invariant_rag.arrangement import RowArrangement, Span, Weighted, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
+    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 
 
 class Reference:
@@ -19,27 +21,31 @@ class Reference:
 
     name: ClassVar[str] = "reference"
 
+    def batch(self, *_: object) -> None:
+        """Compute each row of a batch by itself."""
+
     def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
         """Return outputs `[H, Q, D_v]` for rows that are the same for all heads."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
         for row in arrangement.rows_from(call.query_start, call.keys.shape[1]):
             keys = [(index, run.shift) for run in row.runs for index in range(run.start, run.stop)]
             for query in range(row.queries.start, row.queries.stop):
-                visible = [(i, i + shift) for i, shift in keys[: row.length - (row.queries.stop - 1 - query)]]
+                hidden = 0 if row.both_ways else row.queries.stop - 1 - query
+                visible = [(i, i + shift) for i, shift in keys[: row.length - hidden]]
                 for head in range(out.shape[0]):
                     out[head, query - call.query_start] = _attend_one_query(call, head, query, query, visible)
         return out.to(call.queries)
 
     def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return outputs `[H, Q, D_v]` for rows with reweighted attention to sets (APE, section 4)."""
+        """Return outputs `[H, Q, D_v]` for rows that weigh some of their keys."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
         for row in arrangement.rows_from(call.query_start, call.keys.shape[1]):
             keys = [(index, index + run.shift) for run in row.runs for index in range(run.start, run.stop)]
-            sets = arrangement.weighted_sets(row.queries.start)
+            weighted = arrangement.weighted_from(row.queries.start)
             for query in range(row.queries.start, row.queries.stop):
                 visible = keys[: row.length - (row.queries.stop - 1 - query)]
                 for head in range(out.shape[0]):
-                    out[head, query - call.query_start] = _attend_one_query(call, head, query, query, visible, sets)
+                    out[head, query - call.query_start] = _attend_one_query(call, head, query, query, visible, weighted)
         return out.to(call.queries)
 
     def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
@@ -52,6 +58,37 @@ class Reference:
                 out[head, query - call.query_start] = _attend_one_query(call, head, query, keys[-1][1], keys)
         return out.to(call.queries)
 
+    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return outputs `[H, Q, D_v]` for rows whose texts choose among the segments."""
+
+        def choose(queries: Span) -> list[list[float]]:
+            weights = [
+                _weights_of_one_query(call, head, query)
+                for head in range(call.queries.shape[0])
+                for query in range(queries.start, queries.stop)
+            ]
+            sets = arrangement.sets_before(queries)
+            return [[_largest(_largest(each[s.start : s.stop]) for each in weights) for s in spans] for spans in sets]
+
+        return self.rows(arrangement.resolve(call, choose), call)
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Return the sum of the five largest values."""
+    return math.fsum(sorted(values)[-5:])
+
+
+def _weights_of_one_query(call: AttentionCall, head: int, query: int) -> list[float]:
+    """Return the attention weights of one query over all keys up to its own, in float64."""
+    keys = call.keys[head // call.num_key_value_groups, : query + 1].double()
+    scores = (keys @ call.queries[head, query - call.query_start].double()) * call.scaling
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.sinks is not None:
+        scores = torch.cat((scores, call.sinks[head : head + 1].double()))
+    weights: list[float] = torch.softmax(scores, dim=0).tolist()
+    return weights
+
 
 def _attend_one_query(
     call: AttentionCall,
@@ -59,7 +96,7 @@ def _attend_one_query(
     query: int,
     position: int,
     keys: Sequence[tuple[int, int]],
-    sets: Sequence[tuple[Span, Weighting]] = (),
+    weighted: Weighted = (),
 ) -> torch.Tensor:
     """Return the attention output of one query `[D_v]`, in float64.
 
@@ -70,7 +107,7 @@ def _attend_one_query(
         position: Rotary position of the token in its row.
         keys: Memory index and rotary position of every key in the token's row, far to near, the token itself last.
             A sliding window covers the last keys of the row.
-        sets: Sets whose keys have a separate softmax, with their weighting.
+        weighted: Disjoint stretches of keys that have a separate softmax, with their weighting.
     """
     keys = keys if call.sliding_window is None else keys[-call.sliding_window :]
     kv = head // call.num_key_value_groups
@@ -86,10 +123,10 @@ def _attend_one_query(
     if call.sinks is not None:
         scores = torch.cat((scores, call.sinks[head : head + 1].double()))
         values = torch.cat((values, torch.zeros_like(values[:1])))
-    parts = [[i for i, (index, _) in enumerate(keys) if span.start <= index < span.stop] for span, _ in sets]
+    parts = [[i for i, (index, _) in enumerate(keys) if span.start <= index < span.stop] for span, _ in weighted]
     rest = [i for i in range(len(scores)) if not any(i in part for part in parts)]
     lses, outputs = [scores[rest].logsumexp(0)], [torch.softmax(scores[rest], dim=0) @ values[rest]]
-    for part, (_, weighting) in zip(parts, sets, strict=True):
+    for part, (_, weighting) in zip(parts, weighted, strict=True):
         if part:
             inside = scores[part] / weighting.temperature
             lses.append(weighting.factor * inside.logsumexp(0) + weighting.offset)
@@ -111,19 +148,26 @@ class _Ranking:
         """Return the keys of one query, far to near: memory index, and position in the row."""
         order: list[int] = []
         end = 0
+        own_set, own = self._own(query)
         for number, spans in enumerate(self._arrangement.layout.set_spans):
-            if not spans or query < spans[0].start:
-                continue
+            if not spans or query < spans[0].start or own_set not in (None, number):
+                continue  # a set sees the sets before it as a text
             order += range(end, spans[0].start)
-            own = next((i for i, span in enumerate(spans) if span.start <= query < span.stop), None)
-            for i in self._arrangement.far_to_near(self._importance(head, query, number, own)):
-                if i != own:
+            inside = own if own_set == number else None
+            for i in self._arrangement.far_to_near(self._importance(head, query, number, inside)):
+                if i != inside:
                     order += range(spans[i].start, spans[i].stop)
-            end = spans[-1].stop if own is None else spans[own].start
-            if own is not None:
-                break
+            end = spans[-1].stop if inside is None else spans[inside].start
         order += range(end, query + 1)
         return list(zip(order, range(len(order)), strict=True))
+
+    def _own(self, query: int) -> tuple[int | None, int | None]:
+        """Return the set that holds a token, and its segment there; None and None for a token of a text."""
+        for number, spans in enumerate(self._arrangement.layout.set_spans):
+            for i, span in enumerate(spans):
+                if span.start <= query < span.stop:
+                    return number, i
+        return None, None
 
     def _importance(self, head: int, query: int, number: int, own: int | None) -> list[float]:
         """Return the importance of each segment of a set to a token, or to its whole segment if it is in the set."""

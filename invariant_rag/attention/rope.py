@@ -7,16 +7,17 @@ reproduces the layer's queries and keys is selected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.dynamic_rope import current_module
 
-_DYNAMIC_ROPE_TYPES = ("dynamic", "longrope")
+if TYPE_CHECKING:
+    from invariant_rag.arrangement import Arrangement
+    from invariant_rag.attention.call import AttentionCall
 
 
 @dataclass(eq=False)
@@ -25,8 +26,8 @@ class Rotation:
 
     Attributes:
         module: The model's rotary module; None for a layer that does not rotate.
-        buffer: Name of the buffer with its inverse frequencies `[R / 2]`. It is looked up at every call, since dynamic
-            scalings replace it for sequences beyond the training length.
+        buffer: Name of the buffer with its inverse frequencies `[R / 2]`. It is looked up at every call, in the module
+            that this thread uses, since dynamic scalings replace it for sequences beyond the training length.
         interleaved: Whether dimension pairs are (0, 1), (2, 3)... instead of (0, R/2), (1, R/2 + 1)...
     """
 
@@ -35,9 +36,13 @@ class Rotation:
     interleaved: bool = False
     _tables: dict[object, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
 
+    def encoded(self, call: AttentionCall, arrangement: Arrangement) -> AttentionCall:
+        """Return the call as it is: its queries and keys are already rotated."""
+        return call
+
     def frequencies(self) -> torch.Tensor:
         """Return the current inverse frequencies `[R / 2]`."""
-        frequencies: torch.Tensor = getattr(self.module, self.buffer)
+        frequencies: torch.Tensor = getattr(current_module(self.module), self.buffer)
         return frequencies
 
     def rotate(self, x: torch.Tensor, shift: int) -> torch.Tensor:
@@ -53,6 +58,14 @@ class Rotation:
             return x
         angles = shifts.double()[..., None] * self.frequencies().to(shifts.device).double()
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
+
+    def rotate_by_table(self, x: torch.Tensor, shifts: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """Rotate `x` `[..., D]` by `shifts[which]`: `shifts` `[U]` and indices `[...]`; returns the dtype of `x`."""
+        if self.module is None:
+            return x
+        angles = shifts.double()[:, None] * self.frequencies().to(shifts.device).double()
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return self._apply(x, angles.cos().to(wide)[which], angles.sin().to(wide)[which]).to(x.dtype)
 
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Rotate `x` `[..., D]` by `shifts` `[...]`, with cached tables of cosines and sines; returns float32.
@@ -100,11 +113,33 @@ class Rotation:
 def candidates(model: nn.Module) -> list[Rotation]:
     """Return all rotary embeddings that the model's modules may use, including none."""
     found = [Rotation(None)]
+    table_found = False
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:
                 found += [Rotation(module, name, interleaved) for interleaved in (False, True)]
+            if name == "embed_positions" and buffer.ndim == 2 and not table_found:  # the same in every layer
+                table_found = True
+                found += [Rotation(_frequencies_of(buffer), "inv_freq", interleaved) for interleaved in (False, True)]
     return found
+
+
+def _frequencies_of(table: torch.Tensor) -> nn.Module:
+    """Return a module with the inverse frequencies of a table of sines and cosines `[positions, R]` (GPT-J, CodeGen).
+
+    They are the angles of position 1. The angles of positions 2, 4, 8... make them more exact, if their turns are known
+    from the position before.
+    """
+    sines, cosines = table.double().cpu().chunk(2, dim=-1)
+    angles, position = torch.atan2(sines, cosines), 1
+    frequencies = angles[1]
+    while 2 * position < len(table):
+        position *= 2
+        turns = ((frequencies * position - angles[position]) / (2 * torch.pi)).round()
+        frequencies = (angles[position] + 2 * torch.pi * turns) / position
+    module = nn.Module()
+    module.register_buffer("inv_freq", frequencies.to(table.device))
+    return module
 
 
 def identify(
@@ -135,45 +170,3 @@ def identify(
 
     best = min(rotations, key=error)
     return best if error(best) <= tolerance else None
-
-
-def has_dynamic_rope(model: nn.Module) -> bool:
-    """Return whether the model's rotary frequencies depend on the sequence length (dynamic NTK, LongRoPE)."""
-    return bool(_dynamic_rope_modules(model))
-
-
-@once_per_model
-def _dynamic_rope_modules(model: nn.Module) -> list[nn.Module]:
-    modules = [(module, str(getattr(module, "rope_type", ""))) for module in model.modules()]
-    return [module for module, rope_type in modules if any(kind in rope_type for kind in _DYNAMIC_ROPE_TYPES)]
-
-
-def reset_dynamic_rope(model: nn.Module) -> AbstractContextManager[None]:
-    """Reset length-dependent rotary frequencies to those of a newly loaded model; restore the current ones on exit.
-
-    Dynamic scalings store the longest sequence so far, so a prompt could give another answer after a longer one.
-    """
-    modules = _dynamic_rope_modules(model)
-    return _reset_dynamic_rope(modules) if modules else nullcontext()
-
-
-@contextmanager
-def _reset_dynamic_rope(modules: Sequence[nn.Module]) -> Iterator[None]:
-    saved: list[tuple[nn.Module, dict[str, torch.Tensor | None], dict[str, int | float | torch.Tensor]]] = []
-    for module in modules:
-        plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | torch.Tensor)}
-        saved.append((module, dict(module._buffers), plain))
-        for name in list(module._buffers):
-            if name.endswith("original_inv_freq"):
-                current = name.replace("original_inv_freq", "inv_freq")
-                module._buffers[current] = getattr(module, name).clone()
-        for name in plain:
-            if name.endswith("max_seq_len_cached"):
-                setattr(module, name, module.original_max_seq_len)
-    try:
-        yield
-    finally:
-        for module, buffers, plain in saved:
-            module._buffers.update(buffers)
-            for name, value in plain.items():
-                setattr(module, name, value)

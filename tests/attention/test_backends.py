@@ -38,7 +38,7 @@ def test_a_backend_is_available_if_it_can_be_had_and_is_refused_otherwise(backen
 def test_without_the_flex_attention_of_pytorch_the_other_backends_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "invariant_rag.attention.flex", raising=False)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.flex_attention", ModuleType("flex_attention"))
-    assert available_backends() == ("reference", "sdpa")
+    assert available_backends() == ("reference", "sdpa", "varlen")
     with pytest.raises(UnsupportedCombination, match=r"2\.9"):
         resolve_backend("flex")
 

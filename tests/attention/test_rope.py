@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from invariant_rag.attention.probe import probe
-from invariant_rag.attention.rope import Rotation, identify
+from invariant_rag.attention.rope import Rotation, candidates, identify
 from invariant_rag.testing.families import tiny_model
 
 
@@ -79,3 +79,13 @@ def test_a_model_in_bfloat16_is_probed_alike() -> None:
     single = probe(tiny_model("glm4"))
     half = probe(tiny_model("glm4").to(torch.bfloat16))
     assert [each.interleaved for each in half] == [each.interleaved for each in single] == [True] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frequencies_of_a_table_of_sines_are_exact_in_half_precision_too(dtype: torch.dtype) -> None:
+    """GPT-J keeps a table `[positions, R]` in each layer. The angles of its last position are nearly exact."""
+    model = tiny_model("gptj", max_position_embeddings=2048).to(dtype)
+    found = [each.frequencies() for each in candidates(model) if each.module is not None]
+    exact = 10000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    assert len(found) == 2, "one for each layout, from the first layer"
+    torch.testing.assert_close(found[0], exact, atol=1e-5, rtol=0)

@@ -1,0 +1,174 @@
+"""One call of a kernel: packed queries, how they are turned and weighed, and where their results go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from invariant_rag.arrangement import Span, Weighting
+from invariant_rag.attention.call import BatchCall
+from invariant_rag.attention.positions import PositionEncoding
+from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel
+from invariant_rag.attention.varlen.windows import Window
+
+_MOST_COPIES, _MOST_QUERIES = 4, 1 << 16
+"""A call packs as many copies of all queries, or as many queries if that is more, so that memory stays linear."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """By how many positions packed tokens are turned.
+
+    Attributes:
+        shifts: The shifts that occur `[U]`.
+        which: The shift of each token `[T, 1]`.
+    """
+
+    shifts: torch.Tensor
+    which: torch.Tensor
+
+    @classmethod
+    def of(cls, shifts: Sequence[int], device: torch.device) -> Turn | None:
+        """Return the turn of tokens by these shifts; None where all of them are 0."""
+        distinct = sorted(set(shifts))
+        if distinct in ([], [0]):
+            return None
+        places = {shift: place for place, shift in enumerate(distinct)}
+        which = torch.tensor([places[shift] for shift in shifts], device=device)
+        return cls(torch.tensor(distinct, device=device), which[:, None])
+
+    def turned(self, x: torch.Tensor, rotation: PositionEncoding) -> torch.Tensor:
+        """Return tokens `[T, H, D]`, turned."""
+        return rotation.rotate_by_table(x, self.shifts, self.which)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the results of packed queries are weighed.
+
+    Attributes:
+        temperatures: `[T, 1, 1]`.
+        factors: `[T, 1]`.
+        offsets: `[T, 1]`.
+    """
+
+    temperatures: torch.Tensor
+    factors: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def of(cls, windows: Sequence[Window], device: torch.device) -> Weights | None:
+        """Return the weights of the queries of some windows; None where nothing is weighed."""
+        weightings = [window.weighting for window in windows for _ in range(len(window.queries))]
+        if set(weightings) <= {Weighting()}:
+            return None
+
+        def column(name: str) -> torch.Tensor:
+            return torch.tensor([getattr(each, name) for each in weightings], device=device)[:, None]
+
+        return cls(column("temperature")[..., None], column("factor"), column("offset"))
+
+
+def attend_packed(
+    kernel: VarlenKernel,
+    packed: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    windows: PackedWindows,
+    scaling: float,
+    weights: Weights | None,
+) -> Attended:
+    """Call a kernel, and weigh what it gives."""
+    if weights is None:
+        return kernel(packed, keys, values, windows, scaling)
+    sharpened = (packed / weights.temperatures).to(packed.dtype)
+    out, lse = kernel(sharpened, keys, values, windows, scaling)
+    return Attended(out, lse * weights.factors + weights.offsets)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One call for windows in slots. T is the number of packed queries, M that of slots, and Q that of all queries.
+
+    Attributes:
+        windows: What each packed query sees.
+        queries: Which queries are packed `[T]`.
+        slot_of: The slot of each packed query, among all slots `[T]`.
+        turn: How they are turned; None: not at all.
+        weights: How their results are weighed; None: as they are.
+        slots: Where the result of each query stands among those packed, or behind them if it has none `[M, Q]`.
+    """
+
+    windows: PackedWindows
+    queries: torch.Tensor
+    slot_of: torch.Tensor
+    turn: Turn | None
+    weights: Weights | None
+    slots: torch.Tensor
+
+    def attend(
+        self, kernel: VarlenKernel, call: BatchCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> Attended:
+        """Return what each query gets from all of its windows."""
+        packed = queries[self.queries]
+        if self.turn is not None:
+            packed = self.turn.turned(packed, call.rotation)
+        out, lse = attend_packed(kernel, packed, keys, values, self.windows, call.scaling, self.weights)
+        return merge_slots(self.in_slots(out), self.in_slots(lse, -torch.inf))
+
+    def in_slots(self, packed: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
+        """Return packed results by slot `[M, Q, H, ...]`, with a number where a query has none."""
+        return torch.cat((packed, torch.full_like(packed[:1], missing)))[self.slots]
+
+
+def merge(one: Attended, other: Attended) -> Attended:
+    """Merge attention to disjoint keys; where a log-sum-exp is minus infinity there were none."""
+    lse = torch.logaddexp(one.lse, other.lse)
+    out = one.out * (one.lse - lse).exp()[..., None] + other.out * (other.lse - lse).exp()[..., None]
+    return Attended(out.to(one.out.dtype), lse)
+
+
+def merge_slots(outs: torch.Tensor, lses: torch.Tensor) -> Attended:
+    """Merge attention to disjoint keys in slots `[M, Q, H, D]` and `[M, Q, H]`."""
+    if outs.shape[0] == 1:
+        return Attended(outs[0], lses[0])
+    lse = lses.logsumexp(dim=0)
+    weights = (lses - lse).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
+    return Attended((outs * weights[..., None]).sum(dim=0).to(outs.dtype), lse)
+
+
+def make_passes(slots: Sequence[Sequence[Window]], num_queries: int, device: torch.device) -> tuple[Pass, ...]:
+    """Return the calls for windows in slots, as many slots a call as hold a few copies of all queries."""
+    counts = [sum(len(window.queries) for window in slot) for slot in slots]
+    most = max(_MOST_COPIES * num_queries, _MOST_QUERIES)
+    starts = [0] if slots else []
+    for number in range(1, len(slots)):
+        if sum(counts[starts[-1] : number + 1]) > most:
+            starts.append(number)
+    chunks = zip(starts, [*starts[1:], len(slots)], strict=False)
+    return tuple(_make_pass(slots[start:stop], start, num_queries, device) for start, stop in chunks)
+
+
+def _make_pass(slots: Sequence[Sequence[Window]], start: int, num_queries: int, device: torch.device) -> Pass:
+    windows = [window for slot in slots for window in slot]
+    queries = [[index for window in slot for index in _indices(window.queries)] for slot in slots]
+    counts = torch.tensor(list(map(len, queries)))
+    packed = torch.tensor(list(chain.from_iterable(queries)))
+    places = torch.full((len(slots), num_queries), len(packed))
+    slot_of = torch.arange(len(slots)).repeat_interleave(counts)
+    places[slot_of, packed] = torch.arange(len(packed))
+    return Pass(
+        PackedWindows.of([len(window.queries) for window in windows], [w.keys for w in windows], False, device),
+        packed.to(device),
+        (slot_of + start).to(device),
+        Turn.of([-window.shift for window in windows for _ in _indices(window.queries)], device),
+        Weights.of(windows, device),
+        places.to(device),
+    )
+
+
+def _indices(span: Span) -> range:
+    return range(span.start, span.stop)

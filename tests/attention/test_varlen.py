@@ -1,0 +1,157 @@
+"""The backend `varlen`: its windows say what the rows say, its kernels agree, and its calls do not grow."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from invariant_rag import InvariantModel
+from invariant_rag.arrangement import Arrangement, Layout, Span
+from invariant_rag.attention.call import AttentionCall, BatchCall
+from invariant_rag.attention.reference import Reference
+from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.varlen import Dense, Grouped, Varlen, VarlenKernel, fastest_kernel
+from invariant_rag.attention.varlen.kernels import PackedWindows, difference
+from invariant_rag.methods import METHODS, resolve_method
+from invariant_rag.testing import random_prompt
+
+HEADS, KEY_HEADS, SIZE = 4, 2, 16
+WINDOWED = [name for name in METHODS if name not in {"set-llm", "shared-sink-topk"}]
+
+
+class _Frequencies(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 10_000.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE))
+
+
+def _arrangement(method: str, chance: random.Random) -> Arrangement:
+    counts = chance.choice(([3], [1], [5], [2, 3], [1, 1, 2], [0, 4]))
+    sets = tuple(tuple(chance.randint(1, 6) for _ in range(count)) for count in counts)
+    texts = (chance.randint(0, 4), *(chance.randint(0, 5) for _ in counts[1:]), chance.randint(1, 5))
+    return resolve_method(method).arrange(Layout(texts, sets))
+
+
+def _batch(arrangements: Sequence[Arrangement], num_queries: int | None = None) -> tuple[list[int], BatchCall]:
+    lengths = [each.layout.length for each in arrangements]
+    longest = max(lengths)
+    keys, values = (torch.randn(len(lengths), KEY_HEADS, longest, SIZE, dtype=torch.float64) for _ in range(2))
+    queries = torch.randn(len(lengths), HEADS, num_queries or longest, SIZE, dtype=torch.float64)
+    rotation = Rotation(_Frequencies(), "inv_freq")
+    return [longest - length for length in lengths], BatchCall(queries, keys, values, rotation, SIZE**-0.5)
+
+
+def _by_reference(arrangement: Arrangement, padding: int, call: BatchCall, row: int) -> torch.Tensor:
+    skipped = max(0, padding - (call.keys.shape[2] - call.queries.shape[2]))
+    one = AttentionCall(
+        call.queries[row, :, skipped:],
+        call.keys[row, :, padding:],
+        call.values[row, :, padding:],
+        call.rotation,
+        call.scaling,
+        sinks=call.sinks,
+    )
+    return arrangement.attend(Reference(), one).transpose(0, 1)
+
+
+@pytest.mark.parametrize("kernel", [Dense(), Grouped()], ids=lambda each: each.name)
+@pytest.mark.parametrize("method", WINDOWED)
+def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method: str, kernel: VarlenKernel) -> None:
+    chance = random.Random(method)
+    for size in (1, 3):
+        arrangements = [_arrangement(method, chance) for _ in range(size)]
+        padding, call = _batch(arrangements)
+        found = Varlen(kernel).batch(arrangements, padding, call, {})
+        assert found is not None
+        for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
+            expected = _by_reference(arrangement, padded, call, row)
+            torch.testing.assert_close(found[row, padded:], expected, atol=1e-6, rtol=1e-5)
+        assert torch.isfinite(found).all()
+
+
+def test_the_last_text_alone_and_sinks_are_attended_to_in_a_batch() -> None:
+    chance = random.Random(1)
+    arrangements = [_arrangement("rotor", chance) for _ in range(3)]
+    padding, call = _batch(arrangements, num_queries=1)
+    call = BatchCall(**{**vars(call), "sinks": torch.randn(HEADS)})
+    found = Varlen(Dense()).batch(arrangements, padding, call, {})
+    assert found is not None
+    for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
+        expected = _by_reference(arrangement, padded, call, row)
+        torch.testing.assert_close(found[row], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"softcap": 5.0}, {"dropout": 0.1}, {"sliding_window": 3}])
+def test_layers_that_no_such_kernel_computes_are_left_to_the_other_backend(change: dict[str, Any]) -> None:
+    arrangements = [_arrangement("rotor", random.Random(0))]
+    padding, call = _batch(arrangements)
+    assert Varlen().batch(arrangements, padding, BatchCall(**{**vars(call), **change}), {}) is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_logits_are_those_of_the_reference(llama: PreTrainedModel, method: str) -> None:
+    prompt = random_prompt(random.Random(0), (3, 5, 2))
+    expected = InvariantModel(llama, method=method, backend="reference").logits(prompt)
+    found = InvariantModel(llama, method=method, backend="varlen").logits(prompt)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+class _Operators(TorchDispatchMode):
+    """Counts the operators of PyTorch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter[str]()
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["rotor", "isolated", "set-based", "parallel-windows", "ape", "structured", "pine"])
+def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method: str) -> None:
+    def count(prompts: int, segments: int) -> Counter[str]:
+        layout = Layout((3, 4), ((3,) * segments,))
+        arrangements = [resolve_method(method).arrange(layout) for _ in range(prompts)]
+        padding, call = _batch(arrangements)
+        backend, plans = Varlen(Dense()), dict[Any, Any]()
+        assert backend.batch(arrangements, padding, call, plans) is not None
+        with _Operators() as operators:
+            backend.batch(arrangements, padding, call, plans)
+        return operators.calls
+
+    few = count(2, 3)
+    assert count(2, 30) == few
+    assert count(8, 5) == few
+    assert few["aten.repeat_interleave.Tensor"] == (4 if method == "pine" else 2), "calls of the kernel per layer"
+    assert not any("item" in name or "nonzero" in name for name in few), "the device would be waited for"
+
+
+def test_a_kernel_that_is_wrong_is_found_out() -> None:
+    class Wrong(Dense):
+        def __call__(self, queries: Any, keys: Any, values: Any, windows: PackedWindows, scaling: float) -> Any:
+            out, lse = super().__call__(queries, keys, values, windows, scaling)
+            return out, lse + 1
+
+    cpu = torch.device("cpu")
+    assert not difference(Dense(), cpu, torch.float32)
+    assert not difference(Grouped(), cpu, torch.bfloat16)
+    assert "not those" in difference(Wrong(), cpu, torch.float32)
+    assert fastest_kernel(cpu, torch.float32).name == "grouped"
+
+
+def test_kernels_agree_on_windows_that_overlap() -> None:
+    queries, keys = torch.randn(9, HEADS, SIZE), torch.randn(14, KEY_HEADS, SIZE)
+    for is_causal in (True, False):
+        windows = PackedWindows.of((4, 5), [Span(0, 9), Span(3, 14)], is_causal, torch.device("cpu"))
+        for found, expected in zip(
+            Grouped()(queries, keys, keys, windows, 0.3), Dense()(queries, keys, keys, windows, 0.3), strict=True
+        ):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
