@@ -38,6 +38,8 @@ def resolve_intervention(
         if intervention not in INTERVENTIONS:
             raise UnknownName("intervention", intervention, INTERVENTIONS)
         intervention = INTERVENTIONS[intervention].for_model(model)
+    if not isinstance(intervention, Intervention):
+        raise UnknownName("intervention", intervention, INTERVENTIONS)
     if not isinstance(method, Sequential):
         raise UnsupportedCombination(
             f"expected the method 'sequential' with the intervention {intervention.name!r}, got {method.name!r}, "

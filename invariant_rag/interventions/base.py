@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
-from invariant_rag.attention.hook import LayerInputs, PromptState, unpad_row
+from invariant_rag.attention.hook import PromptState, rows_per_prompt, unpad_row
 from invariant_rag.attention.kernels import attend
+from invariant_rag.attention.layer_inputs import LayerInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from invariant_rag.attention.call import AttentionCall
-    from invariant_rag.attention.rope import Rotation
+    from invariant_rag.attention.positions import PositionEncoding
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,19 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """The prompts of a batch, and the rotary embeddings of the layers.
+    """The prompts of a batch, and the position encodings of the layers.
 
     Attributes:
         prompts: The prompts. Each has the same number of consecutive rows in the batch (beams, candidates).
-        rotations: The rotary embedding of each layer.
+        rotations: The position encoding of each layer.
     """
 
     prompts: Sequence[PromptState]
-    rotations: Sequence[Rotation]
+    rotations: Sequence[PositionEncoding]
 
     def rows(self, inputs: LayerInputs) -> Iterator[BatchRow]:
         """Yield the rows of the batch for one layer."""
-        repeats = inputs.queries.shape[0] // len(self.prompts)
+        repeats = rows_per_prompt(inputs, self.prompts)
         for index in range(inputs.queries.shape[0]):
             prompt = self.prompts[index // repeats]
             call, padded_queries = unpad_row(inputs, index, prompt, self.rotations[inputs.layer])

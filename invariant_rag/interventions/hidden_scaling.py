@@ -1,36 +1,29 @@
-"""Positional hidden-state scaling: the last token's queries and all keys use scaled hidden states."""
+"""Positional hidden-state scaling: the last tokens' queries and all keys use scaled hidden states."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
-from invariant_rag.attention.hook import LayerInputs, active_attention, override_attention
+from invariant_rag.attention.hook import active_attention, override_attention
 from invariant_rag.attention.kernels import attend
+from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
+from invariant_rag.interventions.published_scalings import PUBLISHED, Source
 
-PUBLISHED: dict[str, tuple[int, float, range]] = {
-    "meta-llama/Llama-2-7b-chat-hf": (2393, -1.0, range(10, 26)),
-    "meta-llama/Llama-2-13b-chat-hf": (4283, -1.0, range(10, 35)),
-    "lmsys/vicuna-7b-v1.5-16k": (2393, 0.0, range(10, 26)),
-    "lmsys/vicuna-13b-v1.5-16k": (4923, 0.0, range(10, 35)),
-    "mistralai/Mistral-7B-Instruct-v0.2": (213, 0.0, range(10, 26)),
-    "google/gemma-1.1-7b-it": (1665, 0.0, range(10, 23)),
-    "Qwen/Qwen1.5-7B-Chat": (1081, 0.2, range(10, 26)),
-    "mosaicml/mpt-30b-chat": (6926, 0.0, range(10, 43)),
-}
-"""Dimension, factor and layers of arXiv 2406.02536, table 5, by hub id."""
+if TYPE_CHECKING:
+    from invariant_rag.attention.call import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -41,13 +34,21 @@ class HiddenScaling(Intervention):
     last prompt token and every generated token attend with these queries and keys, to unscaled values. All earlier
     tokens attend as in the plain model. The cache stores the scaled keys.
 
+    Ablations of table 3: two dimensions in `dimensions`, `last_tokens=16`, and `last_tokens=None` for all tokens.
+    `skip_first` and `scale_values` are settings of the published code (`skip_first`, `change_value`). That code counts
+    from the start of each forward pass, so that it cannot decode with 16 last tokens, and leaves generated tokens
+    unscaled with `skip_first`; here every generated token is a last token.
+
     Attributes:
         dimensions: Hidden dimensions to scale.
         factor: Scaling factor.
         layers: Layer indices, from 0.
+        last_tokens: Number of tokens at the end of the prompt that attend with scaled states; None for all tokens.
+        skip_first: Number of tokens at the start of the prompt whose states are never scaled.
+        scale_values: Whether these tokens attend to values of scaled states too.
 
     Raises:
-        InvalidChoice: `dimensions` or `layers` is empty or has a negative index.
+        InvalidChoice: `dimensions` or `layers` is empty or has a negative index, or a number of tokens is too small.
     """
 
     name: ClassVar[str] = "hidden-scaling"
@@ -58,31 +59,54 @@ class HiddenScaling(Intervention):
     factor: float
     layers: tuple[int, ...]
 
-    def __init__(self, dimensions: int | Iterable[int], factor: float, layers: Iterable[int]) -> None:
-        dimensions = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
-        for attribute, value in (("dimensions", dimensions), ("factor", float(factor)), ("layers", tuple(layers))):
-            object.__setattr__(self, attribute, value)
-        for attribute in ("dimensions", "layers"):
-            indices = getattr(self, attribute)
+    last_tokens: int | None = 1
+    skip_first: int = 0
+    scale_values: bool = False
+
+    def __init__(
+        self,
+        dimensions: int | Iterable[int],
+        factor: float,
+        layers: Iterable[int],
+        *,
+        last_tokens: int | None = 1,
+        skip_first: int = 0,
+        scale_values: bool = False,
+    ) -> None:
+        indices = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
+        values = (indices, float(factor), tuple(layers), last_tokens, skip_first, scale_values)
+        for attribute, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, attribute.name, value)
+        for name in ("dimensions", "layers"):
+            indices = getattr(self, name)
             if not indices or min(indices) < 0:
-                raise InvalidChoice(f"{attribute}: expected one or more indices of at least 0, got {indices}")
+                raise InvalidChoice(f"{name}: expected one or more indices of at least 0, got {indices}")
+        if last_tokens is not None and last_tokens < 1:
+            raise InvalidChoice(f"last_tokens: expected at least 1, or None for all tokens, got {last_tokens}")
+        if skip_first < 0:
+            raise InvalidChoice(f"skip_first: expected at least 0, got {skip_first}")
 
     @classmethod
-    def published(cls, model: str) -> Self:
-        """Return the paper's parameters for a model, given its hub id or the last part of it.
+    def published(cls, model: str, source: Source = "paper") -> Self:
+        """Return the published parameters for a model, given its hub id or the last part of it.
 
         >>> HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2").dimensions
         (213,)
+        >>> [HiddenScaling.published("Qwen1.5-7B-Chat", source).factor for source in ("paper", "code")]
+        [0.2, 0.0]
 
         Raises:
-            UnknownName: The paper has no parameters for it; `invariant-rag search-dimension` finds them.
+            UnknownName: No such source, or it has no parameters for the model; `invariant-rag search-dimension` finds
+                them.
         """
-        published = {_short_name(name): parameters for name, parameters in PUBLISHED.items()}
+        if source not in PUBLISHED:
+            raise UnknownName("source of published parameters", source, PUBLISHED)
+        published = {_short_name(name): parameters for name, parameters in PUBLISHED[source].items()}
         if _short_name(model) not in published:
             raise UnknownName(
                 "model in the published table",
                 model,
-                PUBLISHED,
+                PUBLISHED[source],
                 hint="`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them.",
             )
         return cls(*published[_short_name(model)])
@@ -105,9 +129,12 @@ class HiddenScaling(Intervention):
             InvalidChoice: The file does not contain parameters.
         """
         try:
-            parameters = json.loads(Path(path).read_text())
-            return cls(parameters["dimensions"], parameters["factor"], parameters["layers"])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            given = json.loads(Path(path).read_text())
+            options = {name: given[name] for name in ("last_tokens", "skip_first", "scale_values") if name in given}
+            return cls(given["dimensions"], given["factor"], given["layers"], **options)
+        except InvalidChoice:
+            raise
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidChoice(f"expected a JSON object with dimensions, factor and layers in {path}") from error
 
     def save(self, path: str | Path) -> None:
@@ -116,7 +143,7 @@ class HiddenScaling(Intervention):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the parameters as JSON-serialisable data."""
-        return {"dimensions": list(self.dimensions), "factor": self.factor, "layers": list(self.layers)}
+        return {**asdict(self), "dimensions": list(self.dimensions), "layers": list(self.layers)}
 
     def check(self, model: PreTrainedModel) -> None:
         """Raise UnsupportedCombination if the model has fewer dimensions or layers."""
@@ -153,16 +180,15 @@ def _short_name(model: str) -> str:
 
 @dataclass
 class _ScaledProjections:
-    """Queries `[B, H, Q, D]` and keys `[B, H_kv, Q, D]` of a layer's scaled input, and the cache to update."""
+    """Queries, keys and values of a layer's scaled input, as the layer passes them on, and the cache to update."""
 
     cache: Cache | None
-    queries: torch.Tensor | None = None
-    keys: torch.Tensor | None = None
+    inputs: LayerInputs | None = None
 
 
 @dataclass(eq=False)
 class _ScaledAttention:
-    """An attention function, and a forward pre-hook that computes queries and keys of the scaled input."""
+    """An attention function, and a forward pre-hook that projects the scaled input."""
 
     scaling: HiddenScaling
     batch: PromptBatch
@@ -170,7 +196,7 @@ class _ScaledAttention:
     capturing: bool = field(default=False)
 
     def project_scaled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the attention module on a scaled input, without a cache, and capture its queries and keys.
+        """Run the attention module on a scaled input, without a cache, and capture its projections.
 
         The module applies its own norms, biases and rotary embedding, so this works for every model family.
         """
@@ -200,31 +226,46 @@ class _ScaledAttention:
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Compute one layer's attention: `[B, Q, H, D_v]`."""
         if self.capturing and self.scaled is not None:
-            self.scaled.queries, self.scaled.keys = inputs.queries, inputs.keys
+            self.scaled.inputs = inputs
             shape = (inputs.queries.shape[0], inputs.queries.shape[2], inputs.queries.shape[1], inputs.values.shape[3])
             return inputs.values.new_zeros(shape)
-        scaled, self.scaled = self.scaled, None
-        rows = self.batch.rows(inputs)
-        if scaled is None or scaled.queries is None or scaled.keys is None:
-            return stack_rows([(row, plain_attention(row.call)) for row in rows])
-        keys = torch.cat((inputs.keys[:, :, : -scaled.keys.shape[2]], scaled.keys), dim=2)
-        if scaled.cache is not None:
-            layer: Any = scaled.cache.layers[inputs.layer]
-            layer.keys = keys
-        return stack_rows([(row, _attend_scaled(row, scaled.queries[row.index], keys[row.index])) for row in rows])
+        projections, self.scaled = self.scaled, None
+        if projections is None or projections.inputs is None:
+            return stack_rows([(row, plain_attention(row.call)) for row in self.batch.rows(inputs)])
+        scaled = self._merge(inputs, projections.inputs)
+        if projections.cache is not None:
+            layer: Any = projections.cache.layers[inputs.layer]
+            layer.keys, layer.values = scaled.keys, scaled.values
+        rows = zip(self.batch.rows(inputs), self.batch.rows(scaled), strict=True)
+        return stack_rows([(plain, self._attend(plain, modified.call)) for plain, modified in rows])
 
+    def _merge(self, inputs: LayerInputs, scaled: LayerInputs) -> LayerInputs:
+        """Return a layer's inputs with the scaled keys (and values) of its new tokens, except the skipped ones."""
+        new = scaled.keys.shape[2]
+        keys = torch.cat((inputs.keys[:, :, :-new], scaled.keys), dim=2)
+        values = inputs.values
+        if self.scaling.scale_values:
+            values = torch.cat((values[:, :, :-new], scaled.values), dim=2)
+        if self.scaling.skip_first:
+            columns = torch.arange(keys.shape[2], device=keys.device)
+            padding = torch.tensor([prompt.padding for prompt in self.batch.prompts], device=keys.device)
+            padding = padding.repeat_interleave(keys.shape[0] // len(padding))
+            skipped = (columns < (padding + self.scaling.skip_first)[:, None])[:, None, :, None]
+            keys, values = torch.where(skipped, inputs.keys, keys), torch.where(skipped, inputs.values, values)
+        return replace(inputs, queries=scaled.queries, keys=keys, values=values)
 
-def _attend_scaled(row: BatchRow, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return the attention output `[H, Q, D_v]`: plain before the last prompt token, with scaled states from it on."""
-    call = row.call
-    queries, keys = queries[:, row.padded_queries :], keys[:, keys.shape[1] - call.keys.shape[1] :]
-    before = max(0, row.prompt_length - 1 - call.query_start)
-    out = attend(call, queries[:, before:], keys, call.values)
-    if not before:
-        return out
-    end = call.query_start + before
-    plain = attend(call, call.queries[:, :before], call.keys[:, :end], call.values[:, :end])
-    return torch.cat((plain, out), dim=1)
+    def _attend(self, row: BatchRow, scaled: AttentionCall) -> torch.Tensor:
+        """Return a row's attention output `[H, Q, D_v]`: plain at first, with scaled states for the last tokens."""
+        call, last = row.call, self.scaling.last_tokens
+        first = self.scaling.skip_first if last is None else max(self.scaling.skip_first, row.prompt_length - last)
+        before = min(max(0, first - call.query_start), call.queries.shape[1])
+        end = call.query_start + before
+        outputs = []
+        if before:
+            outputs.append(attend(call, call.queries[:, :before], call.keys[:, :end], call.values[:, :end]))
+        if before < call.queries.shape[1]:
+            outputs.append(attend(call, scaled.queries[:, before:], scaled.keys, scaled.values))
+        return torch.cat(outputs, dim=1)
 
 
 @once_per_model

@@ -1,13 +1,15 @@
-"""Key-value retrieval prompts: look up one of many random keys (arXiv 2406.02536, appendix B)."""
+"""Validation prompts of the dimension search: look up one of many random keys (arXiv 2406.02536)."""
 
 from __future__ import annotations
 
 import random
 import string
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from invariant_rag.errors import ContextOverflow
+from invariant_rag.errors import ContextOverflow, TokenizerRequired
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,6 +25,68 @@ class Example:
     answer: tuple[int, ...]
 
 
+def uuid_examples(
+    tokenizer: PreTrainedTokenizerBase, count: int = 100, *, pairs: int = 50, window: int | None = None, seed: int = 0
+) -> list[Example]:
+    """Return chat prompts that ask for the value of one UUID in a JSON object, as the published code validates with.
+
+    Source: `experiments/search_dimension` of PositionalHidden/PositionalHidden at f3bcd55: `eval_on_valid_set.py`, and
+    the valid sets, which have 50 pairs in a prompt and ask for those at 25, 50 and 75 per cent.
+
+    Args:
+        tokenizer: The model's tokenizer, with a chat template.
+        count: Number of prompts.
+        pairs: Key-value pairs in each prompt; reduced to fit the context window.
+        window: Maximum number of tokens of prompt and answer together. None: no limit.
+        seed: Seed of the random keys and values.
+
+    Raises:
+        TokenizerRequired: The tokenizer has no chat template.
+        ContextOverflow: Two pairs do not fit.
+    """
+    if not tokenizer.chat_template:
+        raise TokenizerRequired(
+            f"expected a tokenizer with a chat template, got {tokenizer.name_or_path!r} without one",
+            hint="Set tokenizer.chat_template, or use the procedure 'averaged'.",
+        )
+    return _fit(
+        lambda source, fitting, index: _uuid_example(tokenizer, source, fitting, (fitting - 1) * (1 + index % 3) // 4),
+        count,
+        pairs,
+        window,
+        seed,
+    )
+
+
+def _uuid_example(tokenizer: PreTrainedTokenizerBase, source: random.Random, pairs: int, target: int) -> Example:
+    keys, values = ([str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(pairs)] for _ in range(2))
+    listed = ",\n ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
+    asked = (
+        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
+        f'JSON data:\n{{{listed}}}\n\nKey: "{keys[target]}"\nCorresponding value:'
+    )
+    messages = [{"role": "user", "content": asked}]
+    rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    prompt = tokenizer(rendered, add_special_tokens=False).input_ids
+    answer = tokenizer(values[target], add_special_tokens=False).input_ids
+    return Example(tuple(prompt), tuple(answer))
+
+
+def _fit(
+    make: Callable[[random.Random, int, int], Example], count: int, pairs: int, window: int | None, seed: int
+) -> list[Example]:
+    """Return `count` examples of `make(source, pairs, index)`, with as many pairs as fit the context window."""
+    while True:
+        source = random.Random(seed)
+        examples = [make(source, pairs, index) for index in range(count)]
+        longest = max((len(each.prompt) + len(each.answer) for each in examples), default=0)
+        if window is None or longest <= window:
+            return examples
+        if pairs <= 2:
+            raise ContextOverflow(f"expected a context window that fits two key-value pairs, got {window} tokens")
+        pairs = max(2, min(pairs - 1, pairs * window // longest))
+
+
 def key_value_examples(
     tokenizer: PreTrainedTokenizerBase,
     count: int = 100,
@@ -32,7 +96,7 @@ def key_value_examples(
     window: int | None = None,
     seed: int = 0,
 ) -> list[Example]:
-    """Return prompts that ask for the value of one key; the positions of these keys are evenly spread.
+    """Return plain prompts with short keys, shaped as in appendix B; the positions of the asked keys are evenly spread.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -45,15 +109,13 @@ def key_value_examples(
     Raises:
         ContextOverflow: Two pairs do not fit.
     """
-    while True:
-        random_state = random.Random(seed)
-        examples = [_example(tokenizer, random_state, pairs, length, index * pairs // count) for index in range(count)]
-        longest = max((len(each.prompt) + len(each.answer) for each in examples), default=0)
-        if window is None or longest <= window:
-            return examples
-        if pairs <= 2:
-            raise ContextOverflow(f"expected a context window that fits two key-value pairs, got {window} tokens")
-        pairs = max(2, min(pairs - 1, pairs * window // longest))
+    return _fit(
+        lambda source, fitting, index: _example(tokenizer, source, fitting, length, index * fitting // count),
+        count,
+        pairs,
+        window,
+        seed,
+    )
 
 
 def _example(

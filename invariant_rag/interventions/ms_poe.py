@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from invariant_rag.attention.hook import LayerInputs, override_attention
+from invariant_rag.attention.hook import override_attention
 from invariant_rag.attention.kernels import apply_softcap, causal_mask
+from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
 
@@ -24,17 +25,18 @@ if TYPE_CHECKING:
 class MsPoE(Intervention):
     """Divide the positions of each head by a head-specific ratio, from 1.2 to 1.8 (arXiv 2403.04797, section 3.3).
 
-    Heads are ranked by position-awareness: the share of keys to which the last prompt query attends with at least three
-    times the mean weight (equation 1), at the model's original positions. The most aware head gets the smallest ratio;
+    Heads are ranked by position-awareness: the share of keys to which the last prompt query attends with more than
+    three times the mean weight (equation 1; three, and more than, as in `_calculate_outlier` of the published code,
+    VITA-Group/Ms-PoE at a46c3d1), at the model's original positions. The most aware head gets the smallest ratio;
     ratios increase in equal steps with rank (equation 2). Each layer ranks its heads once per prompt and uses the same
-    ratios while decoding. The published code differs from the paper: it ranks without positions and with a threshold of
-    four, gives head i the ratio of rank `argsort(...)[i]`, and never reaches the largest ratio.
+    ratios while decoding. Otherwise that code differs from the paper, which is followed here: it ranks without
+    positions, gives head i the ratio of rank `argsort(...)[i]`, and never reaches the largest ratio.
 
     Attributes:
         smallest: Ratio of the most position-aware head.
         largest: Ratio of the least position-aware head.
         first_layer: Index of the first layer with scaled positions.
-        threshold: A key counts for position-awareness if its weight is at least this multiple of the mean.
+        threshold: A key counts for position-awareness if its weight is more than this multiple of the mean.
 
     Raises:
         InvalidChoice: A ratio is not positive, the ratios are not ascending, or `first_layer` is negative.
@@ -104,11 +106,16 @@ class MsPoE(Intervention):
         if call.sinks is not None:
             scores = torch.cat((scores, call.sinks[:, None].to(scores)), dim=1)
         weights = torch.softmax(scores, dim=1)[:, : int(visible.sum())]
-        awareness = (weights >= self.threshold * weights.mean(dim=1, keepdim=True)).float().mean(dim=1)
-        heads = awareness.argsort(descending=True, stable=True)
+        heads = rank_heads(weights, self.threshold)
         ratios = torch.empty(len(heads), dtype=torch.float64, device=keys.device)
         ratios[heads] = torch.linspace(self.smallest, self.largest, len(heads), dtype=torch.float64, device=keys.device)
         return ratios
+
+
+def rank_heads(weights: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return the heads `[H]`, most position-aware first, from the attention weights of one query `[H, S]`."""
+    awareness = (weights > threshold * weights.mean(dim=1, keepdim=True)).float().mean(dim=1)
+    return awareness.argsort(descending=True, stable=True)
 
 
 def _attend_plain(row: BatchRow) -> torch.Tensor:

@@ -20,6 +20,7 @@ def _llama_logits(
     ids: list[int],
     *,
     reads: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
+    values_read: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
     ratios: Callable[[int, list[list[float]]], list[float]] = lambda _layer, weights: [1.0] * len(weights),
     last: int = -1,
 ) -> torch.Tensor:
@@ -29,6 +30,7 @@ def _llama_logits(
         model: The model.
         ids: Tokens.
         reads: Attention inputs `[T, hidden]` from which queries and keys are made for one layer and one query.
+        values_read: The same for values.
         ratios: What each head divides positions by, from its attention at natural positions at the token `last`.
         last: Index of the prompt's last token.
     """
@@ -47,7 +49,6 @@ def _llama_logits(
     hidden = model.model.embed_tokens(torch.tensor(ids))
     for index, layer in enumerate(model.model.layers):
         attention, states = layer.self_attn, layer.input_layernorm(hidden)
-        values = heads(attention.v_proj, states)
         queries, keys = heads(attention.q_proj, states), heads(attention.k_proj, states)
         natural = [weights(queries, keys, head, last % len(ids), 1.0).tolist() for head in range(len(queries))]
         divisors = ratios(index, natural)
@@ -55,6 +56,7 @@ def _llama_logits(
         for token in range(len(ids)):
             seen = reads(index, token, states)
             queries, keys = heads(attention.q_proj, seen), heads(attention.k_proj, seen)
+            values = heads(attention.v_proj, values_read(index, token, states))
             for head, ratio in enumerate(divisors):
                 out[token, head] = weights(queries, keys, head, token, ratio) @ values[head // groups, : token + 1]
         hidden = hidden + attention.o_proj(out.flatten(1))

@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.interventions import HiddenScaling
-from invariant_rag.interventions.hidden_scaling import PUBLISHED
+from invariant_rag.interventions.published_scalings import PUBLISHED
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.contracts import plain_logits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUNS: dict[str, Any] = json.loads((GOLDEN / "hidden_scaling.json").read_text())
+SETTINGS_RUNS: dict[str, Any] = json.loads((GOLDEN / "hidden_scaling_settings.json").read_text())
 
 
 @pytest.mark.parametrize("entry", RUNS["entries"], ids=lambda entry: f"{entry['case']}-{entry['method']}")
@@ -42,31 +43,92 @@ def test_logits_and_greedy_tokens_equal_the_published_code(
     assert (logits[-1] - untouched[-1]).abs().max() > 1e-2, "the last row is another one"
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "published": {},
+    "last 16 tokens": {"last_tokens": 16},
+    "more last tokens than the prompt has": {"last_tokens": 1000},
+    "all tokens": {"last_tokens": None},
+    "values too": {"scale_values": True},
+    "without the first tokens": {"skip_first": 4},
+    "first tokens beyond the prompt": {"skip_first": 1000},
+    "everything": {"last_tokens": 3, "skip_first": 5, "scale_values": True},
+    "all tokens but the first": {"last_tokens": None, "skip_first": 5, "scale_values": True},
+}
+
+
+@pytest.mark.parametrize("entry", SETTINGS_RUNS["entries"], ids=lambda entry: f"{entry['case']}-{entry['method']}")
+def test_settings_equal_those_of_the_published_code(entry: dict[str, Any], golden_model: PreTrainedModel) -> None:
+    """Its settings last_recompute_tokens, change_value and skip_first; all tokens are its number for this prompt."""
+    case, config = RUNS["cases"][entry["case"]], SETTINGS_RUNS["configs"][entry["method"]]
+    scaling = HiddenScaling(
+        config["dims"],
+        config["factor"],
+        config["layers"],
+        last_tokens=None if entry["method"] == "hs_all" else config["last_recompute_tokens"],
+        skip_first=config["skip_first"],
+        scale_values=config["change_value"],
+    )
+    lm = InvariantModel(golden_model, method="sequential", intervention=scaling)
+    prompt = Prompt(case["prefix"], case["segs"], case["suffix"])
+    with np.load(GOLDEN / "hidden_scaling_settings.npz") as arrays:
+        key = f"{entry['model']}/{entry['case']}/{entry['method']}"
+        expected, greedy = torch.from_numpy(arrays[f"{key}/suffix_logits"]), arrays[f"{key}/greedy"].tolist()
+    torch.testing.assert_close(lm.logits(prompt), expected, atol=1e-4, rtol=0)
+    if not scaling.skip_first:  # that code does not scale generated tokens then
+        assert lm.generate(prompt, max_new_tokens=8).token_ids == tuple(greedy)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("factor", [-1.0, 0.2])
 def test_logits_and_decoding_equal_a_float64_loop_written_from_the_paper(
-    factor: float, llama_logits: Callable[..., torch.Tensor]
+    factor: float, settings: dict[str, Any], llama_logits: Callable[..., torch.Tensor]
 ) -> None:
-    """Equations 4 and 5; every generated token is a last token."""
+    """Equations 4 and 5 with the ablations of table 3; every generated token is a last token."""
     model: Any = tiny_model("llama", eos_token_id=None).double()
-    scaling = HiddenScaling((5, 40), factor, (1, 3))
+    scaling = HiddenScaling((5, 40), factor, (1, 3), **settings)
     lm = InvariantModel(model, method="sequential", intervention=scaling)
-    prompt = random_prompt(random.Random(2), (4, 7, 2))
+    prompt = random_prompt(random.Random(2), (4, 7, 12))
     ids, written = list(lm.prepare(prompt).input_ids), lm.generate(prompt, max_new_tokens=5)
+    assert len(ids) > 16 + 5
+    first = 0 if scaling.last_tokens is None else len(ids) - scaling.last_tokens
 
     def reads(layer: int, token: int, states: torch.Tensor) -> torch.Tensor:
-        if layer not in scaling.layers or token < len(ids) - 1:
+        if layer not in scaling.layers or token < first:
             return states
         scaled = states.clone()
-        scaled[:, scaling.dimensions] *= factor
+        scaled[scaling.skip_first :, scaling.dimensions] *= factor
         return scaled
 
-    exact = llama_logits(model, [*ids, *written.token_ids], reads=reads)
+    values_read = {"values_read": reads} if scaling.scale_values else {}
+    exact = llama_logits(model, [*ids, *written.token_ids], reads=reads, **values_read)
     suffix = exact[len(ids) - len(prompt.suffix) : len(ids)]
     torch.testing.assert_close(lm.logits(prompt), suffix.float(), atol=1e-5, rtol=1e-5)
     logprobs = torch.log_softmax(exact[len(ids) - 1 : -1], dim=1)
     assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
-    assert written.logprobs == pytest.approx(logprobs.amax(dim=1).tolist(), abs=1e-5)
+    assert written.logprobs == pytest.approx(logprobs.amax(dim=1).tolist(), abs=5e-5)
     assert lm.score(prompt, [written.token_ids])[0] == pytest.approx(float(logprobs.amax(dim=1).sum()), abs=1e-4)
+    plain = InvariantModel(model, method="sequential")
+    changes = scaling.skip_first < len(ids)
+    assert torch.allclose(lm.logits(prompt)[-1], plain.logits(prompt)[-1], atol=1e-4) != changes
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_padded_batch_equals_single_calls_in_every_setting(settings: dict[str, Any]) -> None:
+    scaling = HiddenScaling((5, 40), -1.0, (1, 3), **settings)
+    lm = InvariantModel(tiny_model("llama", eos_token_id=None), method="sequential", intervention=scaling)
+    prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(9, 2, 11), (3, 4)])]
+    for prompt, together in zip(prompts, lm.generate(prompts, max_new_tokens=4), strict=True):
+        alone = lm.generate(prompt, max_new_tokens=4)
+        assert together.token_ids == alone.token_ids
+        assert together.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+def test_settings_survive_a_file(tmp_path: Path) -> None:
+    scaling = HiddenScaling((5, 40), -1, (1, 3), last_tokens=None, skip_first=2, scale_values=True)
+    scaling.save(tmp_path / "scaling.json")
+    assert HiddenScaling.load(tmp_path / "scaling.json") == scaling
+    (tmp_path / "scaling.json").write_text('{"dimensions": [5], "factor": 0, "layers": [1]}')
+    assert HiddenScaling.load(tmp_path / "scaling.json") == HiddenScaling(5, 0, [1])
 
 
 def test_one_dimension_may_be_given_as_a_number() -> None:
@@ -75,14 +137,34 @@ def test_one_dimension_may_be_given_as_a_number() -> None:
 
 def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it() -> None:
     mistral = HiddenScaling((213,), 0.0, range(10, 26))
-    for name in PUBLISHED:
+    for name in PUBLISHED["paper"]:
         assert HiddenScaling.published(name).layers[0] == 10
     assert HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2") == mistral
     assert HiddenScaling.published("/models/mistral-7b-instruct-v0.2/") == mistral
     assert HiddenScaling.published("Llama-2-13b-chat") == HiddenScaling(4283, -1, range(10, 35))
     assert HiddenScaling.published("Qwen1.5-7B-Chat").factor == 0.2
+    assert set(PUBLISHED["paper"]) == set(PUBLISHED["code"])
+    with pytest.raises(UnknownName, match="'code', 'paper'"):
+        HiddenScaling.published("Qwen1.5-7B-Chat", "table")  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match=r"Mistral-7B-Instruct-v0\.2"):
         HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.3")
+
+
+def test_the_paper_and_its_code_differ_where_they_are_said_to() -> None:
+    """Table 5 of the paper against the folder `configs` at commit f3bcd55."""
+    differing = {name for name in PUBLISHED["paper"] if PUBLISHED["paper"][name] != PUBLISHED["code"][name]}
+    assert differing == {
+        "meta-llama/Llama-2-13b-chat-hf",
+        "google/gemma-1.1-7b-it",
+        "Qwen/Qwen1.5-7B-Chat",
+        "mosaicml/mpt-30b-chat",
+    }
+    for name in PUBLISHED["paper"]:
+        assert PUBLISHED["paper"][name][0] == PUBLISHED["code"][name][0]
+    paper, code = (HiddenScaling.published("gemma-1.1-7b-it", source) for source in ("paper", "code"))
+    assert (paper.layers[-1], code.layers[-1]) == (22, 25)
+    paper, code = (HiddenScaling.published("mpt-30b-chat", source) for source in ("paper", "code"))
+    assert (paper.factor, code.factor, paper.layers) == (0.0, -1.0, tuple(range(10, 43)))
 
 
 def test_by_name_it_has_the_parameters_published_for_the_model(llama: PreTrainedModel) -> None:
@@ -98,6 +180,10 @@ def test_by_name_it_has_the_parameters_published_for_the_model(llama: PreTrained
 def test_parameters_without_a_meaning_are_refused(parameters: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidChoice, match="one or more indices"):
         HiddenScaling(*parameters)
+    with pytest.raises(InvalidChoice, match="last_tokens: expected at least 1"):
+        HiddenScaling(5, 0, [1], last_tokens=0)
+    with pytest.raises(InvalidChoice, match="skip_first: expected at least 0"):
+        HiddenScaling(5, 0, [1], skip_first=-1)
 
 
 def test_a_dimension_or_layer_that_the_model_does_not_have_is_refused(llama: PreTrainedModel) -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.interventions import MsPoE
+from invariant_rag.interventions.ms_poe import rank_heads
 from invariant_rag.testing import random_prompt, tiny_model
 
 
@@ -23,7 +24,7 @@ def _from_the_paper(layer: int, weights: list[list[float]]) -> list[float]:
     aware = []
     for head in weights:
         mean = sum(head) / len(head)
-        aware.append(sum(weight >= 3 * mean for weight in head) / len(head))
+        aware.append(sum(weight > 3 * mean for weight in head) / len(head))
     ranked = sorted(range(len(weights)), key=lambda head: -aware[head])
     return [1.2 + ranked.index(head) * (1.8 - 1.2) / (len(weights) - 1) for head in range(len(weights))]
 
@@ -50,6 +51,22 @@ def test_logits_and_decoding_equal_a_float64_loop_written_from_the_paper(
     assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
     assert written.logprobs == pytest.approx(logprobs.amax(dim=1).tolist(), abs=1e-5)
     assert lm.score(prompt, [written.token_ids])[0] == pytest.approx(float(logprobs.amax(dim=1).sum()), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("seed", "ranked"),
+    [(1, [1, 7, 3, 5, 2, 4, 0, 6]), (7, [7, 0, 3, 1, 6, 5, 4, 2]), (20, [4, 0, 1, 6, 7, 2, 3, 5])],
+)
+def test_heads_are_ranked_as_by_the_published_code(seed: int, ranked: list[int]) -> None:
+    """The expected ranks are what `_calculate_outlier` at commit a46c3d1 returns, with its threshold of 3."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(8, 1, 400, generator=generator, dtype=torch.float64)
+    sharpness = torch.linspace(0.8, 3.0, 8, dtype=torch.float64)[torch.randperm(8, generator=generator)]
+    weights = torch.softmax(scores * sharpness[:, None, None], dim=-1)[:, 0]
+    assert rank_heads(weights, MsPoE().threshold).tolist() == ranked
+    assert rank_heads(weights, 4.0).tolist() != ranked
+    even = torch.tensor([[0.75, 0.25, 0.0, 0.0], [0.76, 0.24, 0.0, 0.0]])
+    assert rank_heads(even, 3.0).tolist() == [1, 0], "three times the mean is not more than that"
 
 
 @pytest.mark.parametrize(

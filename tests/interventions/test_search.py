@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -15,10 +16,12 @@ from typer.testing import CliRunner
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.cli import app
-from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
+from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnknownName, UnsupportedModel
 from invariant_rag.interventions import HiddenScaling
-from invariant_rag.interventions.key_value_retrieval import Example, key_value_examples
-from invariant_rag.interventions.search import FACTORS, SearchResult, positional_dimensions, search_dimension
+from invariant_rag.interventions.key_value_retrieval import Example, key_value_examples, uuid_examples
+from invariant_rag.interventions.positional_dimensions import averaged_dimensions, published_dimensions
+from invariant_rag.interventions.random_texts import CHARACTERS, random_texts
+from invariant_rag.interventions.search import FACTORS, SearchResult, search_dimension
 from invariant_rag.testing import tiny_model
 
 DECOY, PLANTED, SOURCE, CONSTANT, IDENTITY = 4, 5, 6, 7, 8
@@ -27,13 +30,24 @@ SLOW = 7  # the pair of rotary dimensions that turns slowest in a head of 16
 
 @pytest.fixture(scope="module")
 def planted() -> PreTrainedModel:
+    """The planted model in four layers."""
+    return _planted(4)
+
+
+@pytest.fixture(scope="module")
+def deep() -> PreTrainedModel:
+    """The planted model with empty layers after it, since the published procedure ignores three layers."""
+    return _planted(8)
+
+
+def _planted(layers: int) -> PreTrainedModel:
     """A model that says what it reads, and reads early tokens more, because of one hidden dimension.
 
     Its first layer averages over all tokens, and so leaves in the planted dimension how much of that is the first
     token: a value that falls with position. Its third layer attends to where this value is large, and copies the
     tokens that it finds there to the output. A decoy rises with position, more smoothly, and nothing reads it.
     """
-    model: Any = tiny_model("llama", eos_token_id=None)
+    model: Any = tiny_model("llama", num_hidden_layers=layers, eos_token_id=None)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" not in name:
@@ -69,7 +83,14 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def result(planted: PreTrainedModel, examples: list[Example]) -> SearchResult:
-    return search_dimension(planted, examples=examples)
+    return search_dimension(planted, examples=examples, procedure="averaged")
+
+
+@pytest.fixture(scope="module")
+def published(deep: PreTrainedModel, examples: list[Example]) -> SearchResult:
+    state = random.Random(1)
+    texts = [[1, *state.choices(range(2, 18), k=199)] for _ in range(20)]
+    return search_dimension(deep, examples=examples, texts=texts)
 
 
 def test_the_planted_dimension_is_found(result: SearchResult) -> None:
@@ -77,6 +98,90 @@ def test_the_planted_dimension_is_found(result: SearchResult) -> None:
     assert result.trials[0].dimension == DECOY, "smoothness alone does not decide"
     assert result.found.layers == (1, 2, 3)
     assert result.loss == min(trial.loss for trial in result.trials) < 0.8 * result.plain_loss
+
+
+def test_the_published_procedure_finds_it_too_with_factor_zero_first(published: SearchResult) -> None:
+    assert published.procedure == "published"
+    assert published.found.dimensions == (PLANTED,)
+    assert published.found.layers == (2, 3, 4, 5, 6)
+    at_zero = [trial for trial in published.trials if trial.factor == 0]
+    assert published.trials[: len(at_zero)] == tuple(at_zero)
+    assert min(at_zero, key=lambda trial: trial.loss).dimension == PLANTED
+    assert [trial.factor for trial in published.trials[len(at_zero) :]] == [0.5, -0.5, -1.0]
+    assert {trial.dimension for trial in published.trials[len(at_zero) :]} == {PLANTED}
+
+
+def test_the_published_loss_is_the_mean_over_tokens(planted: PreTrainedModel) -> None:
+    """Each answer of three tokens weighs as much as one token."""
+    examples = [Example((1, *[7] * 40, 0), (7, 8, 9)), Example((1, *[9] * 30, 0), (9, 7, 7))]
+    texts = [[1, *random.Random(0).choices(range(2, 18), k=99)]]
+    lm = InvariantModel(_planted(8), method="sequential")
+    result = search_dimension(lm.model, examples=examples, texts=texts)
+    scores = [lm.score(Prompt([], [], each.prompt), [each.answer])[0] / 3 for each in examples]
+    assert result.plain_loss == pytest.approx(-sum(scores) / 2, rel=1e-5)
+
+
+def test_the_published_layers_are_those_of_a_model_that_has_them() -> None:
+    texts, examples = [[1, *range(2, 60)]] * 2, [Example((1, *range(2, 40)), (3,))]
+    model = tiny_model("llama", num_hidden_layers=27)
+    assert search_dimension(model, examples=examples, texts=texts, keep=1, factors=[0]).found.layers == (
+        *range(10, 26),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "seed", "ranked"),
+    [
+        (8, 0, [7, 3, 10, 9, 2, 22, 5, 16, 6, 23, 12, 4, 17, 0, 11, 13]),
+        (8, 1, [20, 11, 15, 18, 14, 5, 0, 2, 21, 22, 23, 12, 3, 8, 16, 10, 19]),
+        (12, 2, [16, 13, 14, 20, 8, 0, 23, 5, 4, 11, 18, 19, 17, 12, 9, 7, 6, 15, 1, 21, 3, 2]),
+    ],
+)
+def test_dimensions_are_ranked_as_by_the_published_code(layers: int, seed: int, ranked: list[int]) -> None:
+    """The expected ranks are what `search_by_statistic` at commit f3bcd55 returns for the same values."""
+    generator = np.random.default_rng(seed)
+    positions = np.linspace(0, 1, 1000)[None, :, None]
+    slope, bend = generator.normal(size=(layers, 1, 24)), generator.normal(size=(layers, 1, 24))
+    noise = 10.0 ** generator.uniform(-3, 0, size=(layers, 1, 24))
+    values = slope * positions + 0.5 * bend * positions**2 + noise * generator.normal(size=(layers, 1000, 24))
+    assert published_dimensions(values) == ranked
+    assert averaged_dimensions(values, 100)[:10] != ranked[:10]
+
+
+def test_models_with_few_layers_need_the_other_procedure(planted: PreTrainedModel, examples: list[Example]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"at least 5 layers for the published procedure.*got 4"):
+        search_dimension(planted, examples=examples, texts=[[1, *range(2, 60)]])
+    with pytest.raises(UnknownName, match="'averaged', 'published'"):
+        search_dimension(planted, examples=examples, procedure="ours")
+
+
+def test_random_texts_have_no_special_tokens_and_the_published_characters(tokenizer: PreTrainedTokenizerFast) -> None:
+    texts = random_texts(tokenizer, 300, 3)
+    assert [len(text) for text in texts] == [300] * 3
+    assert texts == random_texts(tokenizer, 300, 3)
+    assert set(tokenizer.decode([*texts[0], *texts[1], *texts[2]])) == set(CHARACTERS)
+    assert len(CHARACTERS) == 26 + 26 + 10 + 27
+
+
+def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer: PreTrainedTokenizerFast) -> None:
+    places = []
+    for example in uuid_examples(tokenizer, 4):
+        text, answer = tokenizer.decode(example.prompt), tokenizer.decode(example.answer)
+        asked = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "PLACE"}], tokenize=False, add_generation_prompt=True
+        ).split("PLACE")
+        assert text.startswith(asked[0] + "Extract the value corresponding to the specified key in the JSON object")
+        assert text.endswith("\nCorresponding value:" + asked[1])
+        pairs = json.loads(text.partition("JSON data:\n")[2].partition("\n\nKey: ")[0])
+        key = text.partition('Key: "')[2][:36]
+        assert pairs[key] == answer
+        places.append(list(pairs).index(key))
+    assert len(pairs) == 50
+    assert places == [12, 24, 36, 12]
+    bare = copy.deepcopy(tokenizer)
+    bare.chat_template = None
+    with pytest.raises(TokenizerRequired, match="chat template"):
+        uuid_examples(bare)
 
 
 def test_the_loss_is_that_of_scoring_the_answers(
@@ -107,13 +212,14 @@ def test_only_monotone_dimensions_are_kept_and_the_smoothest_comes_first() -> No
     values[:, :, 2] = 1e6 * positions**3  # monotone, smooth, and large
     values[:2, :, 3] = positions  # monotone in a quarter of the layers and no more
     values[:3, :, 4] = -1e-6 * positions  # monotone in more, and tiny
-    assert positional_dimensions(values, 0, 8) == [4, 2, 1]
+    values = np.concatenate((values, np.zeros((1, 200, 5))))  # the last layer does not count
+    assert averaged_dimensions(values, 0) == [4, 2, 1]
     turning = values.copy()
     turning[:4, :, 2] *= -1
     turning[:2, :, 4] *= -1
-    assert positional_dimensions(turning, 0, 8) == [2, 1], "layers of the other direction do not count"
+    assert averaged_dimensions(turning, 0) == [2, 1], "layers of the other direction do not count"
     values[:, :100, 1] = 100.0
-    assert 1 in positional_dimensions(values, 100, 8), "what is skipped does not count"
+    assert 1 in averaged_dimensions(values, 100), "what is skipped does not count"
 
 
 def test_a_result_survives_a_file_and_is_loaded_as_an_intervention(result: SearchResult, tmp_path: Path) -> None:
@@ -142,15 +248,17 @@ def test_a_model_without_positional_dimensions_is_refused(examples: list[Example
         for weight in model.parameters():
             weight.zero_()
     with pytest.raises(UnsupportedModel, match="no hidden dimension is monotone"):
-        search_dimension(model, examples=examples)
+        search_dimension(model, examples=examples, procedure="averaged")
 
 
 def test_a_search_needs_examples(llama: PreTrainedModel) -> None:
     with pytest.raises(TokenizerRequired):
-        search_dimension(llama)
+        search_dimension(llama, procedure="averaged")
     for nothing in ([], [Example((1, 2), (3,))]):
-        with pytest.raises(InvalidChoice, match="at least 8 tokens"):
-            search_dimension(llama, examples=nothing)
+        with pytest.raises(InvalidChoice, match="at least 16 tokens"):
+            search_dimension(llama, examples=nothing, procedure="averaged")
+    with pytest.raises(TokenizerRequired):
+        search_dimension(_planted(8), examples=[Example((1, 2), (3,))])
 
 
 def test_built_in_examples_ask_for_keys_at_every_place_and_fit_the_window(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -175,6 +283,7 @@ def test_the_command_writes_what_the_library_loads(
     chat_llama.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     options = ["--out", str(tmp_path / "out"), "--examples", "2", "--pairs", "3", "--keep", "1"]
+    options += ["--procedure", "averaged"]
     ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options, "--json"])
     assert ran.exit_code == 0, ran.output
     result = SearchResult.load(tmp_path / "out" / "search.json")
@@ -183,6 +292,12 @@ def test_the_command_writes_what_the_library_loads(
     assert (tmp_path / "out" / "dimension.png").exists()
     ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options])
     assert "validation loss" in ran.stdout
+    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options[:-1], "published"])
+    assert ran.exit_code == 2
+    assert "Use the procedure 'averaged'" in " ".join(ran.stderr.split())
+    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options[:-1], "ours"])
+    assert ran.exit_code == 2
+    assert "unknown search procedure" in ran.stderr
     (tmp_path / "taken").write_text("a file")
     ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), "--out", str(tmp_path / "taken")])
     assert ran.exit_code == 2
