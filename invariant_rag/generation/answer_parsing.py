@@ -236,9 +236,9 @@ class MarkerParser:
         if not last:
             lengths = range(min(len(marker) - 1, len(ready)), 0, -1)
             ready = ready[: len(ready) - next((n for n in lengths if ready.endswith(marker[:n])), 0)]
-        rest = self._buffer[len(ready.rstrip()) :] if marker and not last else ""
-        trimmed = rest or kind == "reasoning" or self._calls
-        self._emit(found, ready.rstrip() if trimmed else ready, kind)
+        ends_stripped = kind == "reasoning" or self._calls > 0
+        rest = self._buffer[len(ready.rstrip()) :] if (marker or ends_stripped) and not last else ""
+        self._emit(found, ready.rstrip() if rest or (last and ends_stripped) else ready, kind)
         self._buffer = rest
 
     def _emit(self, found: list[AnswerDelta], text: str, kind: str) -> None:

@@ -9,9 +9,11 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
+from invariant_rag.checks import check_number
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.identity import identity
 from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.segments import Prompt
@@ -80,8 +82,8 @@ class MicroBatcher:
         Raises:
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        if batch_size < 1:
-            raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
+        check_number("batch_size", batch_size, 1)
+        check_options(options or {}, lm.model)
         sequences = resolve_option(options or {}, "num_return_sequences", lm.model.generation_config) or 1
         if sequences > 1:
             raise InvalidChoice(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from invariant_rag.attention import resolve_backend
-from invariant_rag.errors import ImmutableModel, InvalidChoice
+from invariant_rag.errors import ImmutableModel, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.overflow import Overflow, TokenLimits
 from invariant_rag.generation.prefix_cache import check_cacheable
+from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.interventions import Intervention, resolve_intervention
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.models.loading import context_window
@@ -69,6 +70,7 @@ class Choices:
             limits=TokenLimits(context_window(model.config), max_segment_tokens, overflow),
             intervention=resolve_intervention(intervention, method, model),
         )
+        _check_positions(model, method)
         return choices.with_cache(model, cache)
 
     def with_method(
@@ -86,6 +88,7 @@ class Choices:
         changes: dict[str, Any] = {}
         if method is not None:
             resolved = resolve_method(method)
+            _check_positions(model, resolved)
             default = resolve_ordering(resolved.default_ordering)
             changes |= {"method": resolved, "ordering": default, "intervention": None}
         if ordering is not None:
@@ -105,15 +108,25 @@ class Choices:
 
         Raises:
             InvalidChoice: It is no cache.
-            UnsupportedCombination: Keys and values of this model, or with the intervention, cannot be reused.
+            UnsupportedCombination: Keys and values of this model, method or intervention cannot be reused.
         """
         if not isinstance(cache, KeyValueCache | None):
             raise InvalidChoice(
                 f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
             )
         if cache is not None:
-            check_cacheable(model, self.intervention)
+            check_cacheable(model, self.method, self.intervention)
         return replace(self, cache=cache)
+
+
+def _check_positions(model: PreTrainedModel, method: Method) -> None:
+    """Raise UnsupportedCombination if the model has no place for the keys that a method's tokens see."""
+    if method.reads_later_positions and shared_state(model).has_alibi:
+        raise UnsupportedCombination(
+            f"expected a method whose tokens see keys before their own position only, got {method.name!r}: "
+            f"{model.config.model_type} has ALiBi, whose biases say nothing of keys behind it",
+            hint="Use a model with rotary positions, or another method, such as 'set-based'.",
+        )
 
 
 class ReadOnlyChoices(ABC):

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache, StoppingCriteriaList
 
+from invariant_rag.attention.hook import override_only_over
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.logprobs import TokenLogprobs
+from invariant_rag.generation.option_checks import translated_refusals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,12 +56,13 @@ def decode(
         options: From `generation_options`.
 
     Raises:
+        InvalidOption: transformers refuses an option.
         UnsupportedCombination: The model dropped the cache while decoding.
     """
     logprobs = TokenLogprobs(options["num_beams"])
     criteria = StoppingCriteriaList([*options["stopping_criteria"], logprobs])
     generate: Any = model.generate
-    with logprobs.recording(model):
+    with logprobs.recording(model), override_only_over(model, cache), translated_refusals():
         output = generate(
             input_ids=ids,
             attention_mask=mask,

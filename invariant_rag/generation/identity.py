@@ -16,6 +16,8 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 
+from invariant_rag.generation.fingerprint import foreign_code
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -44,6 +46,7 @@ def identity(lm: InvariantModel) -> str:
         "weights": weights_digest(lm),
         "config": lm.model.config.to_json_string(use_diff=False),
         "training": lm.model.training,
+        "code": {where: _reference(each) for where, each in foreign_code(lm.model).items()},
         "device": lm.device.type,
         "generation_config": lm.model.generation_config.to_json_string(use_diff=False),
         "tokenizer": None if tokenizer is None else _tokenizer_state(tokenizer),
@@ -58,7 +61,7 @@ def identity(lm: InvariantModel) -> str:
 
 
 def weights_digest(lm: InvariantModel) -> str:
-    """Return a digest of the configuration and the weights, computed again after they were changed in place.
+    """Return a digest of the configuration, the modules and the weights, computed from all of them at every call.
 
     Weights that accelerate offloads have no values to read: such a model gets a token of its own.
     """

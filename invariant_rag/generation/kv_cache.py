@@ -9,32 +9,21 @@ set with that segment.
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
-from time import time
 from typing import Any
-from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
+from invariant_rag.checks import check_number, check_text, shown
 from invariant_rag.errors import InvalidChoice
+from invariant_rag.generation.kv_cache_files import DiskStore, Entry, stem_of
 
-Entry = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of each layer, `[H_kv, T, D]` each."""
-
-_SUFFIX = ".kv"
-_TEMPORARY_PREFIX = "unfinished-"
-_STALE_SECONDS = 3600.0  # age at which a temporary file belongs to a writer that was killed
-
-_logger = logging.getLogger(__name__)
+EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
+"""What an entry should look like: shape and dtype of the keys and of the values of each layer."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,8 @@ class CacheStats:
         misses: Lookups that did not.
         disk_hits: Hits that were loaded from disk.
         evictions: Entries evicted from memory because it was full.
-        damaged: Files on disk with a wrong checksum; they are removed and count as misses.
+        damaged: Entries that are not what was stored under their key, by checksum, name, shape or dtype; they are
+            removed and count as misses.
         disk_errors: Failed reads and writes (disk full, no permission...); each is logged. An entry that cannot be read
             counts as a miss, and one that cannot be written is stored in memory only.
         entries: Entries in memory.
@@ -68,15 +58,22 @@ class KeyValueCache:
 
     Several models, methods and processes may share a cache: the model and its choices are part of each key.
 
+    Keys and values tell the documents they were computed from. Files can be read by their owner alone (0600, in a
+    folder of 0700; one that existed keeps its mode). Whoever may write to the folder may change answers.
+
     Args:
         max_bytes: Capacity in memory. A larger entry is not stored in memory.
         device: Device on which entries are stored. None: the device that computed them.
         folder: Folder for entries on disk. None: memory only. Several processes may write to it, and may be killed
-            while writing.
-        max_disk_bytes: Capacity on disk; the least recently used files are removed.
+            while writing. Nothing else in it is touched.
+        max_disk_bytes: Capacity on disk, with what is being written; the least recently used files are removed. A
+            larger entry is not stored on disk; 0: nothing is.
+        namespace: Such as the name of a tenant. Entries of one namespace are never served to another, so that nobody
+            can find out, by asking, what somebody else has asked.
 
     Raises:
-        InvalidChoice: A capacity is negative.
+        InvalidChoice: A capacity is no whole number of at least 0, or another argument has a wrong type.
+        UnusableFile: The folder cannot be created.
     """
 
     def __init__(
@@ -86,50 +83,86 @@ class KeyValueCache:
         device: str | torch.device | None = None,
         folder: str | Path | None = None,
         max_disk_bytes: int = 10 << 30,
+        namespace: str = "",
     ) -> None:
-        if min(max_bytes, max_disk_bytes) < 0:
-            raise InvalidChoice(f"max_bytes, max_disk_bytes: expected at least 0, got {max_bytes} and {max_disk_bytes}")
-        self._max_bytes = max_bytes
-        self._device = device
+        if isinstance(max_bytes, str | Path):
+            raise InvalidChoice(
+                f"max_bytes: expected at least 0, got {shown(max_bytes)}",
+                hint="For a folder: KeyValueCache(folder=...).",
+            )
+        if not isinstance(folder, str | Path | None) or folder == "":
+            raise InvalidChoice(f"folder: expected a path, got {shown(folder)}", hint="Give folder as a str or a Path.")
+        self._max_bytes = check_number("max_bytes", max_bytes, 0)
+        self._device = _as_device(device)
+        self._namespace = check_text("namespace", namespace)
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._stats = CacheStats()
         self._lock = RLock()
-        self._disk = None if folder is None else _DiskStore(Path(folder), max_disk_bytes)
+        room = check_number("max_disk_bytes", max_disk_bytes, 0)
+        self._disk = None if folder is None else DiskStore(Path(folder), room, self._namespace)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings without the entries: a copy starts empty, with the same capacities and folder."""
-        disk = None if self._disk is None else (self._disk.folder, self._disk.max_bytes)
-        return _restore, (self._max_bytes, self._device, disk)
+        settings: dict[str, Any] = {"max_bytes": self._max_bytes, "device": self._device, "namespace": self._namespace}
+        if self._disk is not None:
+            settings |= {"folder": self._disk.folder, "max_disk_bytes": self._disk.max_bytes}
+        return _restore, (settings,)
 
-    def get(self, key: str) -> Entry | None:
-        """Return an entry, or None. Its tensors are shared and must not be modified."""
+    def get(self, key: str, layout: EntryLayout | None = None) -> Entry | None:
+        """Return an entry, or None. Its tensors are shared and must not be modified.
+
+        Args:
+            key: The key.
+            layout: What the entry should look like; another one is removed and counts as damaged. None: anything.
+        """
+        stem = stem_of(check_text("key", key), self._namespace)
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-                self._count(hits=1)
-                return entry
-        entry, failure = (None, None) if self._disk is None else self._disk.read(key)
+            entry = self._entries.get(stem)
+        failure, from_disk = None, 0
+        if entry is None and self._disk is not None:
+            entry, failure = self._disk.read(stem)
+            from_disk = int(entry is not None)
+        if entry is not None and layout is not None and layout_of(entry) != layout:
+            self._discard(stem)
+            entry, failure = None, "damaged"
         with self._lock:
             if failure is not None:
                 self._count(**{failure: 1})
             if entry is None:
                 self._count(misses=1)
             else:
-                self._count(hits=1, disk_hits=1)
-                self._store(key, entry)
+                self._count(hits=1, disk_hits=from_disk)
+                if from_disk:
+                    self._store(stem, entry)
+                elif stem in self._entries:
+                    self._entries.move_to_end(stem)
         return entry
 
+    def on_disk(self, key: str) -> bool:
+        """Return whether the folder has an entry, without reading it; it then counts as used now."""
+        return self._disk is not None and self._disk.touch(stem_of(check_text("key", key), self._namespace))
+
     def put(self, key: str, entry: Entry) -> None:
-        """Store an entry."""
+        """Store an entry.
+
+        Raises:
+            InvalidChoice: It has no layer, or a layer is no pair of tensors.
+        """
+        stem = stem_of(check_text("key", key), self._namespace)
+        if not _is_entry(entry):
+            raise InvalidChoice(f"expected keys and values of at least one layer, got {shown(entry)}")
         with self._lock:
-            self._store(key, entry)
-        if self._disk is not None and not self._disk.write(key, entry):
+            self._store(stem, entry)
+        if self._disk is not None and not self._disk.write(stem, entry):
             with self._lock:
                 self._count(disk_errors=1)
 
     def clear(self) -> None:
-        """Remove all entries, also from disk."""
+        """Remove all entries of the namespace, also from disk. No other file is removed.
+
+        Raises:
+            UnusableFile: Those on disk cannot be removed.
+        """
         with self._lock:
             self._entries.clear()
             self._stats = replace(self._stats, entries=0, bytes=0)
@@ -141,22 +174,28 @@ class KeyValueCache:
         with self._lock:
             return self._stats
 
-    def _store(self, key: str, entry: Entry) -> None:
+    def _discard(self, stem: str) -> None:
+        with self._lock:
+            self._remove(stem)
+        if self._disk is not None:
+            self._disk.discard(stem)
+
+    def _store(self, stem: str, entry: Entry) -> None:
         """Store an entry in memory, and evict the least recently used ones while it does not fit."""
         if self._device is not None:
             entry = [(keys.to(self._device), values.to(self._device)) for keys, values in entry]
-        self._remove(key)
+        self._remove(stem)
         size = _size(entry)
         if size > self._max_bytes:
             return
         while self._stats.bytes + size > self._max_bytes:
             self._remove(next(iter(self._entries)))
             self._count(evictions=1)
-        self._entries[key] = entry
+        self._entries[stem] = entry
         self._count(entries=1, bytes=size)
 
-    def _remove(self, key: str) -> None:
-        entry = self._entries.pop(key, None)
+    def _remove(self, stem: str) -> None:
+        entry = self._entries.pop(stem, None)
         if entry is not None:
             self._count(entries=-1, bytes=-_size(entry))
 
@@ -164,98 +203,29 @@ class KeyValueCache:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + by for name, by in changes.items()})
 
 
+def _is_entry(value: Any) -> bool:
+    pairs = isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value)
+    return pairs and bool(value) and all(isinstance(each, torch.Tensor) for pair in value for each in pair)
+
+
 def _size(entry: Entry) -> int:
     return sum(tensor.nbytes for pair in entry for tensor in pair)
 
 
-def _restore(max_bytes: int, device: str | torch.device | None, disk: tuple[Path, int] | None) -> KeyValueCache:
-    if disk is None:
-        return KeyValueCache(max_bytes, device=device)
-    return KeyValueCache(max_bytes, device=device, folder=disk[0], max_disk_bytes=disk[1])
+def _restore(settings: dict[str, Any]) -> KeyValueCache:
+    return KeyValueCache(**settings)
 
 
-class _DiskStore:
-    """One file per entry: a SHA-256 checksum, then safetensors. Files are written to a temporary name and renamed."""
+def _as_device(device: Any) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidChoice(f"device: expected a device, got {shown(device)}", hint=str(error)) from error
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.max_bytes = folder, max_bytes
 
-    def read(self, key: str) -> tuple[Entry | None, str | None]:
-        """Return the entry, or None, and the field of `CacheStats` that counts a failure, or None."""
-        path = self.folder / (key + _SUFFIX)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return None, None
-        except OSError as error:
-            _logger.warning("cannot read %s: %s", path, error)
-            return None, "disk_errors"
-        with suppress(OSError):  # no permission: the file is used, but its age is not updated
-            os.utime(path)
-        checksum, body = content[:32], content[32:]
-        try:
-            if hashlib.sha256(body).digest() != checksum:
-                raise SafetensorError("checksum mismatch")
-            tensors = load(body)
-        except SafetensorError:
-            with suppress(OSError):  # already removed by another process, or no permission
-                path.unlink()
-            return None, "damaged"
-        return [(tensors[f"{layer}.keys"], tensors[f"{layer}.values"]) for layer in range(len(tensors) // 2)], None
-
-    def write(self, key: str, entry: Entry) -> bool:
-        """Write an entry; return whether that succeeded."""
-        names = ("keys", "values")
-        tensors = {
-            f"{layer}.{name}": tensor.contiguous().cpu()
-            for layer, pair in enumerate(entry)
-            for name, tensor in zip(names, pair, strict=True)
-        }
-        body = save(tensors)
-        partial = self.folder / f"{_TEMPORARY_PREFIX}{uuid4().hex}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(hashlib.sha256(body).digest())
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.folder / (key + _SUFFIX))
-            self._evict()
-        except OSError as error:
-            _logger.warning("cannot write an entry to %s: %s", self.folder, error)
-            with suppress(OSError):  # the folder may have been removed
-                partial.unlink()
-            return False
-        return True
-
-    def clear(self) -> None:
-        """Remove all entries."""
-        for path in self.folder.glob("*" + _SUFFIX):
-            path.unlink(missing_ok=True)
-
-    def _evict(self) -> None:
-        """Remove the least recently used files until the others fit, and stale temporary files.
-
-        Other processes may do so at the same time.
-        """
-        for path in self.folder.glob(_TEMPORARY_PREFIX + "*"):
-            with suppress(FileNotFoundError):
-                if time() - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink()
-        files = []
-        for path in self.folder.glob("*" + _SUFFIX):
-            try:
-                files.append((path.stat().st_mtime, path.stat().st_size, path))
-            except FileNotFoundError:
-                continue
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files)[:-1]:
-            if total <= self.max_bytes:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
+def layout_of(entry: Entry) -> EntryLayout:
+    """Return what an entry looks like."""
+    return [[(tuple(each.shape), each.dtype) for each in pair] for pair in entry]
 
 
 def key_of(*parts: Any) -> str:

@@ -19,13 +19,15 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag.attention import resolve_backend
-from invariant_rag.attention.hook import PromptState
+from invariant_rag.attention.dynamic_rope import private_dynamic_rope
+from invariant_rag.attention.hook import PromptState, own_attention
 from invariant_rag.attention.probe import input_device
-from invariant_rag.attention.rope import reset_dynamic_rope
+from invariant_rag.checks import shown
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.generation.choices import Choices, ReadOnlyChoices
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.option_checks import check_options, check_seed
 from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, to_generations
 from invariant_rag.generation.overflow import Overflow
@@ -39,7 +41,14 @@ from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.models.loading import load_model
 from invariant_rag.orderings import Ordering, resolve_ordering
-from invariant_rag.prompts import Message, Tool, question_messages, render_chat, tokenize_text
+from invariant_rag.prompts import (
+    Message,
+    Tool,
+    question_messages,
+    render_chat,
+    tokenize_text,
+    warn_of_unprotected_tokens,
+)
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
 
 if TYPE_CHECKING:
@@ -147,6 +156,8 @@ class InvariantModel(ReadOnlyChoices):
         method, backend = resolve_method(method), resolve_backend(backend)  # before anything is loaded
         ordering = resolve_ordering(ordering, method.default_ordering)
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **kwargs)
+        if tokenizer is not None:
+            warn_of_unprotected_tokens(tokenizer)
         return cls(
             model,
             tokenizer,
@@ -300,6 +311,10 @@ class InvariantModel(ReadOnlyChoices):
             InvalidPrompt: The prompt has no token, or one outside of the vocabulary.
             ContextOverflow: The prompt is too long and `overflow` is `error`, or its texts alone are too long.
         """
+        if not isinstance(prompt, Prompt):
+            raise InvalidPrompt(
+                f"expected a Prompt, got {shown(prompt)}", hint="Build one: lm.chat_prompt(question, texts)."
+            )
         prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self.choices.limits, new_tokens)
         self._check_vocabulary(prepared.input_ids)
         return prepared
@@ -346,16 +361,20 @@ class InvariantModel(ReadOnlyChoices):
             sequences of a prompt are consecutive.
 
         Raises:
+            InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
             InvalidPrompt: A prompt has segments but no suffix, so there is no token to continue.
-            UnsupportedCombination: Assisted decoding, `token_healing`, `use_cache=False` or `prefill_chunk_size`;
+            UnsupportedCombination: Keywords that the prompt determines (`input_ids`, `past_key_values`...), decoding
+                loops from elsewhere, assisted decoding, `token_healing`, `use_cache=False` or `prefill_chunk_size`;
                 `guidance_scale` with a method without stock decoding; or the model dropped its cache while decoding.
         """
+        check_seed(seed)
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
+        stock = self.prefiller.stock_decoding(prepared)
+        options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
         if not prepared:
             return []
-        options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=self.choices.stock_decoding)
         with self.prefiller.exclusive(), nullcontext() if seed is None else torch.random.fork_rng():
             if seed is not None:
                 torch.manual_seed(seed)
@@ -378,13 +397,19 @@ class InvariantModel(ReadOnlyChoices):
                 are part of the text.
 
         Raises:
+            InvalidOption: As for `generate`.
             TokenizerRequired: The model has no tokenizer.
+            UnsupportedCombination: Raised by the first piece within `arranged`, a logits processor, a stopping
+                criterion or a streamer of the same model: its thread would wait for this one, and this one for it.
         """
 
         def generate(**more: Any) -> Generation:
             return self.generate(prompt, max_new_tokens=max_new_tokens, seed=seed, **more)
 
-        return stream_text(generate, self.tokenizer, kwargs)
+        check_seed(seed)
+        resolve_max_new_tokens(max_new_tokens, kwargs)
+        check_options({name: value for name, value in kwargs.items() if name != "keep_tokens"}, self.model)
+        return stream_text(generate, self.tokenizer, kwargs, self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
         """Return the log-probability of each candidate as the continuation of the prompt.
@@ -415,6 +440,10 @@ class InvariantModel(ReadOnlyChoices):
             raise InvalidPrompt(
                 f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
             )
+        if not isinstance(candidates, Iterable):
+            raise InvalidPrompt(
+                f"expected candidates, got {shown(candidates)}", hint="Give a list of texts, or of lists of token ids."
+            )
         options = [tokenize_text(each, self.tokenizer) for each in candidates]
         if not all(options):
             raise InvalidPrompt(f"expected candidates of at least one token, got none in {candidates!r}")
@@ -437,9 +466,12 @@ class InvariantModel(ReadOnlyChoices):
     def arranged(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
         """Use arranged attention in the wrapped model's own forward pass, with gradients, for training.
 
+        Tokens that follow those of a prompt are read as its answer. Their positions count on from the prompt's last.
+
         >>> with lm.arranged([prepared]):  # doctest: +SKIP
         ...     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
-        ...     logits = lm.model(ids, position_ids=positions, use_cache=False).logits
+        ...     everything = torch.ones_like(ids)  # else transformers reads shared positions as packed sequences
+        ...     logits = lm.model(ids, everything, positions, use_cache=False).logits
         ...     loss = cross_entropy(logits[0, -prepared.suffix_length : -1], answer_ids)
 
         Args:
@@ -452,7 +484,7 @@ class InvariantModel(ReadOnlyChoices):
         if len(lengths) > 1:
             raise InvalidPrompt(f"expected prompts of the same length in a batch, got {sorted(lengths)} tokens")
         attention = self.prefiller.arranged_attention([PromptState(prompt.arrangement) for prompt in prompts])
-        with self.prefiller.shared.lock, reset_dynamic_rope(self.model), attention:
+        with self.prefiller.shared.lock.held(), private_dynamic_rope(self.model), own_attention(), attention:
             yield
 
     def _check_vocabulary(self, ids: TokenIds) -> None:
@@ -466,7 +498,7 @@ class InvariantModel(ReadOnlyChoices):
         prefiller = self.prefiller
         batch = left_pad(prepared, options["pad_token_id"], prefiller.device)
         if batch.positions is not None:
-            options["position_ids"] = batch.positions
+            options |= prefiller.position_ids(batch.positions)
         copies = max(options["num_beams"], options["num_return_sequences"])
         if len(prepared) == copies == 1:  # the first forward pass of `generate` prefills what the cache lacks
             prefilled = [prefiller.load_cached_prefix(prepared[0])]

@@ -8,25 +8,50 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
-from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
+from invariant_rag.checks import check_number
+from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
+from invariant_rag.generation.option_checks import check_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_OWN_PREFILL = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing")
+_OWN_PREFILL = (
+    "assistant_model",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "is_assistant",
+    "use_mtp",
+    "token_healing",
+)
 """Options with which transformers prefills the prompt itself: assisted decoding and token healing."""
 
 _OWN_INPUTS = (
     "attention_mask",
+    "cache_config",
     "cache_implementation",
+    "cache_position",
     "input_ids",
+    "inputs",
     "inputs_embeds",
+    "labels",
+    "logits_to_keep",
     "past_key_values",
     "position_ids",
     "return_dict_in_generate",
 )
 """Options of transformers' `generate` that the prompt and its arrangement determine."""
+
+_FOREIGN_CODE = (
+    "constraints",
+    "custom_generate",
+    "dola_layers",
+    "force_words_ids",
+    "num_beam_groups",
+    "penalty_alpha",
+    "trust_remote_code",
+)
+"""Options with which transformers runs another decoding loop, from a repository of a hub or of the caller."""
 
 
 def generation_options(
@@ -48,6 +73,7 @@ def generation_options(
         stock_decoding: Whether generated tokens use the model's own attention.
 
     Raises:
+        InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
         TokenizerRequired: Stop strings without a tokenizer.
         UnsupportedCombination: Assisted decoding, token healing, `use_cache=False` or chunked prefill; or guidance
             without `stock_decoding`.
@@ -55,6 +81,7 @@ def generation_options(
     options = {name: value for name, value in kwargs.items() if value is not None}
     defaults = model.generation_config
     _refuse_own_prefill(options, defaults, stock_decoding)
+    check_options(options, model)
     options["use_cache"] = True
     options["do_sample"] = bool(resolve_option(options, "do_sample"))
     for name in ("num_beams", "num_return_sequences"):
@@ -62,7 +89,8 @@ def generation_options(
     options["eos_token_id"] = resolve_option(options, "eos_token_id", defaults)
     padding = (resolve_option(options, "pad_token_id", defaults), getattr(tokenizer, "pad_token_id", None))
     candidates = [*padding, *as_ids(options["eos_token_id"]), 0]
-    options["pad_token_id"] = next(each for each in candidates if each is not None)
+    vocabulary = range(model.config.get_text_config(decoder=True).vocab_size)  # some configs say -1
+    options["pad_token_id"] = next(each for each in candidates if each is not None and each in vocabulary)
     criteria = list(options.get("stopping_criteria") or ())
     strings = resolve_option(options, "stop_strings", defaults)
     options.pop("stop_strings", None)
@@ -81,6 +109,18 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
         raise UnsupportedCombination(
             f"expected options of decoding, got {', '.join(own)}, which the prompt and its arrangement determine",
             hint="Remove the option. Token ids go into the Prompt.",
+        )
+    if "max_length" in options:
+        raise UnsupportedCombination(
+            "expected the length of the answer, got max_length, which counts the prompt too",
+            hint="Give max_new_tokens instead.",
+        )
+    foreign = {name: resolve_option(options, name, defaults) for name in _FOREIGN_CODE}
+    if refused := [name for name, value in foreign.items() if value is True or value not in (None, False, 1)]:
+        raise UnsupportedCombination(
+            f"expected a decoding loop of transformers itself, got {', '.join(refused)}, for which it runs code from "
+            "elsewhere",
+            hint="Remove the option.",
         )
     values = {name: resolve_option(options, name, defaults) for name in _OWN_PREFILL}
     if refused := [name for name, value in values.items() if value is not None and value is not False]:
@@ -109,9 +149,13 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
-    """Resolve the number of new tokens: the argument, then `generation_config`, else 64."""
+    """Resolve the number of new tokens: the argument, then `generation_config`, else 64.
+
+    Raises:
+        InvalidOption: It is no whole number of at least 1.
+    """
     resolved = resolve_option({**kwargs, "max_new_tokens": max_new_tokens}, "max_new_tokens")
-    return 64 if resolved is None else resolved
+    return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
 
 
 def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> Any:

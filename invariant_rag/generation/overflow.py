@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from invariant_rag.checks import check_number
 from invariant_rag.errors import ContextOverflow, UnknownName
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
@@ -30,8 +31,8 @@ class TokenLimits:
     def __post_init__(self) -> None:
         if self.overflow not in get_args(Overflow):
             raise UnknownName("overflow", self.overflow, get_args(Overflow))
-        if self.max_segment_tokens is not None and self.max_segment_tokens < 1:
-            raise ContextOverflow(f"max_segment_tokens: expected at least 1, got {self.max_segment_tokens}")
+        if self.max_segment_tokens is not None:
+            check_number("max_segment_tokens", self.max_segment_tokens, 1)
 
     def fit(self, texts: int, ranked: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         """Return the number of tokens to keep of each segment; 0 drops a segment that is not empty.

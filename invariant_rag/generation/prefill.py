@@ -6,7 +6,7 @@ Everything here is called inside `Prefiller.exclusive`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
+from invariant_rag.arrangement import natural_positions
+from invariant_rag.attention.dynamic_rope import private_dynamic_rope
+from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import once_per_model
-from invariant_rag.attention.probe import input_device
-from invariant_rag.attention.rope import reset_dynamic_rope
-from invariant_rag.generation.prefix_cache import load_prefix, prompt_prefix
+from invariant_rag.attention.probe import input_device, takes_position_ids
+from invariant_rag.generation.prefix_cache import load_prefix, prompt_prefix, warn_of_foreign_code
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.rope import Rotation
+    from invariant_rag.attention.positions import PositionEncoding
     from invariant_rag.generation.choices import Choices
     from invariant_rag.generation.shared_state import SharedState
 
@@ -62,14 +63,31 @@ class Prefiller:
         return input_device(self.model)
 
     @property
-    def rotations(self) -> Sequence[Rotation]:
-        """The rotary embedding of each layer."""
+    def rotations(self) -> Sequence[PositionEncoding]:
+        """The position encoding of each layer."""
         return self.shared.rotations
+
+    def stock_decoding(self, prompts: Iterable[PreparedPrompt | PromptState]) -> bool:
+        """Return whether tokens after prefilled prompts use the model's own attention.
+
+        With ALiBi, that attention takes indices for positions, so the prompts' positions must be their indices.
+        """
+        if not (self.choices.stock_decoding and self.shared.has_alibi):
+            return self.choices.stock_decoding
+        arrangements = [each.arrangement for each in prompts]
+        return all(each.positions == natural_positions(each.layout) for each in arrangements)
+
+    def position_ids(self, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the keyword that tells the model the positions `[B, T]` of tokens, if it has one."""
+        return {"position_ids": positions} if takes_position_ids(self.model) else {}
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the model's lock, without gradients, with rotary frequencies that remember no earlier call."""
-        with self.shared.lock, torch.no_grad(), reset_dynamic_rope(self.model):
+        """Hold the model's lock, without gradients, with rotary frequencies that remember no earlier call.
+
+        A call within another one (of a logits processor, or in `lm.arranged`) has nothing of the other's attention.
+        """
+        with self.shared.lock.held(), torch.no_grad(), private_dynamic_rope(self.model), own_attention():
             yield
 
     def arranged_attention(
@@ -91,13 +109,13 @@ class Prefiller:
 
     def decoding_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
         """Override the model's attention while it decodes after prefilled prompts; nothing with stock decoding."""
-        if self.choices.stock_decoding:
+        if self.stock_decoding(prompts):
             return nullcontext()
         return self.arranged_attention(prompts, last_text_only=True)
 
     def generation_attention(self, prefix: PrefillResult) -> AbstractContextManager[None]:
         """Use arranged attention while prefilling the uncached tokens of a prompt, then the decoding attention."""
-        if prefix.length or not self.choices.stock_decoding:
+        if prefix.length or not self.stock_decoding([prefix.state]):
             return self.decoding_attention([prefix.state])
         return self.arranged_attention([prefix.state], last_text_only=True, once=True)
 
@@ -113,7 +131,7 @@ class Prefiller:
         options |= self._keep_logits(keep)
         ids = torch.tensor([prepared.input_ids[start:]], device=self.device)
         if start or not prepared.is_natural:
-            options["position_ids"] = torch.tensor([prepared.positions[start:]], device=self.device)
+            options |= self.position_ids(torch.tensor([prepared.positions[start:]], device=self.device))
         if not start and not prepared.is_natural:
             # With a mask, transformers does not take repeated positions for several packed sequences.
             options["attention_mask"] = torch.ones_like(ids)
@@ -123,8 +141,8 @@ class Prefiller:
     def forward_plain(self, tokens: Sequence[int], start: int, cache: DynamicCache) -> None:
         """Run the model with its own attention over tokens at the positions from `start` on, after a cache."""
         ids = torch.tensor([tokens], device=self.device)
-        positions = torch.arange(start, start + len(tokens), device=self.device)[None]
-        self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **self._keep_logits(1))
+        options = self.position_ids(torch.arange(start, start + len(tokens), device=self.device)[None])
+        self.model(input_ids=ids, past_key_values=cache, use_cache=True, **options, **self._keep_logits(1))
 
     def _keep_logits(self, count: int) -> dict[str, int]:
         """Return the keyword that limits the logits to the last `count` tokens, if the model has one."""
@@ -135,6 +153,8 @@ class Prefiller:
         layout, cache = prepared.arrangement.layout, self.choices.cache
         state = PromptState(prepared.arrangement)
         if cache is None or not layout.text_spans[-1].start or not layout.sets or not prepared.suffix_length:
+            return PrefillResult(state, DynamicCache())
+        if warn_of_foreign_code(self.model):
             return PrefillResult(state, DynamicCache())
         return PrefillResult(state, *load_prefix(self, cache, prompt_prefix(prepared, self.choices.method)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import DynamicCache
 
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention.rope import has_dynamic_rope
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.kv_cache import Entry, concatenate, key_of
+from invariant_rag.attention.dynamic_rope import has_dynamic_rope
+from invariant_rag.errors import CacheWarning, UnsupportedCombination
+from invariant_rag.generation.fingerprint import environment, foreign_code
+from invariant_rag.generation.kv_cache import EntryLayout, concatenate, key_of, layout_of
+from invariant_rag.generation.kv_cache_files import Entry
 from invariant_rag.generation.prepare import PreparedPrompt
 
 if TYPE_CHECKING:
@@ -24,13 +27,18 @@ if TYPE_CHECKING:
     from invariant_rag.methods import Method
 
 
-def check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -> None:
+def check_cacheable(model: PreTrainedModel, method: Method, intervention: Intervention | None) -> None:
     """Check that the keys and values of a prefix can be reused by other prompts.
 
     Raises:
-        UnsupportedCombination: An intervention changes them, the model's rotary frequencies depend on the length of the
-            prompt, or the model is spread over several devices.
+        UnsupportedCombination: They depend on what comes after it, an intervention changes them, the model's rotary
+            frequencies depend on the length of the prompt, or the model is spread over several devices.
     """
+    if method.reads_ahead:
+        raise UnsupportedCombination(
+            f"expected a method whose tokens see earlier ones only for a key-value cache, got {method.name!r}",
+            hint="Use with_cache(None), or another method.",
+        )
     if intervention is not None:
         raise UnsupportedCombination(
             f"expected a model without an intervention for a key-value cache, got {intervention.name!r}",
@@ -42,6 +50,12 @@ def check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -
             "cannot be reused by another prompt",
             hint="Use this model without a cache.",
         )
+    if any(each.is_meta for each in model.parameters()):
+        raise UnsupportedCombination(
+            "expected a model whose weights are in memory, got one with offloaded weights: nothing can tell whether "
+            "cached keys and values belong to them",
+            hint="Load the model on one device (`device_map`), or use it without a cache.",
+        )
     devices = set(map(str, getattr(model, "hf_device_map", {}).values()))
     if len(devices) > 1:
         raise UnsupportedCombination(
@@ -51,10 +65,19 @@ def check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -
         )
 
 
+def warn_of_foreign_code(model: PreTrainedModel) -> bool:
+    """Return whether a model runs code that no key can tell, so that the cache is not used; a warning says where."""
+    found = list(foreign_code(model))
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        warnings.warn(CacheWarning(f"the key-value cache is not used: the model has {found[0]}{more}"), stacklevel=2)
+    return bool(found)
+
+
 def prompt_prefix(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
     """Return the prompt without its suffix, the last text."""
     layout = prepared.arrangement.layout
-    prefix = Layout((*layout.texts[:-1], 0), layout.sets)
+    prefix = replace(layout, texts=(*layout.texts[:-1], 0))
     return replace(prepared, input_ids=prepared.input_ids[: prefix.length], arrangement=method.arrange(prefix))
 
 
@@ -79,14 +102,24 @@ class _PrefixLoader:
         self._prefiller, self._cache = prefiller, cache
         choices = prefiller.choices
         attention = (choices.backend.name, type(choices.method).__qualname__, sorted(vars(choices.method).items()))
-        self._identity = (prefiller.shared.fingerprint(prefiller.model), attention)
+        model = prefiller.model
+        self._identity = (prefiller.shared.fingerprint(model), environment(model, prefiller.device), attention)
+        known, computes_with = prefiller.shared.entry_layout, self._identity[:2]
+        if known is None or known[0] != computes_with:
+            known = prefiller.shared.entry_layout = computes_with, self._layout_of_a_token()
+        self._layout = known[1]
+
+    def _layout_of_a_token(self) -> EntryLayout:
+        cache = DynamicCache()
+        self._prefiller.forward_plain([0], 0, cache)
+        return layout_of(_entry_of(cache))
 
     def load(self, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
         if self._prefiller.choices.method.context_free_segments and len(prefix.arrangement.layout.sets) == 1:
             entries, cached_tokens = self._segments(prefix)
         else:
             key = key_of(self._identity, prefix.input_ids, prefix.arrangement)
-            entry, found = self._get(key, lambda: self._prefiller.prefill_uncached(prefix))
+            entry, found = self._get(key, len(prefix.input_ids), lambda: self._prefiller.prefill_uncached(prefix))
             entries, cached_tokens = [entry], len(prefix.input_ids) if found else 0
         return self._as_cache(entries), cached_tokens
 
@@ -100,14 +133,15 @@ class _PrefixLoader:
             method = self._prefiller.choices.method
             text_only = replace(prefix, input_ids=tokens, arrangement=method.arrange(Layout((len(tokens),), ())))
             key = key_of(self._identity, tokens)
-            entry, found = self._get(key, lambda: self._prefiller.prefill_uncached(text_only))
+            entry, found = self._get(key, len(tokens), lambda: self._prefiller.prefill_uncached(text_only))
             entries, cached_tokens = [entry], len(tokens) if found else 0
         for span in spans:
             if not len(span):
                 continue
             segment = prefix.input_ids[span.start : span.stop]
             key = key_of(self._identity, tokens, segment)
-            entry, found = self._get(key, partial(self._prefill_segment, entries[:1], tokens, segment))
+            compute = partial(self._prefill_segment, entries[:1], tokens, segment)
+            entry, found = self._get(key, len(segment), compute)
             entries.append(entry)
             cached_tokens += len(segment) if found else 0
         return entries, cached_tokens
@@ -130,12 +164,17 @@ class _PrefixLoader:
             cache.update(keys[None], values[None], layer)
         return cache
 
-    def _get(self, key: str, compute: Callable[[], DynamicCache]) -> tuple[Entry, bool]:
-        """Return an entry, and whether it was cached; a missing one is computed and stored."""
-        entry = self._cache.get(key)
+    def _get(self, key: str, tokens: int, compute: Callable[[], DynamicCache]) -> tuple[Entry, bool]:
+        """Return an entry of so many tokens, and whether it was cached; a missing one is computed and stored."""
+        layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._layout]
+        entry = self._cache.get(key, layout)
         if entry is not None:
             return entry, True
-        layers: list[Any] = compute().layers
-        entry = [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in layers]
+        entry = _entry_of(compute())
         self._cache.put(key, entry)
         return entry, False
+
+
+def _entry_of(cache: DynamicCache) -> Entry:
+    layers: list[Any] = cache.layers
+    return [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in layers]

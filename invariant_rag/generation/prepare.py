@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from invariant_rag.arrangement import Arrangement, Layout
@@ -13,7 +15,8 @@ from invariant_rag.methods import Method
 from invariant_rag.orderings import Ordering
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
-from invariant_rag.segments import Prompt
+from invariant_rag.prompts.literal_text import CUT
+from invariant_rag.segments import Prompt, SegmentSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +52,7 @@ class PreparedPrompt:
         return tuple(len(lengths) for lengths in self.arrangement.layout.sets if lengths)
 
     @property
-    def positions(self) -> tuple[int, ...]:
+    def positions(self) -> tuple[float, ...]:
         """Rotary position of each token."""
         return self.arrangement.positions
 
@@ -86,7 +89,7 @@ def prepare(
         new_tokens: Tokens to reserve for the answer.
 
     Raises:
-        InvalidPrompt: The prompt has no token.
+        InvalidPrompt: The prompt has no token, or a source of a segment is not in its set.
         ContextOverflow: The prompt is too long and the overflow strategy cannot shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
@@ -102,28 +105,41 @@ def prepare(
 
     input_ids = list(tokens.texts[0])
     layout: list[tuple[int, ...]] = []
+    sources: list[tuple[tuple[int, ...], ...]] = []
+    drafts: list[tuple[int, ...]] = []
     order: list[int] = []
     dropped: list[int] = []
     trimmed: list[int] = []
     offset = 0
-    for rank, ranked, fitted_lengths, text in zip(ranks, ranked_ids, fitted, tokens.texts[1:], strict=True):
-        set_lengths = []
+    for segments, rank, ranked, fitted_lengths, text in zip(
+        prompt.sets, ranks, ranked_ids, fitted, tokens.texts[1:], strict=True
+    ):
+        kept: list[int] = []
+        kept_ids: list[tuple[int, ...]] = []
         for index, ids, length in reversed(list(zip(rank, ranked, fitted_lengths, strict=True))):
             if ids and not length:
                 dropped.append(offset + index)
                 continue
             if length < len(ids):
                 trimmed.append(offset + index)
-            order.append(offset + index)
-            set_lengths.append(length)
-            input_ids += ids[:length]
-        layout.append(tuple(set_lengths))
+            kept.append(index)
+            kept_ids.append(ids[:length])
+        order += (offset + index for index in kept)
+        layout.append(tuple(map(len, kept_ids)))
+        sources.append(_sources(segments, kept))
+        drafts.append(tuple(method.drafts(sources[-1])))
+        input_ids += chain.from_iterable([*(kept_ids[place] for place in drafts[-1]), *kept_ids, text])
         offset += len(rank)
-        input_ids += text
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
     stand_apart = len(order) > 1 and max(map(len, layout)) == 1  # several sets of one: their order is that given
-    arrangement = method.arrange(Layout(tuple(map(len, tokens.texts)), tuple(layout)))
+    arranged = Layout(
+        texts=tuple(map(len, tokens.texts)),
+        sets=tuple(layout),
+        sources=tuple(sources) if any(chain.from_iterable(sources)) else (),
+        drafts=tuple(drafts) if any(drafts) else (),
+    )
+    arrangement = method.arrange(arranged)
     return PreparedPrompt(
         input_ids=tuple(input_ids),
         arrangement=arrangement,
@@ -136,10 +152,34 @@ def prepare(
     )
 
 
+def _sources(segments: SegmentSet, kept: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return for each segment in memory the places of those that it builds on.
+
+    Args:
+        segments: The set.
+        kept: The segments in memory, in physical order.
+
+    Raises:
+        InvalidPrompt: A source is not in the set.
+    """
+    if not any(segment.sources for segment in segments):
+        return ((),) * len(kept)
+    known = set(segments)
+    missing = [source for segment in segments for source in segment.sources if source not in known]
+    if missing:
+        raise InvalidPrompt(
+            f"expected the sources of a segment in its own set, got {missing[0]!r}",
+            hint="A source is found by equality: put the same segment, with its title and metadata, into the set.",
+        )
+    return tuple(
+        tuple(place for place, other in enumerate(kept) if segments[other] in segments[index].sources) for index in kept
+    )
+
+
 def _query(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Return the query for relevance orderings: the prompt's query, or its last text."""
     if prompt.query is not None:
         return prompt.query
     if isinstance(prompt.suffix, str):
-        return prompt.suffix
+        return prompt.suffix.replace(CUT, "")
     return "" if tokenizer is None else str(tokenizer.decode(list(prompt.suffix)))

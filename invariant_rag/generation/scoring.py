@@ -25,6 +25,22 @@ def score_continuations(
         prepared: The prompt.
         continuations: Token ids, at least one continuation and at least one token each.
     """
+    logits = continuation_logits(prefiller, prepared, continuations)
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    return [
+        float(logprobs[row, torch.arange(len(each)), torch.tensor(each)].double().sum())
+        for row, each in enumerate(continuations)
+    ]
+
+
+def continuation_logits(
+    prefiller: Prefiller, prepared: PreparedPrompt, continuations: Sequence[TokenIds]
+) -> torch.Tensor:
+    """Return the logits that predict every token of each continuation: `[continuations, longest, vocabulary]`.
+
+    Shorter continuations are padded; what is beyond their end means nothing. Arguments are as for
+    `score_continuations`.
+    """
     longest, last = max(map(len, continuations)), prepared.input_ids[-1]
     rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
     prefilled = prefiller.prefill(prepared)
@@ -33,9 +49,7 @@ def score_continuations(
     first = prepared.positions[-1]
     positions = torch.arange(first, first + longest, device=ids.device).expand(len(rows), -1)
     with prefiller.decoding_attention([prefilled.state]):
-        logits = prefiller.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    return [
-        float(logprobs[row, torch.arange(len(each)), torch.tensor(each)].double().sum())
-        for row, each in enumerate(continuations)
-    ]
+        options = prefiller.position_ids(positions)
+        output = prefiller.model(input_ids=ids, past_key_values=cache, use_cache=True, **options)
+    logits: torch.Tensor = output.logits
+    return logits

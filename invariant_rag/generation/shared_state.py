@@ -1,19 +1,82 @@
-"""What all wrappers of one model share: its rotary embeddings, a lock, and the digest of its weights."""
+"""What all wrappers of one model share: its position encodings, a lock, and the digest of its weights."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import RLock
+from functools import cached_property
+from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING
 
+from invariant_rag.attention.alibi import Alibi
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import probe
-from invariant_rag.generation.weight_version import WeightVersion, addresses_of, fingerprint
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from invariant_rag.attention.rope import Rotation
+    from invariant_rag.attention.positions import PositionEncoding
+    from invariant_rag.generation.kv_cache import EntryLayout
+
+
+@dataclass(eq=False)
+class _Hold:
+    """A lock while a thread holds it."""
+
+    lock: ModelLock
+    thread: int
+    active: bool = True
+
+
+_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("held_model_locks", default=())
+
+
+class ModelLock:
+    """A re-entrant lock that is refused to a thread whose end the holder may be waiting for.
+
+    Such a thread was started by the holder, or with a copy of its context as asyncio and LangChain do. It would wait
+    for the lock, and the holder for it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock.
+
+        Raises:
+            UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
+        """
+        self._refuse(get_ident())
+        with self._lock:
+            hold = _Hold(self, get_ident())
+            token = _holds.set((*_holds.get(), hold))
+            try:
+                yield
+            finally:
+                hold.active = False
+                _holds.reset(token)
+
+    def check_new_thread(self) -> None:
+        """Check that a new thread could get the lock while this one waits for it.
+
+        Raises:
+            UnsupportedCombination: This thread holds it.
+        """
+        self._refuse(None)
+
+    def _refuse(self, thread: int | None) -> None:
+        if any(hold.active and hold.lock is self and hold.thread != thread for hold in _holds.get()):
+            raise UnsupportedCombination(
+                "expected a call from outside of `lm.arranged`, logits processors, stopping criteria and streamers of "
+                "the same model, got one from a thread that they wait for, so that both would wait for ever",
+                hint="Call generate instead of stream, in the same thread; or stream when they have ended.",
+            )
 
 
 @dataclass
@@ -21,23 +84,34 @@ class SharedState:
     """State of a model that belongs to no single wrapper.
 
     Attributes:
-        rotations: The rotary embedding of each layer.
+        rotations: The position encoding of each layer.
         lock: Held during every call of the model.
+        entry_layout: What the keys and values of one token look like, with what the model computed them with.
     """
 
-    rotations: list[Rotation]
-    lock: RLock = field(default_factory=RLock)
-    _version: WeightVersion | None = None
-    _digest: tuple[object, str] | None = None
+    rotations: list[PositionEncoding]
+    lock: ModelLock = field(default_factory=ModelLock)
+    entry_layout: tuple[object, EntryLayout] | None = None
+    _reading: Lock = field(default_factory=Lock)
+    _begun: int = 0
+    _digest: tuple[int, str] = (0, "")
+
+    @cached_property
+    def has_alibi(self) -> bool:
+        """Whether a layer has ALiBi: then the model itself takes the index of a token for its position."""
+        return any(isinstance(each, Alibi) for each in self.rotations)
 
     def fingerprint(self, model: PreTrainedModel) -> str:
-        """Return a digest of the weights; computed again after the weights or the active adapters changed."""
-        if self._version is None or self._version.addresses != addresses_of(model):
-            self._version = WeightVersion.of(model)
-        state = self._version.state(model)
-        if self._digest is None or self._digest[0] != state:
-            self._digest = (state, fingerprint(model, self._version.active_adapters()))
-        return self._digest[1]
+        """Return the digest of what the model is now, at some time after this call began.
+
+        It reads all weights, so threads that ask at the same time share one that was begun after all of them asked.
+        """
+        wanted = self._begun + 1
+        with self._reading:
+            if self._digest[0] < wanted:
+                self._begun += 1
+                self._digest = self._begun, fingerprint(model)
+            return self._digest[1]
 
 
 @once_per_model

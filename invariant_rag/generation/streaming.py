@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
+from invariant_rag.generation.option_checks import check_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,10 +93,15 @@ class TextStream(Iterator[str]):
     """An iterator over pieces of generated text. Closing or deleting it stops the generation."""
 
     def __init__(
-        self, generate: Callable[..., Generation], streamer: TextQueueStreamer, options: dict[str, Any]
+        self,
+        generate: Callable[..., Generation],
+        streamer: TextQueueStreamer,
+        options: dict[str, Any],
+        check: Callable[[], None],
     ) -> None:
         self._result: list[Generation] = []
-        self._pieces = _stream_pieces(generate, streamer, options, self._result)
+        self._closed = Event()
+        self._pieces = _stream_pieces(generate, streamer, options, self._result, self._closed, check)
 
     @property
     def generation(self) -> Generation | None:
@@ -105,12 +112,20 @@ class TextStream(Iterator[str]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop the generation and wait for its thread to end."""
-        self._pieces.close()
+        """Stop the generation and wait for its thread to end.
+
+        While another thread waits for the next piece, the stream ends there, and this call does not wait.
+        """
+        self._closed.set()
+        with suppress(ValueError):  # the other thread's generator cannot be closed from here
+            self._pieces.close()
 
 
 def stream_text(
-    generate: Callable[..., Generation], tokenizer: PreTrainedTokenizerBase | None, options: dict[str, Any]
+    generate: Callable[..., Generation],
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: dict[str, Any],
+    check: Callable[[], None] = lambda: None,
 ) -> TextStream:
     """Run `generate` in a background thread and return a stream of its text.
 
@@ -118,6 +133,7 @@ def stream_text(
         generate: Called with `options`, a `streamer` and `stopping_criteria`.
         tokenizer: Decodes the generated tokens.
         options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
+        check: Called before the thread starts; raises if this one must not wait for another.
 
     Raises:
         TokenizerRequired: `tokenizer` is None.
@@ -125,7 +141,9 @@ def stream_text(
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer, which streaming needs to decode tokens; got none")
     rest = {name: value for name, value in options.items() if name != "keep_tokens"}
-    return TextStream(generate, TextQueueStreamer(tokenizer, frozenset(options.get("keep_tokens") or ())), rest)
+    kept = options.get("keep_tokens")
+    streamer = TextQueueStreamer(tokenizer, frozenset(() if kept is None else check_token_ids("keep_tokens", kept)))
+    return TextStream(generate, streamer, rest, check)
 
 
 def _stream_pieces(
@@ -133,9 +151,11 @@ def _stream_pieces(
     streamer: TextQueueStreamer,
     options: dict[str, Any],
     result: list[Generation],
+    closed: Event,
+    check: Callable[[], None],
 ) -> Generator[str, None, None]:
     """Generate in a thread and yield its pieces of text; then append the generation to `result`."""
-    closed = Event()
+    check()
     errors: list[BaseException] = []
     generations: list[Generation] = []
     criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), StopOnEvent(closed)])
@@ -154,10 +174,12 @@ def _stream_pieces(
             yield piece
         if errors:
             raise errors[0]
-        result += generations
+        if not closed.is_set():
+            result += generations
     finally:
         closed.set()
-        thread.join()
+        if current_thread() is not thread:  # which may collect a stream that nobody holds any more
+            thread.join()
 
 
 def trim_at_stop_string(text: str, stops: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.grammar import GrammarText, vocabulary
 from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
+from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = N
     if lm.tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: an object is written as text")
     defaults = lm.model.generation_config
+    check_options(kwargs, lm.model)
     check_keywords(kwargs, defaults)
     wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
     size = lm.model.config.get_text_config(decoder=True).vocab_size

@@ -26,6 +26,7 @@ from invariant_rag.generation.answer_parsing import (
     ResponseTemplateParser,
 )
 from invariant_rag.generation.grammar import vocabulary
+from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import TextStream, decode_keeping
@@ -150,6 +151,7 @@ class ToolCalling:
             UnsupportedCombination: No forced call is known to fit into `max_new_tokens`; or there are keywords that
                 would break a call, as for `invariant_rag.generation.structured.constrain`.
         """
+        check_options(kwargs, self.lm.model)
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         free = self._uses_response_template and self.form.calls is None  # a format that only its parser knows
         if not self.tools or (free and not self.forced):

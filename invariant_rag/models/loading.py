@@ -42,7 +42,7 @@ def load_model(
         The model and its tokenizer. The tokenizer is None, with a warning in the log, if none is found.
 
     Raises:
-        InvalidChoice: torch has no such dtype.
+        InvalidChoice: torch has no such dtype, or this machine no such device.
         ModelNotFound: There is no such model, or it is not a causal LM.
     """
     dtype, source = resolve_dtype(dtype), model_location(name)
@@ -52,12 +52,35 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device_map, **kwargs)
     except (OSError, ValueError) as error:  # OSError: not found; ValueError: not a causal LM
         raise ModelNotFound(f"expected a causal LM at {str(source)!r}: {error}") from error
+    except (AssertionError, RuntimeError) as error:  # what torch raises for a device depends on how it was built
+        raise InvalidChoice(
+            f"cannot load {str(source)!r} with device_map={device_map!r}: {error}",
+            hint="Choose a device that this machine has, such as cpu, or auto.",
+        ) from error
     tokenizer: PreTrainedTokenizerBase | None = None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **_file_keywords(kwargs))
-    except (OSError, ValueError) as error:
-        _logger.warning("found no tokenizer at %r, so prompts must be token ids: %s", str(source), error)
+        tokenizer = load_tokenizer(name, **kwargs)
+    except ModelNotFound as error:
+        _logger.warning("found no tokenizer at %r, so prompts must be token ids: %s", str(source), error.__cause__)
     return model.eval(), tokenizer
+
+
+def load_tokenizer(name: str | Path | None, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, without its weights.
+
+    Args:
+        name: As for `load_model`.
+        **kwargs: As for `load_model`. Those that concern weights have no effect.
+
+    Raises:
+        ModelNotFound: There is no tokenizer.
+    """
+    source = model_location(name)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **_file_keywords(kwargs))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"expected a tokenizer at {str(source)!r}: {error}") from error
+    return tokenizer
 
 
 def load_config(name: str | Path | None, *, local_files_only: bool = False, **kwargs: Any) -> PreTrainedConfig:
@@ -98,9 +121,11 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     Raises:
         InvalidChoice: torch has no such dtype.
     """
-    found = dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if found != "auto" and not isinstance(found, torch.dtype):
-        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or another torch dtype, got {dtype!r}")
+    found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    # Eight bits and fewer are formats of quantization, in which torch computes nothing.
+    usable = isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1
+    if found != "auto" and not usable:
+        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or float64, got {dtype!r}")
     return found
 
 
@@ -110,7 +135,7 @@ def context_window(config: PreTrainedConfig) -> int | None:
     For dynamic RoPE scaling this is `max_position_embeddings` times the scaling factor.
     """
     text = config.get_text_config(decoder=True)
-    window: int | None = getattr(text, "max_position_embeddings", None)
+    window: int | None = getattr(text, "max_position_embeddings", getattr(text, "max_seq_len", None))  # MPT
     rope = getattr(text, "rope_parameters", None) or {}
     if window is not None and rope.get("rope_type") == "dynamic":
         window = int(window * rope["factor"])

@@ -1,14 +1,14 @@
-"""The cache: answers that equal cold ones, what is served to whom, room, threads, and a disk store that is killed."""
+"""The cache: answers that equal cold ones, what is served to whom, room in memory, and threads."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-import multiprocessing
+import functools
 import os
 import pickle
 import random
-import time
+import re
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,14 +18,17 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt, SegmentSet
-from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.generation.kv_cache import KeyValueCache, key_of
+from invariant_rag.errors import CacheWarning, InvalidChoice, UnsupportedCombination, UnusableFile
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.kv_cache_files import Entry, read_entry, to_bytes
 from invariant_rag.methods import METHODS, RowMethod
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
+from tests.generation.test_kv_cache_files import entry
 
 PROMPT = random_prompt(random.Random(0), (3, 5, 1, 4), prefix=4, suffix=3)
 SHUFFLED = PROMPT.shuffled(random.Random(2))
+CACHEABLE = [name for name, each in METHODS.items() if not each.reads_ahead]
 ALONE = [name for name, each in METHODS.items() if each.context_free_segments]
 
 
@@ -39,7 +42,7 @@ def asked(prompt: Prompt, suffix: list[int]) -> Prompt:
     return Prompt(prompt.prefix, prompt.segments, suffix)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CACHEABLE)
 def test_a_warm_answer_equals_a_cold_one_bit_for_bit_and_an_uncached_one_nearly(
     method: str, endless: PreTrainedModel
 ) -> None:
@@ -115,7 +118,7 @@ def test_tokens_that_move_from_one_segment_to_the_next_are_another_set(endless: 
 
 
 def test_several_sets_and_chats_are_cached_up_to_their_last_text(endless: PreTrainedModel) -> None:
-    for method in METHODS:
+    for method in CACHEABLE:
         plain = InvariantModel(endless, method=method, ordering="lexical")
         lm = plain.with_cache(KeyValueCache())
         sets = [SegmentSet([[5, 6], [7]]), SegmentSet([[8], [9, 10, 11], [12]])]
@@ -159,8 +162,6 @@ def test_entries_belong_to_the_adapters_at_work() -> None:
 def test_what_cannot_be_cached_is_refused(endless: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="rotary frequencies"):
         InvariantModel(tiny_model("llama (dynamic scaling)"), cache=KeyValueCache())
-    with pytest.raises(InvalidChoice, match="at least 0"):
-        KeyValueCache(-1)
     lm = InvariantModel(endless, method="sequential", intervention="ms-poe")
     with pytest.raises(UnsupportedCombination, match="without an intervention for a key-value cache"):
         lm.with_cache(KeyValueCache())
@@ -174,7 +175,7 @@ def test_a_model_on_several_devices_is_refused() -> None:
 
 
 @pytest.mark.parametrize("prompt", [Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4])])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CACHEABLE)
 def test_a_suffix_alone_needs_no_cache(method: str, prompt: Prompt, endless: PreTrainedModel) -> None:
     lm = InvariantModel(endless, method=method)
     torch.testing.assert_close(lm.with_cache(KeyValueCache()).logits(prompt), lm.logits(prompt), atol=1e-4, rtol=1e-4)
@@ -194,11 +195,6 @@ def test_a_method_that_was_changed_is_not_served_what_it_read_before(endless: Pr
     after = lm.with_cache(cache).logits(PROMPT)
     torch.testing.assert_close(after, lm.logits(PROMPT), atol=1e-4, rtol=1e-4)
     assert not torch.allclose(after, before, atol=1e-2)
-
-
-def entry(size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """An entry of `8 * size` bytes."""
-    return [(torch.full((1, size, 1), 1.0), torch.full((1, size, 1), 2.0))]
 
 
 def test_the_least_recently_used_entries_make_room() -> None:
@@ -241,47 +237,6 @@ def test_a_disk_store_serves_a_later_process(tmp_path: Path, endless: PreTrained
     assert second.cache.stats().disk_hits == 1
 
 
-def test_a_store_that_may_only_be_read_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    KeyValueCache(folder=tmp_path).put(key_of("x"), entry(10))
-
-    def refuse(*_: object) -> None:
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(os, "utime", refuse)
-    cache = KeyValueCache(folder=tmp_path)
-    assert cache.get(key_of("x")) is not None
-    assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
-
-
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_file_is_a_miss_and_is_removed(damage: str, tmp_path: Path) -> None:
-    KeyValueCache(folder=tmp_path).put(key_of("x"), entry(10))
-    (file,) = tmp_path.glob("*.kv")
-    content = file.read_bytes()
-    flipped = bytes([content[-1] ^ 1])
-    file.write_bytes({"cut": content[:-5], "flip": content[:-1] + flipped, "empty": b""}[damage])
-    cache = KeyValueCache(folder=tmp_path)
-    assert cache.get(key_of("x")) is None
-    assert cache.stats().damaged == 1
-    assert not list(tmp_path.glob("*.kv"))
-
-
-def test_the_disk_store_keeps_to_its_room(tmp_path: Path) -> None:
-    cache = KeyValueCache(max_bytes=0, folder=tmp_path, max_disk_bytes=1000)
-    for number in range(10):
-        cache.put(str(number), entry(20))
-        os.utime(tmp_path / f"{number}.kv", (number, number))
-    assert sum(file.stat().st_size for file in tmp_path.glob("*.kv")) <= 1000
-    assert cache.get("9") is not None
-    assert cache.get("0") is None
-
-
-def _write_for_ever(folder: Path, start: int) -> None:
-    cache = KeyValueCache(max_bytes=0, folder=folder)
-    for number in itertools.cycle([*range(start, 40), *range(start)]):
-        cache.put(str(number), [(torch.full((2, 4000, 8), float(number)), torch.zeros(2, 4000, 8))])
-
-
 def test_a_disk_that_refuses_costs_no_answer(
     tmp_path: Path, endless: PreTrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,35 +248,6 @@ def test_a_disk_that_refuses_costs_no_answer(
     torch.testing.assert_close(lm.logits(PROMPT), plain.logits(PROMPT), atol=1e-4, rtol=1e-4)
     assert lm.cache.stats().disk_errors == 2  # one entry was looked for, and written
     assert "cannot write" in caplog.text
-
-
-def test_what_killed_writers_left_is_removed_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
-    old, new = tmp_path / "unfinished-old", tmp_path / "unfinished-new"
-    old.write_bytes(b"torn")
-    new.write_bytes(b"being written")
-    os.utime(old, (0, 0))
-    KeyValueCache(folder=tmp_path).put("x", entry(10))
-    assert (old.exists(), new.exists()) == (False, True)
-
-
-def test_a_store_whose_writers_are_killed_serves_intact_entries_only(tmp_path: Path) -> None:
-    """Fifty kills, of two processes that write at the same time."""
-    draw, processes = random.Random(0), multiprocessing.get_context("fork")
-    for _ in range(25):
-        writers = [processes.Process(target=_write_for_ever, args=(tmp_path, start)) for start in (0, 7)]
-        for writer in writers:
-            writer.start()
-        time.sleep(draw.uniform(0.005, 0.05))
-        for writer in writers:
-            writer.kill()
-            writer.join()
-        cache = KeyValueCache(folder=tmp_path)
-        found = {number: cache.get(str(number)) for number in range(40)}
-        for number, served in found.items():
-            assert served is None or torch.equal(served[0][0], torch.full((2, 4000, 8), float(number)))
-        assert cache.stats().damaged == 0
-    assert any(found.values())
-    assert list(tmp_path.glob("unfinished-*")), "at least one writer was killed while it wrote"
 
 
 def test_a_pickled_model_answers_alike_with_a_cache_of_its_own(endless: PreTrainedModel, tmp_path: Path) -> None:
@@ -350,3 +276,183 @@ def test_what_a_model_read_before_and_after_its_weights_changed_is_kept_apart(
         assert torch.equal(reloaded.logits(PROMPT), fresh)
         assert reloaded.cache is not None
         assert reloaded.cache.stats().disk_hits == 1
+
+
+def _steered(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+    return output + 0.5
+
+
+def _of_its_own(model: PreTrainedModel, patch: pytest.MonkeyPatch) -> None:
+    norm = model.model.norm
+    patch.setattr(norm, "forward", functools.wraps(norm.forward)(lambda x: type(norm).forward(norm, x) * 2))
+
+
+def _of_all(model: PreTrainedModel, patch: pytest.MonkeyPatch) -> None:
+    hooks = {1: lambda module, arguments: None}
+    patch.setattr(torch.nn.modules.module, "_global_forward_pre_hooks", hooks)
+
+
+FOREIGN = {
+    "a hook of model.layers.0.self_attn.v_proj": lambda model, _: model.model.layers[
+        0
+    ].self_attn.v_proj.register_forward_hook(_steered),
+    "a hook of model.layers.1": lambda model, _: model.model.layers[1].register_forward_pre_hook(lambda *_: None),
+    "a hook of the model": lambda model, _: model.register_forward_hook(functools.partial(lambda *_: None)),
+    "a forward of its own in model.norm": _of_its_own,
+    "a hook of all modules": _of_all,
+}
+
+
+@pytest.mark.parametrize("where", FOREIGN)
+def test_a_model_with_hooks_is_asked_without_the_cache_and_a_warning_says_so(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = InvariantModel(tiny_model("llama"), ordering="lexical")
+    lm = plain.with_cache(KeyValueCache())
+    lm.logits(PROMPT)
+    before = lm.cache.stats()
+    FOREIGN[where](lm.model, monkeypatch)
+    with pytest.warns(CacheWarning, match=f"not used: the model has {where}"):
+        hooked = lm.logits(PROMPT)
+    with pytest.warns(CacheWarning):
+        assert lm.generate(PROMPT, max_new_tokens=2).usage.cached_tokens == 0
+    torch.testing.assert_close(hooked, plain.logits(PROMPT), atol=1e-4, rtol=1e-4)
+    assert lm.cache.stats() == before
+
+
+def test_what_transformers_records_of_a_model_is_no_reason_to_go_without_the_cache() -> None:
+    lm = InvariantModel(tiny_model("llama"), cache=KeyValueCache())
+    lm.model(torch.tensor([[5, 6]]), output_hidden_states=True, output_attentions=True)
+    lm.logits(PROMPT)
+    lm.logits(SHUFFLED)
+    assert lm.cache.stats().hits == 1
+
+
+def test_entries_of_another_attention_implementation_or_precision_are_not_served() -> None:
+    lm = InvariantModel(tiny_model("llama"), ordering="lexical", cache=KeyValueCache())
+
+    def missed() -> int:
+        before = lm.cache.stats().misses
+        lm.logits(PROMPT)
+        return lm.cache.stats().misses - before
+
+    assert (missed(), missed()) == (1, 0)
+    lm.model.set_attn_implementation("eager")
+    assert (missed(), missed()) == (1, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (missed(), missed()) == (1, 0)
+    assert missed() == 0
+    lm.model.to(torch.bfloat16)
+    assert (missed(), missed()) == (1, 0)
+    lm.model.to(torch.float32)
+    lm.model.set_attn_implementation("sdpa")
+    assert missed() == 1, "weights that were rounded are other weights"
+
+
+def test_entries_of_another_version_of_pytorch_are_not_served(
+    endless: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = InvariantModel(endless, cache=KeyValueCache())
+    lm.logits(PROMPT)
+    monkeypatch.setattr(torch, "__version__", "9.0")
+    lm.logits(PROMPT)
+    assert lm.cache.stats().misses == 2
+
+
+def _renamed(path: Path, other: Path) -> None:
+    path.replace(other)
+
+
+def _forged(path: Path, other: Path, change: Callable[[Entry], Entry]) -> None:
+    other.write_bytes(to_bytes(change(read_entry(path)), other.stem))
+
+
+WRONG_ENTRIES: dict[str, Callable[[Path, Path], None]] = {
+    "renamed": _renamed,
+    "no layer": lambda path, other: _forged(path, other, lambda _: []),
+    "a layer less": lambda path, other: _forged(path, other, lambda entry: entry[:-1]),
+    "a token less": lambda path, other: _forged(path, other, lambda entry: [(k[:, 1:], v[:, 1:]) for k, v in entry]),
+    "a head less": lambda path, other: _forged(path, other, lambda entry: [(k[1:], v[1:]) for k, v in entry]),
+    "another dtype": lambda path, other: _forged(path, other, lambda entry: [(k.half(), v.half()) for k, v in entry]),
+    "no tokens": lambda path, other: _forged(path, other, lambda entry: [(k[:, :0], v[:, :0]) for k, v in entry]),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ENTRIES)
+def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong: str, tmp_path: Path) -> None:
+    """The entries of one model, under the names of those of another."""
+    one, other = (InvariantModel(tiny_model("llama", seed=seed), ordering="lexical") for seed in (0, 1))
+    for lm, folder in ((one, "one"), (other, "other")):
+        lm.with_cache(KeyValueCache(folder=tmp_path / folder)).logits(PROMPT)
+    (path,), (theirs,) = ((tmp_path / folder).glob("*.kv") for folder in ("one", "other"))
+    WRONG_ENTRIES[wrong](path, theirs)
+    lm = other.with_cache(KeyValueCache(folder=tmp_path / "other"))
+    assert torch.equal(lm.logits(PROMPT), other.with_cache(KeyValueCache()).logits(PROMPT))
+    stats = lm.cache.stats()
+    assert (stats.damaged, stats.disk_hits, stats.misses) == (1, 0, 1)
+    assert read_entry(theirs), "the right one was written again"
+
+
+def test_offloaded_weights_are_refused() -> None:
+    lm = InvariantModel(tiny_model("llama"))
+    lm.model.lm_head.to("meta")
+    with pytest.raises(UnsupportedCombination, match="offloaded"):
+        lm.with_cache(KeyValueCache())
+
+
+WRONG_ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    (("folder",), {}, r"KeyValueCache\(folder=...\)"),
+    ((Path("folder"),), {}, r"KeyValueCache\(folder=...\)"),
+    ((-1,), {}, "max_bytes: expected at least 0"),
+    ((1.5,), {}, "max_bytes"),
+    ((True,), {}, "max_bytes"),
+    ((None,), {}, "max_bytes"),
+    ((), {"max_disk_bytes": -1}, "max_disk_bytes: expected at least 0"),
+    ((), {"max_disk_bytes": None}, "max_disk_bytes"),
+    ((), {"device": "gpu"}, "device"),
+    ((), {"device": 1.5}, "device"),
+    ((), {"folder": 5}, "folder: expected a path"),
+    ((), {"folder": ""}, "folder: expected a path"),
+    ((), {"namespace": None}, "namespace"),
+    ((), {"namespace": 5}, "namespace"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "keywords", "message"), WRONG_ARGUMENTS, ids=repr)
+def test_a_wrong_argument_is_named(arguments: tuple[Any, ...], keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidChoice) as raised:
+        KeyValueCache(*arguments, **keywords)
+    assert re.search(message, f"{raised.value} {raised.value.hint}")
+
+
+@pytest.mark.parametrize("folder", ["file/below", "null\x00character"])
+def test_a_folder_that_cannot_be_made_is_named(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnusableFile, match=folder[:4]):
+        KeyValueCache(folder=tmp_path / folder)
+
+
+@pytest.mark.parametrize("wrong", [[], None, [5], [(torch.ones(1, 1, 1),)], [(torch.ones(1, 1, 1), None)]], ids=repr)
+def test_only_keys_and_values_are_stored(wrong: Any) -> None:
+    cache = KeyValueCache()
+    with pytest.raises(InvalidChoice, match="keys and values"):
+        cache.put("x", wrong)
+    with pytest.raises(InvalidChoice, match="key: expected a str"):
+        cache.get(5)  # type: ignore[arg-type]
+
+
+def test_a_folder_tells_whether_it_has_an_entry_and_that_counts_as_a_use(tmp_path: Path) -> None:
+    entry = [(torch.zeros(1, 8, 4), torch.ones(1, 8, 4))]
+    memory, cache = KeyValueCache(), KeyValueCache(folder=tmp_path)
+    assert not cache.on_disk("a")
+    for key in ("a", "b"):
+        memory.put(key, entry)
+        cache.put(key, entry)
+    for path in tmp_path.glob("*.kv"):
+        os.utime(path, (1, 1))
+        size = path.stat().st_size
+    assert not memory.on_disk("a")
+    assert cache.on_disk("a")
+    small = KeyValueCache(folder=tmp_path, max_disk_bytes=5 * size // 2)
+    small.put("c", entry)
+    assert [small.on_disk(key) for key in "abc"] == [True, False, True]

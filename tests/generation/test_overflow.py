@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.errors import ContextOverflow, UnknownName
+from invariant_rag.errors import ContextOverflow, InvalidChoice, UnknownName
 from invariant_rag.generation.overflow import Overflow, TokenLimits
 
 lengths = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=3)
@@ -105,7 +105,7 @@ def test_without_a_window_everything_fits() -> None:
 def test_choices_that_mean_nothing_are_refused() -> None:
     with pytest.raises(UnknownName, match="'drop_last', 'error', 'trim_segments'"):
         TokenLimits(overflow="drop")  # type: ignore[arg-type]
-    with pytest.raises(ContextOverflow, match="at least 1, got 0"):
+    with pytest.raises(InvalidChoice, match="at least 1, got 0"):
         TokenLimits(max_segment_tokens=0)
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteriaList
 
 from invariant_rag import InvariantModel
-from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
+from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.streaming import stream_text, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.testing import toy_tokenizer
 
@@ -104,7 +104,7 @@ def test_an_error_while_generating_reaches_the_reader(
 ) -> None:
     lm = InvariantModel(chat_llama, tokenizer)
     prompt = lm.chat_prompt("Why?", ["one"])
-    with pytest.raises(ValueError, match="beam"):
+    with pytest.raises(InvalidOption, match="beam"):
         list(lm.stream(prompt, num_beams=2))
     with pytest.raises(UnsupportedCombination, match="one sequence to stream, got 2"):
         list(lm.stream(prompt, do_sample=True, num_return_sequences=2))

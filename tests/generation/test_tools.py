@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import validate
 from tokenizers import AddedToken
@@ -334,6 +334,8 @@ TEXTS = st.sampled_from(
     st.lists(st.integers(0, 300)),
     st.sampled_from(KINDS),
 )
+@example("", "", CALLS[:1], "<tool_call>\n{}", [], "bare")  # text after a call that has to be the whole answer
+@example("", "", CALLS, " ключ < ", [3], "bare")
 def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(
     reasoning: str, text: str, calls: tuple[ToolCall, ...], after: str, cuts: list[int], kind: str
 ) -> None:

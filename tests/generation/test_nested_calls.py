@@ -1,0 +1,191 @@
+"""Calls within calls: a logits processor, a stopping criterion or an arranged block that calls the model again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria
+
+from invariant_rag import InvariantModel, Prompt
+from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
+from invariant_rag.generation.streaming import TextStream
+from invariant_rag.interventions import HiddenScaling
+
+PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
+OTHER = Prompt([5], [[9, 8], [7, 7]], [13])
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "rotor": {"method": "rotor"},
+    "pine": {"method": "pine"},
+    "ape": {"method": "ape"},
+    "structured": {"method": "structured"},
+    "intervention": {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1])},
+}
+
+
+class Processor(LogitsProcessor):
+    """Calls a function at every step, and changes no score."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.function()
+        return scores
+
+
+class Criterion(StoppingCriteria):
+    """Calls a function at every step, and stops nothing."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self.function()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def in_time(function: Callable[[], object]) -> None:
+    """Run a function in a thread; fail, instead of hanging, if it does not end. Raise what it raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "hangs"
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_processor_and_a_criterion_may_call_the_model_and_change_nothing(llama: PreTrainedModel, name: str) -> None:
+    lm = InvariantModel(llama, **WRAPPERS[name])
+    with torch.no_grad():
+        plain = llama(input_ids=IDS).logits
+    inner = lm.generate(OTHER, max_new_tokens=3)
+    rotor = lm.with_method("rotor").generate(OTHER, max_new_tokens=3)
+    calls: list[int] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            assert torch.equal(llama(input_ids=IDS).logits, plain)
+        if not calls:
+            assert lm.generate(OTHER, max_new_tokens=3) == inner
+            assert lm.with_method("rotor").generate(OTHER, max_new_tokens=3) == rotor
+        calls.append(1)
+
+    for options in ({}, {"num_beams": 2}):
+        expected = lm.generate(PROMPT, max_new_tokens=4, **options)
+        for within in ({"logits_processor": [Processor(call)]}, {"stopping_criteria": [Criterion(call)]}):
+            calls.clear()
+            in_time(lambda o=options, w=within, e=expected: check(lm, {**o, **w}, e))
+            assert len(calls) >= 4
+
+
+def check(lm: InvariantModel, options: dict[str, Any], expected: object) -> None:
+    answer = lm.generate(PROMPT, max_new_tokens=4, **options)
+    assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_calls_within_an_arranged_block_have_nothing_of_its_attention(llama: PreTrainedModel, name: str) -> None:
+    lm = InvariantModel(llama, **WRAPPERS[name])
+    sequential = lm.with_method("sequential")
+    expected = [lm.generate(OTHER, max_new_tokens=3), sequential.generate(OTHER, max_new_tokens=3)]
+    scores = lm.score(OTHER, [[4], [5, 6]])
+    with lm.arranged([lm.prepare(PROMPT)]):
+        assert [lm.generate(OTHER, max_new_tokens=3), sequential.generate(OTHER, max_new_tokens=3)] == expected
+        assert lm.score(OTHER, [[4], [5, 6]]) == scores
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "ape", "structured"])
+def test_other_texts_within_an_arranged_block_are_refused(llama: PreTrainedModel, method: str) -> None:
+    lm = InvariantModel(llama, method=method)
+    prepared = lm.prepare(PROMPT)
+    with lm.arranged([prepared]), pytest.raises(InvalidPrompt, match="at least the 10 tokens"):
+        llama(input_ids=IDS)
+    with lm.arranged([prepared, prepared]), pytest.raises(InvalidPrompt, match="2 arranged prompts, got 1 rows"):
+        llama(input_ids=torch.tensor([prepared.input_ids]))
+
+
+def test_a_stream_that_could_never_begin_is_refused(
+    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    lm = InvariantModel(chat_llama, tokenizer)
+    prompt = lm.chat_prompt("Why?", ["one", "two"])
+
+    def stream() -> str:
+        return "".join(lm.with_method("pine").stream(prompt, max_new_tokens=2))
+
+    def arranged() -> None:
+        with lm.arranged([lm.prepare(prompt)]):
+            stream()
+
+    refused: list[Callable[[], object]] = [
+        arranged,
+        lambda: lm.generate(prompt, max_new_tokens=2, logits_processor=[Processor(stream)]),
+        lambda: lm.generate(prompt, max_new_tokens=2, stopping_criteria=[Criterion(stream)]),
+        lambda: list(lm.stream(prompt, max_new_tokens=2, logits_processor=[Processor(stream)])),
+    ]
+    for call in refused:
+        with pytest.raises(UnsupportedCombination, match="wait for ever"):
+            in_time(call)
+    in_time(stream)  # the lock is free again
+
+
+def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    errors: list[Exception] = []
+    free = Event()
+
+    def ask() -> None:
+        try:
+            lm.generate(OTHER, max_new_tokens=1)
+        except UnsupportedCombination as error:
+            errors.append(error)
+
+    stranger = Thread(target=ask)
+    context = []
+
+    def block() -> None:
+        with lm.arranged([lm.prepare(PROMPT)]):
+            context.append(copy_context())
+            child = Thread(target=context[0].run, args=(ask,))  # as asyncio.to_thread does
+            child.start()
+            child.join()
+            stranger.start()
+            free.set()
+
+    in_time(block)
+    stranger.join(60)
+    assert not stranger.is_alive()
+    assert len(errors) == 1, "only the child is refused"
+    in_time(lambda: context[0].copy().run(ask))
+    assert len(errors) == 1, "the block has ended"
+
+
+def test_a_stream_is_closed_by_any_thread(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = InvariantModel(chat_llama, tokenizer)
+    prompt = lm.chat_prompt("Why?", ["one", "two"])
+    streams: list[TextStream] = []
+
+    def close_elsewhere() -> None:
+        thread = Thread(target=streams[-1].close)
+        thread.start()
+        thread.join()
+
+    for close in (lambda: streams[-1].close(), close_elsewhere):  # noqa: PLW0108 - not there yet
+        streams.append(lm.stream(prompt, max_new_tokens=500, logits_processor=[Processor(close)]))
+        in_time(lambda: list(streams[-1]))
+        assert streams[-1].generation is None

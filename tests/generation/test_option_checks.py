@@ -1,0 +1,146 @@
+"""Keywords of generate: what transformers would ignore, crash on or prefill by itself is a typed error beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast
+
+from invariant_rag import InvariantModel, Prompt
+from invariant_rag.ensembles import PermutationAverage, RingAverage
+from invariant_rag.errors import InvalidChoice, InvalidOption, InvalidPrompt, InvariantRAGError, UnsupportedCombination
+from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.structured import constrain
+
+PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
+
+WRONG: list[tuple[str, Any, str]] = [
+    *(("max_new_tokens", value, "at least 1") for value in (0, -1, "4", 2.5, True)),
+    *(("num_beams", value, "at least 1") for value in (0, -1, "2", 1.5, True)),
+    *(("num_return_sequences", value, "at least 1") for value in (0, "2")),
+    *(("seed", value, "whole number") for value in ("x", 1.5, True, 1 << 64)),
+    *(("do_sample", value, "True or False") for value in ("yes", 2)),
+    *(("temperature", value, "temperature") for value in (-1, "hot", float("nan"), float("inf"))),
+    *(("top_p", value, "top_p") for value in (2, "x")),
+    *(("top_k", value, "at least 0") for value in (-1, "a", 1.5)),
+    *(("stop_strings", value, "none of them empty") for value in (5, [5], "", [""])),
+    *(("pad_token_id", value, "pad_token_id") for value in ("x", -5, 10**9)),
+    *((name, value, "list of functions") for name in ("logits_processor", "stopping_criteria") for value in (5, ["x"])),
+    ("eos_token_id", "x", "whole number"),
+    ("generation_config", {}, "GenerationConfig"),
+    ("generation_config", GenerationConfig(num_beams=0), "at least 1"),
+    ("max_time", "x", "finite number"),
+    ("min_new_tokens", "x", "at least 0"),
+    ("prefix_allowed_tokens_fn", 5, "a function"),
+    ("repetition_penalty", "x", "finite number"),
+    ("repetition_penalty", 0, "strictly positive"),
+    ("streamer", 5, "put and end"),
+    ("use_cache", "x", "True or False"),
+    ("bad_words_ids", 5, "non-empty list"),
+    ("num_return_sequences", 2, "Greedy methods"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG, ids=str)
+def test_a_value_of_another_kind_or_out_of_bounds_is_refused(
+    llama: PreTrainedModel, name: str, value: object, expected: str
+) -> None:
+    lm = InvariantModel(llama)
+    options = {"max_new_tokens": 2, name: value}
+    for model in (lm, lm.with_routing()):
+        with pytest.raises(InvalidOption, match=expected) as caught:
+            model.generate(PROMPT, **options)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("max_new_token", "max_new_tokens"), ("temprature", "temperature"), ("num_beam", "num_beams")]
+)
+def test_a_misspelt_keyword_is_refused_with_the_nearest_one(
+    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, name: str, nearest: str
+) -> None:
+    lm = InvariantModel(chat_llama, tokenizer)
+    prompt = lm.chat_prompt("Why?", ["one", "two"])
+    wrong: dict[str, Any] = {name: 1}
+    calls: list[Callable[[], object]] = [
+        lambda: lm.generate(prompt, **wrong),
+        lambda: lm.generate([prompt, prompt], **wrong),
+        lambda: lm.stream(prompt, **wrong),
+        lambda: lm.with_routing().generate(prompt, **wrong),
+        lambda: PermutationAverage(lm).generate(prompt, **wrong),
+        lambda: RingAverage(lm).generate(prompt, **wrong),
+        lambda: MicroBatcher().generate(lm, prompt, wrong),
+        lambda: constrain(lm, {"type": "object"}, **wrong),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidOption, match=f"got '{name}'") as caught:
+            call()
+        assert f"'{nearest}'" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attention_mask", "cache_config", "cache_implementation", "cache_position", "input_ids", "inputs"),
+        *("inputs_embeds", "labels", "logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate"),
+        *("custom_generate", "trust_remote_code", "penalty_alpha", "max_length", "is_assistant"),
+    ],
+)
+def test_keywords_that_we_set_and_loops_from_elsewhere_are_refused_by_name(llama: PreTrainedModel, name: str) -> None:
+    lm = InvariantModel(llama)
+    with pytest.raises(UnsupportedCombination, match=name):
+        lm.generate(PROMPT, max_new_tokens=2, **{name: 0.6 if name == "penalty_alpha" else "static"})
+
+
+def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token(llama: PreTrainedModel) -> None:
+    lm, shorter = InvariantModel(llama), Prompt([3], [[5]], [11])
+    alone = lm.generate(shorter, max_new_tokens=3)
+    before = llama.generation_config.pad_token_id
+    llama.generation_config.pad_token_id = -1
+    try:
+        assert lm.generate([PROMPT, shorter], max_new_tokens=3)[1].token_ids == alone.token_ids
+    finally:
+        llama.generation_config.pad_token_id = before
+
+
+def test_the_error_of_a_callers_own_function_stays_what_it_is(llama: PreTrainedModel) -> None:
+    class Broken(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            raise ValueError("of the caller")
+
+    with pytest.raises(ValueError, match="of the caller") as caught:
+        InvariantModel(llama).generate(PROMPT, max_new_tokens=2, logits_processor=[Broken()])
+    assert not isinstance(caught.value, InvariantRAGError)
+
+
+@pytest.mark.parametrize("wrong", ["text", None, 5, b"x", [PROMPT, "text"], [None]])
+def test_what_is_no_prompt_is_refused(llama: PreTrainedModel, wrong: Any) -> None:
+    lm = InvariantModel(llama)
+    for call in (lambda: lm.generate(wrong), lambda: lm.score(wrong, [[4]]), lambda: lm.logits(wrong)):
+        with pytest.raises(InvalidPrompt, match="expected a Prompt"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [5, None, "text", [5], [None], [[]], [["x"]], [[-1]], [[10**9]], [[True]], [[1.5]]])
+def test_what_are_no_candidates_is_refused(llama: PreTrainedModel, wrong: Any) -> None:
+    with pytest.raises(InvariantRAGError, match="expected"):
+        InvariantModel(llama).score(PROMPT, wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"max_segment_tokens": value} for value in (0, -1, "5", 2.5, True)),
+        *({name: 5} for name in ("method", "ordering", "backend", "overflow", "intervention")),
+        *({name: ["x"]} for name in ("method", "ordering", "backend", "overflow", "intervention")),
+    ],
+    ids=str,
+)
+def test_choices_of_another_kind_are_refused(llama: PreTrainedModel, wrong: dict[str, Any]) -> None:
+    with pytest.raises((InvariantRAGError, InvalidChoice), match=r"expected|unknown"):
+        InvariantModel(llama).with_method(**wrong)
+    with pytest.raises((InvariantRAGError, InvalidChoice), match=r"expected|unknown"):
+        InvariantModel(llama, **wrong)
