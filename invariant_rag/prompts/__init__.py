@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from invariant_rag.prompts.chat_template import DEFAULT_SYSTEM, Content, Message, question_messages, render_chat
+from invariant_rag.prompts.control_tokens import control_tokens, unprotected_tokens, warn_of_unprotected_tokens
 from invariant_rag.prompts.known_documents import KnownDocument, Retrieval
+from invariant_rag.prompts.literal_text import Trusted
 from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_marks
 from invariant_rag.prompts.order_warnings import FIXES, Finding, report
 from invariant_rag.prompts.recognition import Recognition, Turn, parse_marked, recognize
@@ -11,7 +13,6 @@ from invariant_rag.prompts.run_documents import RunDocuments
 from invariant_rag.prompts.template_format import CallFormat, ReasoningFormat, TemplateFormat, template_format
 from invariant_rag.prompts.tokenization import (
     TokenizedPrompt,
-    control_tokens,
     tokenize_in_slots,
     tokenize_literal,
     tokenize_prompt,
@@ -35,6 +36,7 @@ __all__ = [
     "TokenizedPrompt",
     "Tool",
     "ToolCall",
+    "Trusted",
     "Turn",
     "control_tokens",
     "has_marks",
@@ -50,5 +52,7 @@ __all__ = [
     "tokenize_literal",
     "tokenize_prompt",
     "tokenize_text",
+    "unprotected_tokens",
+    "warn_of_unprotected_tokens",
     "without_marks",
 ]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from invariant_rag.checks import check_items
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
+from invariant_rag.prompts.literal_text import CUT, PRIVATE, Trusted, literals_of
 from invariant_rag.prompts.template_format import TemplateFormat, template_format
-from invariant_rag.prompts.tool_messages import literal_text, prepare_tool_messages
+from invariant_rag.prompts.tool_messages import prepare_tool_messages
 from invariant_rag.prompts.tools import Tool, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 
@@ -20,12 +24,12 @@ if TYPE_CHECKING:
 DEFAULT_SYSTEM = "Answer the question using only the documents."
 """Default system message for a question over documents."""
 
-Content: TypeAlias = str | Segment | SegmentSet | Sequence[str | Segment | SegmentSet]
+Content: TypeAlias = str | Trusted | Segment | SegmentSet | Sequence[str | Trusted | Segment | SegmentSet]
 Message: TypeAlias = Mapping[str, Any]
 
 # Stands for a set while the template is rendered. Private-use characters, which no text of a message may contain.
 _PLACEHOLDER_BEGIN, _PLACEHOLDER_END = "\ueca4", "\ueca5"
-_PLACEHOLDER = re.compile(rf"{_PLACEHOLDER_BEGIN}(\d+){_PLACEHOLDER_END}")
+_PLACEHOLDER = re.compile(rf"{_PLACEHOLDER_BEGIN}([0-9]+){_PLACEHOLDER_END}")
 
 
 def question_messages(question: str, segments: SegmentSet, system: str | None = None) -> list[Message]:
@@ -47,12 +51,15 @@ def render_chat(
     """Apply the tokenizer's chat template to messages that contain segments.
 
     The template gets a placeholder for each set, and its output is split at the placeholders. So a template never sees
-    the text of a segment. Names of control tokens in tools, in the arguments of calls and in results are literal text.
+    the text of a segment. Only the template makes control tokens: their names in messages of any role, in tools, calls
+    and results are literal text, unless a part of a content is `Trusted`. There is one exception: where an assistant's
+    message begins with reasoning, in the markers of the template, these markers stay what they are.
 
     Args:
-        messages: `{"role": ..., "content": ...}`; a content is a string, a `SegmentSet`, or a list of strings,
-            `Segment`s and `SegmentSet`s. Adjacent segments form one set. If the template raises an error for a system
-            message, as Gemma's does, the system message is prepended to the first user message.
+        messages: `{"role": ..., "content": ...}`; a content is a string, a `Trusted` text, a `SegmentSet`, or a list
+            of these and of `Segment`s. Adjacent segments form one set; empty strings between them change nothing. If
+            the template raises an error for a system message, as Gemma's does, the system message is prepended to the
+            first user message.
 
             An assistant's message may have `tool_calls` (what `ToolCall.of` takes), and then needs no content. The
             result of a call has the role `tool`, the content (segments if they came from a retriever), and
@@ -72,20 +79,26 @@ def render_chat(
     """
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: a chat prompt needs its chat template")
+    messages = check_items("messages", messages, Mapping, error=InvalidPrompt)
     if not messages:
         raise InvalidPrompt("expected at least one message, got none")
     offered = as_tools(tools)
     sets: list[SegmentSet] = []
     plain = []
-    cut = literal_text(tokenizer)
+    cut = literals_of(tokenizer).cut
     for message in messages:
-        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-        is_message = isinstance(message, Mapping) and isinstance(message.get("role"), str)
-        if not is_message or ("content" not in message and not (calls and message["role"] == "assistant")):
+        calls = check_items("tool_calls", message.get("tool_calls") or (), object, error=InvalidPrompt)
+        has_role = isinstance(message.get("role"), str)
+        if not has_role or ("content" not in message and not (calls and message["role"] == "assistant")):
             raise InvalidPrompt(f"expected a message with role and content, got {message!r}")
+        role = message["role"]
+        if cut(role) != role and not role.isalnum():
+            raise InvalidPrompt(f"expected the name of a role, got {role!r}, which holds the name of a control token")
         content = "" if calls and message.get("content") is None else message["content"]
-        text = "".join(_replace_sets(content, sets, cut if message["role"] == "tool" else None))
-        plain.append({**message, "content": text})
+        literal = partial(_keep_reasoning, tokenizer=tokenizer, cut=cut) if role == "assistant" else cut
+        text = "".join(_replace_sets(content, sets, literal))
+        others = {key: cut(value) for key, value in message.items() if key not in ("role", "content", "tool_calls")}
+        plain.append({**message, **others, "content": text})
     variables = _template_variables(template_kwargs or {}, tokenizer)
     described = None
     if offered or any(message["role"] == "tool" or message.get("tool_calls") for message in plain):
@@ -102,6 +115,22 @@ def render_chat(
             )
     parts = [sets[int(piece)] if position % 2 else piece for position, piece in enumerate(pieces)]
     return Prompt.of(*parts, query=query, rendering=document_rendering)
+
+
+def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable[[str], str]) -> str:
+    """Make what an assistant said literal, but for the two markers of the reasoning that it begins with.
+
+    Templates leave the reasoning of earlier turns away, and know it by its markers.
+    """
+    literal = cut(text)
+    if CUT not in literal:
+        return literal
+    form = template_format(tokenizer).reasoning
+    start = text.lstrip()
+    if form is None or not start.startswith(form.open) or form.close not in start:
+        return literal
+    reasoning, _, answer = start[len(form.open) :].partition(form.close)
+    return text[: len(text) - len(start)] + form.open + cut(reasoning) + form.close + cut(answer)
 
 
 def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -127,31 +156,30 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     return dict(given)
 
 
-def _replace_sets(content: Content, sets: list[SegmentSet], cut: Callable[[str], str] | None) -> Iterable[str]:
+def _replace_sets(content: Content, sets: list[SegmentSet], literal: Callable[[str], str]) -> Iterator[str]:
     """Yield the texts of a message with a placeholder for each set, and append the sets to `sets`."""
-    items = [content] if isinstance(content, str | Segment | SegmentSet) else content
+    items = [content] if isinstance(content, str | Trusted | Segment | SegmentSet) else content
     if not isinstance(items, Iterable) or isinstance(items, bytes | Mapping):
         raise InvalidPrompt(f"expected a str or a list of str and segments as content, got {type(content).__name__}")
-
-    def placeholder(segments: SegmentSet) -> str:
-        sets.append(segments)
-        return f"{_PLACEHOLDER_BEGIN}{len(sets) - 1}{_PLACEHOLDER_END}"
-
-    adjacent: list[Segment] = []
-    for item in [*items, ""]:
-        if isinstance(item, Segment):
-            adjacent.append(item)
-            continue
-        if adjacent:
-            yield placeholder(SegmentSet(adjacent))
-            adjacent = []
-        if isinstance(item, SegmentSet):
-            yield placeholder(item)
-        elif isinstance(item, str):
-            text = item.replace(_PLACEHOLDER_BEGIN, "").replace(_PLACEHOLDER_END, "")
-            yield cut(text) if cut else text
+    parts: list[str | Trusted | Segment | SegmentSet] = []
+    for item in items:
+        if not isinstance(item, str | Trusted | Segment | SegmentSet):
+            raise InvalidPrompt(f"expected str, Trusted, Segment or SegmentSet in a message, got {type(item).__name__}")
+        if not isinstance(item, str) or item.strip(PRIVATE):
+            parts.append(item)
+    for kind, group in groupby(parts, _kind):
+        if kind is str:
+            yield literal("".join(map(str, group)))  # as one text: two may form the name of a control token
+        elif kind is Trusted:
+            yield from map(str, group)
         else:
-            raise InvalidPrompt(f"expected str, Segment or SegmentSet in a message, got {type(item).__name__}")
+            for each in [SegmentSet(group)] if kind is Segment else group:  # type: ignore[arg-type]
+                sets.append(each)  # type: ignore[arg-type]
+                yield f"{_PLACEHOLDER_BEGIN}{len(sets) - 1}{_PLACEHOLDER_END}"
+
+
+def _kind(part: str | Trusted | Segment | SegmentSet) -> type:
+    return next(kind for kind in (str, Trusted, Segment, SegmentSet) if isinstance(part, kind))
 
 
 def _apply_template(

@@ -24,6 +24,7 @@ _NUMBER = "\U0010fffd"  # stands for one running number
 _FIELDS = range(0xF0000, 0xF0800)  # each stands for one field; like `_NUMBER`, private-use characters
 _PLACEHOLDERS = re.compile(f"[{chr(_FIELDS[0])}-{chr(_FIELDS[-1])}{_NUMBER}]")
 _NUMBERED = re.compile(r"(.*?)(\d+|(?<![A-Za-z0-9])[A-Za-z])(\W*)", re.DOTALL)
+_LAST_WORD = re.compile(r"[^\W\d]*\W*$")
 _ESCAPED_BREAK = re.compile(r"\\[ntr]")
 _ARROW = re.compile(r"[<>]")
 _MARGIN = 16  # characters by which one running number may be longer than another
@@ -102,26 +103,35 @@ def _replace_fields(texts: Sequence[str], own: Iterable[tuple[str, list[str]]]) 
 
     for key, values in sorted(own, key=lambda each: (-min(map(len, each[1])), not is_named(each[0]))):
         after = False
-        places = _occurrences(replaced.texts[:-1], values, last=True)
-        if places is None:
+        found = _occurrences(replaced.texts[:-1], values, key, last=True)
+        if found is None:
             after = True
-            places = _occurrences(replaced.texts[1:], values, last=False)
-        if places is None:
+            found = _occurrences(replaced.texts[1:], values, key, last=False)
+        if found is None:
             continue
+        places = found.spans
         running, first = _count_of(values)
         if running is not None and first in (0, 1):
             worded = not all(value.isdecimal() or len(value) == 1 for value in values)  # such as `Source 2`
             labels, named = worded or _are_labels(replaced.texts[int(after) :], places), is_named(key)
-            if (running and (named or not labels)) or (not running and labels and not named):
-                return None  # a running number, or not; another order of the segments would show which
-            if running:
+            if running and worded and not named:
                 continue
+            told = found.told_apart or _is_dumped(key, replaced.texts[int(after) :], places)
+            if not told and (running or (labels and not named)):
+                return None  # a running number, or not; another order of the segments would show which
         character = chr(_FIELDS[len(replaced.names)])
         replaced.names[character] = key
         for index, (start, stop) in enumerate(places, start=int(after)):
             text = replaced.texts[index]
             replaced.texts[index] = text[:start] + character + text[stop:]
     return replaced
+
+
+def _is_dumped(key: str, texts: Sequence[str], places: Sequence[tuple[int, int]]) -> bool:
+    """Return whether texts show metadata as Python and JSON write it, under a name that is no label: `'page': 3`."""
+    shown = re.compile(rf"""(?P<quote>['"]){re.escape(key)}(?P=quote): ['"]?$""")
+    before = (text[:start] for text, (start, _) in zip(texts, places, strict=False))
+    return not _LABEL_WORD.search(key) and all(map(shown.search, before))
 
 
 def _are_labels(texts: Sequence[str], places: Sequence[tuple[int, int]]) -> bool:
@@ -137,7 +147,7 @@ def _may_be_own(slots: Sequence[Slot], segments: Sequence[Segment]) -> bool:
 
     A page may be counted from 0 and shown from 1; a date may be written in another way.
     """
-    keys = set.union(*({*segment.metadata, "title"} for segment in segments))
+    keys = set.union(*({*segment.metadata, "title", "score"} for segment in segments))
     for side in ("before", "after"):
         texts = ["".join(each for each in getattr(slot, side) if isinstance(each, str)) for slot in slots]
         rows = [list(_LABEL.finditer(text)) for text in texts]
@@ -156,17 +166,18 @@ def _may_be_own(slots: Sequence[Slot], segments: Sequence[Segment]) -> bool:
 
 
 def _tell(labels: Sequence[str], values: Sequence[str]) -> bool:
-    """Return whether labels may be parts of values, or of values that are counted from another start."""
+    """Return whether labels may be parts of values, or numbers that are counted from another start."""
     if not all(map(str.isdecimal, labels)):
         return list(labels) == list(values)
     numbers = [set(map(int, re.findall(r"\d{1,9}", value))) for value in values]
-    return any(all(int(label) + by in own for label, own in zip(labels, numbers, strict=True)) for by in (-1, 0, 1))
+    steps = (-1, 0, 1) if all(map(str.isdecimal, values)) else (0,)
+    return any(all(int(label) + by in own for label, own in zip(labels, numbers, strict=True)) for by in steps)
 
 
 def _own_fields(segments: Sequence[Segment]) -> list[tuple[str, list[str]]]:
     """Return fields that every segment has, and that are not the same for all."""
     found = []
-    for key in sorted({"title", *segments[0].metadata}):
+    for key in sorted({"title", "score", *segments[0].metadata}):
         values = [value_of(segment, key) for segment in segments]
         if all(isinstance(value, str | Real) and not isinstance(value, bool) and str(value) for value in values):
             listed = [str(value) for value in values]
@@ -175,20 +186,47 @@ def _own_fields(segments: Sequence[Segment]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _occurrences(texts: Sequence[str], values: Sequence[str], *, last: bool) -> list[tuple[int, int]] | None:
-    """Return where each text holds its value as a whole word, nearest to its segment; None if one does not."""
-    places = []
+@dataclass(frozen=True)
+class _Places:
+    """Where texts hold the values of a field, and whether another number stands beside a place that names the field."""
+
+    spans: list[tuple[int, int]]
+    told_apart: bool
+
+
+def _occurrences(texts: Sequence[str], values: Sequence[str], key: str, *, last: bool) -> _Places | None:
+    """Return where each text holds its value as a whole word; None if one does not.
+
+    A page may equal the running number of its own document. So of several places the one counts that has the same word
+    before it in every text: the field's name, or else what is nearest to the segments.
+    """
+    found: list[dict[str, tuple[int, int]]] = []
     for text, value in zip(texts, values, strict=True):
-        place = None
-        if value in text:
-            for match in re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text):
-                place = match.span()
-                if not last:
-                    break
-        if place is None:
+        spans = (
+            [match.span() for match in re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text)] if value in text else []
+        )
+        if not spans:
             return None
-        places.append(place)
-    return places
+        leads = {_lead(text[:start]): (start, stop) for start, stop in (spans if last else spans[::-1])}
+        found.append(leads)
+    nearest = -1 if last else 0
+    shared = set(found[0]).intersection(*found[1:])
+    named = {each for each in shared if re.search(rf"(?<![^\W_]){re.escape(key)}\W*$", each, re.IGNORECASE)}
+    if not shared:
+        return _Places([sorted(each.values())[nearest] for each in found], told_apart=False)
+    lead = sorted(named or shared, key=lambda each: found[0][each])[nearest]
+    told_apart = bool(named) and shared != named and not _LABEL_WORD.search(key)
+    return _Places([each[lead] for each in found], told_apart)
+
+
+def _lead(text: str) -> str:
+    """Return the last word of a text, with what follows it."""
+    return match[0] if (match := _LAST_WORD.search(text[-_LONGEST_LABEL:])) else ""
+
+
+def counts_up(values: Sequence[str]) -> bool:
+    """Return whether values are running numbers, letters or labels with them, in this order."""
+    return _count_of(values)[0] is True
 
 
 def _count_of(values: Sequence[str]) -> tuple[bool | None, int]:

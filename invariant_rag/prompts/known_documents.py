@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections import Counter
@@ -18,6 +19,8 @@ _TELLING = 30
 _WINDOW = 20
 """Characters that are looked up before a whole piece is searched for."""
 _ESCAPED_BREAK = re.compile(r"\\[ntr]")
+_SHORT = 8
+"""Characters of a phrase that hardly occurs in two texts by chance."""
 _LONG = 12
 """Characters that hardly occur within a word by chance."""
 _MOST_JOINED = 20
@@ -33,15 +36,17 @@ class KnownDocument:
     Attributes:
         segment: The document, with its metadata and score.
         texts: Its text in every form that is looked for, such as with and without metadata.
+        source: Id of the document that it is a part of; empty if that is not known.
     """
 
     segment: Segment
     texts: tuple[str, ...]
+    source: str = ""
 
     @classmethod
-    def of(cls, segment: Segment, *more: str) -> KnownDocument:
+    def of(cls, segment: Segment, *more: str, source: str = "") -> KnownDocument:
         """Return a document with its text, as it is and as Python and JSON escape it, and with more forms."""
-        return cls(segment, _written(segment.text, tuple(each.strip() for each in more if each.strip())))
+        return cls(segment, _written(segment.text, tuple(each.strip() for each in more if each.strip())), source)
 
     @property
     def leading(self) -> str:
@@ -78,7 +83,9 @@ def _written(text: str, more: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _escaped(text: str) -> Iterable[str]:
-    """Yield a text as Python and JSON write it between quotes, which they choose by what else stands between them."""
+    """Yield a text as HTML writes it, and as Python and JSON do between quotes, which they choose by what it holds."""
+    yield html.escape(text)
+    yield html.escape(text, quote=False)
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
     both = repr("\"'" + text)[4:-1]  # with both quotes in the text, Python escapes the single ones
@@ -88,9 +95,19 @@ def _escaped(text: str) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The documents that one retriever returned together."""
+    """The documents that one retriever returned together.
+
+    Attributes:
+        documents: The documents, as they were listed.
+        queries: What was asked for; empty if that is not known.
+        doubt: What shows the order of the documents within themselves; empty if nothing does.
+        chosen_from: Whether a model that chooses among them may be asked about one alone.
+    """
 
     documents: tuple[KnownDocument, ...]
+    queries: tuple[str, ...] = ()
+    doubt: str = ""
+    chosen_from: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +143,7 @@ def occurrences(text: str, documents: Iterable[KnownDocument]) -> list[Occurrenc
     covered = bytearray(len(text))
     found: list[tuple[int, int, str]] = []
     for form in sorted(forms, key=lambda each: (-len(each), each)):
-        start = text.find(form) if any(map(str.isalnum, form)) else -1
+        start = text.find(form) if _says_something(form) else -1
         while start >= 0:
             stop = start + len(form)
             if _whole(text, start, stop) and not any(covered[start:stop]):
@@ -145,6 +162,11 @@ def occurrences(text: str, documents: Iterable[KnownDocument]) -> list[Occurrenc
             dealt[form] += 1
             kept.append(Occurrence(*_with_quotes(text, start, stop, max(before, 0), covered), document))
     return kept
+
+
+def _says_something(document: str) -> bool:
+    """Return whether a text is more than punctuation: words, or signs such as emoji."""
+    return any(each.isalnum() or (each > "\x7f" and not each.isspace()) for each in document)
 
 
 def _is_telling(document: str) -> bool:
@@ -193,7 +215,7 @@ def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
     """Return whether a text holds at least two of these documents, or telling parts of them.
 
     >>> known = [KnownDocument.of(Segment(f"A sentence that two documents share. {end}")) for end in "ab"]
-    >>> holds_several(known[0].segment.text, known)
+    >>> holds_several(known[0].segment.text, [*known, KnownDocument.of(Segment("two documents"))])
     False
     """
     windows = {text[start : start + _WINDOW] for start in range(len(text) - _WINDOW + 1)}
@@ -201,8 +223,19 @@ def holds_several(text: str, documents: Sequence[KnownDocument]) -> bool:
     for document in documents:
         if not document.samples.isdisjoint(windows):
             found.add(frozenset(piece for piece in document.pieces if piece in text))
+        elif not document.pieces and _is_phrase(document.segment.text) and _holds_words(text, document):
+            found.add(frozenset([document.segment.text.strip()]))
     found.discard(frozenset())
-    return sum(all(not each < other for other in found) for each in found) > 1
+    apart: list[frozenset[str]] = []  # what lies within a document that was found is no other one
+    for pieces in sorted(found, key=lambda each: -max(map(len, each))):
+        if not any(all(any(piece in other for other in larger) for piece in pieces) for larger in apart):
+            apart.append(pieces)
+    return len(apart) > 1
+
+
+def _is_phrase(text: str) -> bool:
+    """Return whether a short text hardly occurs in another one by chance: it has several words, or ideographs."""
+    return len(text.strip()) >= _SHORT and (len(text.split()) > 1 or not text.isascii())
 
 
 def forms_of(document: KnownDocument) -> set[str]:
@@ -221,10 +254,12 @@ def count_held(documents: Sequence[KnownDocument], counts: Counter[str]) -> int:
 
 def holds_as_words(text: str, documents: Sequence[KnownDocument]) -> bool:
     """Return whether a text holds two of these documents, or the only one, at least among other words."""
-    worded = {each.segment.text: each for each in documents if any(map(str.isalnum, each.segment.text))}
+    worded = {each.segment.text: each for each in documents if _says_something(each.segment.text)}
     held = sum(_holds_words(text, each) for each in worded.values())
     if worded and held >= min(2, len(worded)):
         return True
+    if not worded:  # punctuation, which may be that of the prompt
+        return sum(each in text for each in {each.segment.text.strip() for each in documents} if each) > 1
     stripped = [each.strip() for each in worded][:_MOST_JOINED]
     return any(one + other in text for one, other in permutations(stripped, 2))  # joined without a space between
 
@@ -245,6 +280,12 @@ def contain_one_another(retrieval: Retrieval, counts: Counter[str]) -> bool:
         arrived[text.strip()] += count
     found = [arrived[text] / count for text, count in expected.items()]
     return len(set(found)) > 1
+
+
+def differ_in_space(retrieval: Retrieval) -> bool:
+    """Return whether two of the documents have the same words, with other white space between or around them."""
+    texts = {each.segment.text for each in retrieval.documents}
+    return len({" ".join(each.split()) for each in texts}) < len(texts)
 
 
 def _whole(text: str, start: int, stop: int) -> bool:

@@ -17,6 +17,7 @@ FIXES: dict[str, str] = {
     "incomplete": "Pass all documents of a question in one call.",
     "split": "Pass documents whole: retrieve fewer, or let the model's `overflow` shorten them.",
     "named": "Leave it out, or write it from the documents' own metadata beside each of them.",
+    "written": "Leave documents as they were retrieved, and write what shows their order around them in the prompt.",
     "marks": "Format the documents in the process that runs the model, and pass the text on unchanged.",
     "elsewhere": "Retrieve and answer in one run, or pass the documents as segments.",
     "routing": 'Use with_routing(plain_order="canonical").',

@@ -18,6 +18,7 @@ from invariant_rag.prompts.known_documents import (
     Retrieval,
     contain_one_another,
     count_held,
+    differ_in_space,
     forms_of,
     holds_as_words,
     holds_more,
@@ -25,21 +26,15 @@ from invariant_rag.prompts.known_documents import (
     holds_several,
     occurrences,
 )
-from invariant_rag.prompts.labels import find_labels
+from invariant_rag.prompts.labels import find_labels, spellings_of
 from invariant_rag.prompts.markers import Marked, split_marked
+from invariant_rag.prompts.mentions import repeated, singles_out, tells_order, without
 from invariant_rag.prompts.order_warnings import Finding
-from invariant_rag.prompts.rewritten import count_rewritten, lists_in_order
+from invariant_rag.prompts.other_orders import is_order_free
+from invariant_rag.prompts.retrieved_text import looks_introduced, looks_labelled
+from invariant_rag.prompts.rewritten import count_rewritten
 from invariant_rag.prompts.set_runs import Chain, Found, Gap, runs_of, stand_apart, understand
 from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
-
-_LABELLED = re.compile(
-    r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result)s?"
-    r"[ \t#:([]*(\d{1,9})\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
-    re.IGNORECASE | re.MULTILINE,
-)
-_CODE = re.compile(r"```[a-z][\w+-]*(?:\n|\\n).*?```", re.DOTALL | re.IGNORECASE)
-_TELLING_WORDS = 3
-_TAG = re.compile(r"<(/?)(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,10 @@ class _Recognizer:
                 self._parts[turn].append(part)
         self._check_sizes()
         self._check_known()
+        self._check_repeated(Counter(each.origin for chain in chains for each in chain.found))
+        self._check_tool_results()
         self._check_texts()
+        self._check_mentions()
         self._check_history()
         turns = [
             replace(turn, parts=tuple(merge_texts(parts))) for turn, parts in zip(self._turns, self._parts, strict=True)
@@ -265,6 +263,8 @@ class _Recognizer:
         gaps[stop] = understood.after
         if understood.doubt:
             self._find("separate", understood.doubt)
+        elif not is_order_free(members, understood, self._documents):
+            self._find("separate", "in another order, the text around the documents could be understood otherwise.")
 
     def _write(self, gap: Iterable[tuple[int, str]]) -> None:
         for turn, text in gap:
@@ -294,26 +294,48 @@ class _Recognizer:
 
     def _check_known(self) -> None:
         counts = Counter(each.origin for each in self._all_found())
-        free = "\n".join(self._free_texts())
+        free = self._unasked("\n".join(self._free_texts()))
 
         def found(retrieval: Retrieval) -> list[KnownDocument]:
             return [each for each in retrieval.documents if count_held([each], counts)]
 
-        whole = [{each.texts for each in one.documents} for one in self._known if len(found(one)) == len(one.documents)]
+        whole = [_texts(one.documents) for one in self._known if len(found(one)) == len(one.documents)]
         for retrieval in self._known:
             arrived = found(retrieval)
             missing = [each for each in retrieval.documents if each not in arrived]
             in_one_set = [count_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
             if max(in_one_set, default=0) < count_held(arrived, counts):
                 self._find("separate", "documents that were retrieved together have different text between them.")
+            if arrived and retrieval.doubt:
+                self._find("written", retrieval.doubt)
             cut = any(holds_part(free, each) for each in missing) or holds_more(free, retrieval, counts)
             if cut or (not arrived and (count_rewritten(free, missing) > 1 or holds_as_words(free, missing))):
                 self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
-            elif arrived and missing and not any({each.texts for each in arrived} <= other for other in whole):
+            elif len(arrived) == 1 and retrieval.chosen_from:
+                continue
+            elif arrived and missing and not any(_texts(arrived) <= other for other in whole):
                 count = f"{len(arrived)} of {len(retrieval.documents)}"
                 self._find("incomplete", f"a call got {count} documents that were retrieved together.")
             elif arrived and contain_one_another(retrieval, counts):
                 self._find("split", "retrieved documents contain one another, and cannot be told apart.")
+            elif arrived and differ_in_space(retrieval):
+                self._find("split", "retrieved documents differ in white space alone, and cannot be told apart.")
+
+    def _check_repeated(self, counts: Counter[str]) -> None:
+        asked = "\n".join(query for each in self._known for query in each.queries)
+        if any(len(text.split()) > 1 and text.strip() not in asked for text in repeated(counts, self._known)):
+            self._find("named", "the prompt holds a retrieved document once more, outside of the others.")
+
+    def _check_tool_results(self) -> None:
+        """Look for neighbouring results of tools that hold one document each."""
+        alone = {_texts(each.documents) for each in self._known if len(each.documents) == 1}
+        single = []
+        for turn, parts in zip(self._turns, self._parts, strict=True):
+            sets = [part for part in parts if isinstance(part, SegmentSet)] if turn.role == "tool" else []
+            is_single = [len(each) for each in sets] == [1] and frozenset({sets[0][0].text.strip()}) not in alone
+            single.append(is_single)
+        if any(one and other for one, other in pairwise(single)):
+            self._find("separate", "neighbouring results of tools hold one document each.")
 
     def _check_texts(self) -> None:
         free = list(self._free_texts())
@@ -322,20 +344,40 @@ class _Recognizer:
             free = [re.sub(pattern, "", text) for text in free]
         if self._elsewhere and holds_several("\n".join(free), self._elsewhere):
             self._find("elsewhere", "the prompt holds documents that were retrieved in another run.")
-        elif any(map(_looks_retrieved, free)):
+        elif any(map(looks_labelled, free)):
             self._find("no_segments", "the prompt holds labelled documents, but they are no segments.")
+        elif not self._sets and any(map(looks_introduced, free)):
+            self._find("no_segments", "the prompt announces a context of several texts, but they are no segments.")
+
+    def _check_mentions(self) -> None:
+        """Look for what names or quotes documents in the order given, outside of the sets."""
+        everywhere = self._unasked("\n".join(self._free_texts()))
+        asked = [_texts(each.documents) for each in self._known if each.queries]
+        for parts in self._parts:
+            sets = [part for part in parts if isinstance(part, SegmentSet) and len(part) > 1]
+            near = self._unasked("\n".join(part for part in parts if isinstance(part, str))) if sets else ""
+            for each in sets:
+                if tells_order(everywhere, each):
+                    self._find("named", "the prompt lists titles, sources or scores of documents in the order given.")
+                elif any(_texts(each) <= texts for texts in asked) and singles_out(near, each):
+                    self._find("named", "the prompt names the document that was listed first or last.")
 
     def _check_history(self) -> None:
-        """Look for what names or holds documents in the order given, outside of the sets."""
+        """Look for what an earlier answer cites by numbers that are given anew, or holds of documents."""
         sets = [part for parts in self._parts for part in parts if isinstance(part, SegmentSet) and len(part) > 1]
-        numbers = {slot.number for each in sets for slot in each.slots or () if slot.number is not None}
         answers = [turn for turn in self._turns if turn.role == "assistant"]
         said = [part for turn in answers for part in turn.parts if isinstance(part, str)]
-        if numbers and any(label in numbers for text in said for *_, label in find_labels(text)):
+        names = {name for each in sets for slot in each.slots or () for name in spellings_of(slot)} if said else set()
+        if names and any(label in names for text in said for *_, label in find_labels(text, names)):
             self._find("named", "an earlier answer cites documents by numbers that are given anew.")
-        free = "\n".join(self._free_texts())
-        if any(lists_in_order(free, segments) for segments in sets):
-            self._find("named", "the prompt lists titles or sources of documents in the order given.")
+        arrived = _texts(each.segment for each in self._all_found())
+        for retrieval in self._known:
+            texts = [text for text in _texts(retrieval.documents) if len(text.split()) > 1]
+            if arrived.isdisjoint(texts) and any(sum(each in text for each in texts) > 1 for text in said):
+                self._find("split", "a message of the assistant holds retrieved documents.")
+
+    def _unasked(self, text: str) -> str:
+        return without(text, (query for each in self._known for query in each.queries))
 
     def _free_texts(self) -> Iterator[str]:
         """Yield the texts outside of sets."""
@@ -358,27 +400,6 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
     return merged
 
 
-def _looks_retrieved(text: str) -> bool:
-    """Return whether a text holds at least two documents that are labelled as such, with running numbers or tags.
-
-    What follows a label has to say something: `Document 1: the contract` is a list of documents, and not their text.
-    """
-    text = _CODE.sub("", text)
-    labels = list(_LABELLED.finditer(text))
-    stops = [*(match.start() for match in labels[1:]), len(text)]
-    telling = [int(match[1]) for match, stop in zip(labels, stops, strict=False) if _says_something(text, match, stop)]
-    if any(b == a + 1 for a, b in pairwise(telling)):
-        return True
-    opened: dict[str, re.Match[str]] = {}
-    closed: Counter[str] = Counter()
-    for match in _TAG.finditer(text):
-        name = match[2].lower()
-        if not match[1]:
-            opened[name] = match
-        elif name in opened and _says_something(text, opened.pop(name), match.start()):
-            closed[name] += 1
-    return any(count > 1 for count in closed.values())
-
-
-def _says_something(text: str, label: re.Match[str], stop: int) -> bool:
-    return len(text[label.end() : stop].split()) >= _TELLING_WORDS
+def _texts(documents: Iterable[KnownDocument | Segment]) -> frozenset[str]:
+    segments = (each if isinstance(each, Segment) else each.segment for each in documents)
+    return frozenset(each.text.strip() for each in segments)

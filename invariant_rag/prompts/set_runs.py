@@ -153,7 +153,9 @@ def _skeleton(chain: Chain, index: int) -> str:
     """Return the text before a segment, without metadata and numbers."""
     text = "".join(text for _, text in chain.gaps[index])
     neighbours = [each.segment for each in chain.found[index - 1 : index + 1]]
-    values = {str(value_of(segment, key, "")) for segment in neighbours for key in ("title", *segment.metadata)}
+    values = {
+        str(value_of(segment, key, "")) for segment in neighbours for key in ("title", "score", *segment.metadata)
+    }
     for value in sorted(values, key=len, reverse=True):
         if value:
             text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "\0", text)
@@ -204,7 +206,7 @@ def _shows_which(segments: SegmentSet) -> bool:
         return False
     shown = "\n".join(slot.render(replace(each, text="")) for slot, each in zip(slots, segments, strict=True))
     fields = {each.key for slot in slots for each in (*slot.before, *slot.after) if isinstance(each, Field)}
-    keys = {"title"}.union(*(each.metadata for each in alike)) - fields
+    keys = {"title", "score"}.union(*(each.metadata for each in alike)) - fields
     values = {str(value) for each in alike for key in keys if isinstance(value := value_of(each, key), str | Real)}
     return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", shown) for value in values if value and value in shown)
 

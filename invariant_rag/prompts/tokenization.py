@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
 from invariant_rag.orderings.base import Candidate
+from invariant_rag.prompts.literal_text import CUT, Literals, literals_of
 from invariant_rag.segments import (
     Prompt,
     Segment,
@@ -23,11 +23,6 @@ from invariant_rag.segments import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_LOOKS_LIKE_CONTROL = re.compile(r"<([|\uff5c]).*\1>")
-
-CUT = "\ueca4\ueca6\ueca5"
-"""Cuts the name of a control token in a text of a chat prompt: the texts on both sides are tokenized separately."""
 
 _TOKENIZER_LOCK = Lock()  # a fast tokenizer keeps `split_special_tokens` as state
 
@@ -66,10 +61,10 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
         start = _leading_special_ids(tokenizer)
         if texts[0][: len(start)] != start:
             texts[0] = start + texts[0]
-    control = {} if tokenizer is None else control_tokens(tokenizer)
+    literals = None if tokenizer is None else literals_of(tokenizer)
     sets = tuple(
         tuple(
-            _tokenize_segment(segment, prompt.rendering if each.slots is None else plain_rendering, tokenizer, control)
+            _tokenize_segment(segment, prompt.rendering if each.slots is None else plain_rendering, tokenizer, literals)
             for segment in each
         )
         for each in prompt.sets
@@ -97,10 +92,10 @@ def tokenize_in_slots(
     """
     if tokenizer is None:
         raise TokenizerRequired("expected segments without slots: the model has no tokenizer, and slots hold text")
-    control = control_tokens(tokenizer)
+    literals = literals_of(tokenizer)
     slots = reversed(segments.slots or ())
     return [
-        tokenize_literal(slot.render(segments[index]), tokenizer, control)
+        tokenize_literal(slot.render(segments[index]), tokenizer, literals)
         for index, slot in zip(ranks, slots, strict=True)
     ]
 
@@ -115,47 +110,27 @@ def tokenize_text(text: str | Sequence[int], tokenizer: PreTrainedTokenizerBase 
     return _tokenize_text(text if isinstance(text, str) else as_token_ids(text, InvalidPrompt), tokenizer)
 
 
-def tokenize_literal(
-    text: str, tokenizer: PreTrainedTokenizerBase, control: Mapping[int, str] | None = None
-) -> TokenIds:
+def tokenize_literal(text: str, tokenizer: PreTrainedTokenizerBase, literals: Literals | None = None) -> TokenIds:
     """Tokenize untrusted text: the names of control tokens in it are plain text, and no control token is returned.
 
     Args:
         text: The text.
         tokenizer: The tokenizer.
-        control: Result of `control_tokens(tokenizer)`, so that many texts need only one call.
+        literals: Result of `literals_of(tokenizer)`, so that many texts need only one call.
 
     Raises:
-        InvalidSegment: The tokenizer maps a single character to a control token.
+        InvalidSegment: The tokenizer has no other ids for a part of the text than those of a control token.
     """
-    control = control_tokens(tokenizer) if control is None else control
+    literals = literals_of(tokenizer) if literals is None else literals
     ids = _encode(tokenizer, text, split_special_tokens=True)
-    if control.keys().isdisjoint(ids):
+    if literals.control.keys().isdisjoint(ids):
         return ids
-    # Added tokens that are not flagged as special are still matched. Cut each name after its first character.
-    names = sorted((name for name in control.values() if len(name) > 1), key=len, reverse=True)
-    cuts = [match.start() + 1 for match in re.finditer("|".join(map(re.escape, names)), text)]
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    return tuple(i for piece in pieces for i in _tokenize_halves(piece, tokenizer, control))
-
-
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return ids and names of the added tokens that control a model.
-
-    These are the special tokens, the ones that occur in the chat template, and the ones whose name looks like
-    `<|user|>`: a template may build such a name from a role. The unknown token is excluded, unless it is also bos or
-    eos.
-    """
-    templates = tokenizer.chat_template or {}
-    template = templates if isinstance(templates, str) else "\n".join(templates.values())
-    special = set(tokenizer.all_special_ids)
-    unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
-    return {
-        index: token.content
-        for index, token in tokenizer.added_tokens_decoder.items()
-        if token.special or index in special or _LOOKS_LIKE_CONTROL.match(token.content) or token.content in template
-        if index not in unknown and not token.content.isspace()
-    }
+    found = literals.encode(text)
+    if found is None:
+        return _tokenize_halves(text, tokenizer, literals.control)
+    if not literals.control.keys().isdisjoint(found):
+        raise _refused(text, found, literals.control)
+    return found
 
 
 def _leading_special_ids(tokenizer: PreTrainedTokenizerBase) -> TokenIds:
@@ -172,14 +147,19 @@ def _tokenize_text(text: Text, tokenizer: PreTrainedTokenizerBase | None) -> Tok
         if not text:
             return ()
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and the prompt holds text")
-    return tuple(i for piece in text.split(CUT) for i in _encode(tokenizer, piece, split_special_tokens=False))
+    if CUT not in text:
+        return _encode(tokenizer, text, split_special_tokens=False)
+    found = literals_of(tokenizer).encode_rendered(text)
+    if found is None:  # a tokenizer written in Python: the two halves of a name are tokenized separately
+        return tuple(i for piece in text.split(CUT) for i in _encode(tokenizer, piece, split_special_tokens=False))
+    return found
 
 
 def _tokenize_segment(
     segment: Segment,
     rendering: Callable[[Segment], str],
     tokenizer: PreTrainedTokenizerBase | None,
-    control: Mapping[int, str],
+    literals: Literals | None,
 ) -> Candidate:
     if segment.token_ids is not None:
         text = None if tokenizer is None else str(tokenizer.decode(list(segment.token_ids)))
@@ -189,7 +169,7 @@ def _tokenize_segment(
         return Candidate(segment, (), text)
     if tokenizer is None:
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and a segment holds text")
-    return Candidate(segment, tokenize_literal(text, tokenizer, control), text)
+    return Candidate(segment, tokenize_literal(text, tokenizer, literals), text)
 
 
 def _tokenize_halves(text: str, tokenizer: PreTrainedTokenizerBase, control: Mapping[int, str]) -> TokenIds:
@@ -198,13 +178,18 @@ def _tokenize_halves(text: str, tokenizer: PreTrainedTokenizerBase, control: Map
     if control.keys().isdisjoint(ids):
         return ids
     if len(text) < 2:
-        found = [name for index, name in control.items() if index in ids]
-        raise InvalidSegment(
-            f"the tokenizer encodes {text!r} in a segment as a control token: {', '.join(found)}",
-            hint="Remove that character from the segment, or use a tokenizer that can encode it as text.",
-        )
+        raise _refused(text, ids, control)
     middle = len(text) // 2
     return _tokenize_halves(text[:middle], tokenizer, control) + _tokenize_halves(text[middle:], tokenizer, control)
+
+
+def _refused(text: str, ids: TokenIds, control: Mapping[int, str]) -> InvalidSegment:
+    found = ", ".join(sorted({control[index] for index in ids if index in control}))
+    shown = text if len(text) < 80 else f"{text[:80]}..."
+    return InvalidSegment(
+        f"the tokenizer encodes {shown!r} in a segment as a control token: {found}",
+        hint="Remove what it cannot encode as text from the segment, or use another tokenizer.",
+    )
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, split_special_tokens: bool) -> TokenIds:

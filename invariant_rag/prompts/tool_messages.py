@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invariant_rag.prompts.template_format import CallFormat, TemplateFormat
-from invariant_rag.prompts.tokenization import CUT, control_tokens
 from invariant_rag.prompts.tools import Tool, ToolCall
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_PRIVATE = re.compile("[\ueca4\ueca5\ueca6]")
-
-
-def literal_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[Any], Any]:
-    """Return a function that makes untrusted text literal: names of control tokens in it are cut in two.
-
-    It takes a string, or JSON with strings in it. The cut passes through the template, and ends in `tokenize_prompt`.
-    """
-    names = sorted((name for name in control_tokens(tokenizer).values() if len(name) > 1), key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, str):
-            return pattern.sub(lambda found: found[0][0] + CUT + found[0][1:], _PRIVATE.sub("", value))
-        if isinstance(value, Mapping):
-            return {cut(key): cut(each) for key, each in value.items()}
-        return [cut(each) for each in value] if isinstance(value, list | tuple) else value
-
-    return cut
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]], written: CallFormat) -> str:
@@ -52,7 +27,7 @@ def prepare_tool_messages(
     - A result goes to the user's turn where the role `tool` is ignored or refused.
 
     Args:
-        messages: Messages whose contents are text. `tool_calls` are what `ToolCall.of` takes.
+        messages: Messages whose fields are literal text. `tool_calls` are what `ToolCall.of` takes.
         tools: The tools.
         form: What the template renders.
         cut: Makes text literal.
@@ -66,7 +41,7 @@ def prepare_tool_messages(
     for message in messages:
         prepared = dict(message)
         calls = [ToolCall.of(call) for call in prepared.pop("tool_calls", None) or ()]
-        names.update({call.id: call.name for call in calls})
+        names.update({cut(call.id): call.name for call in calls})
         if calls and form.renders_calls and form.results:
             prepared["tool_calls"] = [cut(call.to_dict()) for call in calls]
         elif calls:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from invariant_rag.checks import shown
 from invariant_rag.errors import InvalidTool
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -115,8 +116,10 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
     """Return tools with distinct names.
 
     Raises:
-        InvalidTool: One is no tool, or two share a name.
+        InvalidTool: They are no list, one is no tool, or two share a name.
     """
+    if not isinstance(tools, Iterable):
+        raise InvalidTool(f"expected a list of tools, got {shown(tools)}")
     found = tuple(Tool.of(tool) for tool in tools)
     names = [tool.name for tool in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -38,6 +38,32 @@ def test_running_numbers_stay_and_metadata_goes_with_the_segment() -> None:
     assert first.render(B) + second.render(A) == "[1] Mills (m.txt): beta\n[2] Ferries (f.txt): alpha"
 
 
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+@pytest.mark.parametrize("label", ["Source {n}:", "[{n}]"])
+@pytest.mark.parametrize("pages", [(1, 2, 3), (3, 1, 12), (7, 2, 1), (2, 3, 4)])
+def test_a_page_that_equals_the_running_number_beside_it_is_the_page(
+    pages: tuple[int, ...], label: str, order: tuple[int, ...]
+) -> None:
+    texts = ("alpha", "beta", "gamma")
+    listed = [Segment(texts[index], metadata={"page_label": str(pages[index])}) for index in order]
+    shown = [
+        f"page_label: {each.metadata['page_label']}\n{label.format(n=n)} {each.text}\n\n"
+        for n, each in enumerate(listed, start=1)
+    ]
+    understood = slots("Read:\n" + "".join(shown) + "Why?", *listed)
+    assert understood is not None
+    _, found = understood
+    assert [slot.number for slot in found] == ["1", "2", "3"]
+    assert all(Field("page_label") in slot.before for slot in found)
+
+
+def test_an_id_with_a_digit_is_no_number_that_is_counted_from_elsewhere() -> None:
+    listed = [Segment(text, metadata={"id": f"n{n}"}) for n, text in enumerate(("alpha", "beta", "gamma"))]
+    assert slots("Rank 1: alpha\nRank 2: beta\nRank 3: gamma", *listed) is not None
+    paged = [Segment(each.text, metadata={"page": str(n)}) for n, each in enumerate(listed)]
+    assert slots("Rank 1: alpha\nRank 2: beta\nRank 3: gamma", *paged) is None
+
+
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [

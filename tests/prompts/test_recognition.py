@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import time
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def as_marked_and_known(template: Template) -> Callable[[Any], Recognition]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(template=templates, listed=documents())
 def test_orders_without_a_finding_are_recognised_alike(way: str, template: Template, listed: list[Segment]) -> None:
     assume(template.dump is None or template.between + template.before + template.after)  # quotes back to back
@@ -64,7 +65,7 @@ def test_orders_without_a_finding_are_recognised_alike(way: str, template: Templ
     assert len(outcomes.silent) <= 1, outcomes.silent
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(template=templates, listed=documents())
 def test_no_text_is_lost_or_changed(template: Template, listed: list[Segment]) -> None:
     prompt = template.write(listed)
@@ -142,9 +143,10 @@ def silent(outcomes: Outcomes) -> bool:
 
 def test_a_document_that_the_question_repeats_is_in_the_set_once() -> None:
     template = Template(before="[{n}] ", between="\n", suffix=f"\n\nIs this true: {FERRY.text}")
-    outcomes = every_order(THREE, as_known(template))
-    assert silent(outcomes)
-    [turn] = recognize([user(template.write(THREE))], [retrieval(THREE)]).turns
+    asked = Retrieval(retrieval(THREE).documents, queries=(f"Is this true: {FERRY.text}",))
+    results = [recognize([user(template.write(listed))], [asked]) for listed in permutations(THREE)]
+    assert not any(each.findings for each in results)
+    [turn] = results[0].turns
     assert isinstance(turn.parts[-1], str)
     assert turn.parts[-1].endswith(FERRY.text)
     assert sets_of((turn,)) == [sorted(each.text for each in THREE)]
@@ -196,7 +198,7 @@ def test_titles_with_running_numbers_never_make_two_silent_prompts() -> None:
 def test_white_space_at_the_ends_of_documents_goes_with_them_or_warns(strips: bool, between: str) -> None:
     mixed = [FERRY, Segment("ends in a line.\n"), Segment("  begins later.")]
     outcomes = every_order(mixed, as_known(Template(between=between, strips=strips)))
-    assert len(outcomes.silent) == 1
+    assert len(outcomes.silent) == bool(not outcomes.found), "in doubt, every order says so"
     alike = [Segment(each.text + "\n") for each in THREE]
     assert silent(every_order(alike, as_known(Template(between=between, strips=strips))))
 
@@ -265,7 +267,8 @@ def test_segments_in_neighbouring_turns_of_one_role_form_a_set() -> None:
     result = recognize([user("Read: ", MILL), user("\n", FERRY), user("Why?")])
     assert sets_of(result.turns) == [[FERRY.text, MILL.text]]
     assert [turn.has_segments for turn in result.turns] == [True, False, False]
-    assert not recognize([Turn("tool", (MILL,)), Turn("tool", (FERRY,))]).findings
+    results_of_tools = recognize([Turn("tool", (MILL,)), Turn("tool", (FERRY,))])
+    assert [each.kind for each in results_of_tools.findings] == ["separate"]
 
 
 def test_a_segment_in_an_answer_is_in_a_set_too() -> None:
@@ -362,3 +365,111 @@ def test_no_repeated_text_takes_long(unit: str) -> None:
     short = [Segment(each) for each in ("a", "b c", "1", "-", "yes")]
     text = unit * (50_000 // len(unit))
     assert seconds(user(text), known=[retrieval(short)], elsewhere=[KnownDocument.of(Segment(text[:20_000]))]) < 3
+
+
+# --- what shows the order outside of a set --------------------------------------------------------------------------
+
+
+def kinds_in_every_order(
+    write: Callable[[list[Segment]], str], listed: list[Segment], query: str = "Which?"
+) -> set[Any]:
+    """Return the kinds of findings, over all orders, of what a user writes of documents."""
+    results = (
+        recognize([user(write(list(order)))], [Retrieval(known(order), (query,))]) for order in permutations(listed)
+    )
+    return {tuple(dict.fromkeys(each.kind for each in result.findings)) for result in results}
+
+
+def known(segments: Any) -> tuple[KnownDocument, ...]:
+    return tuple(map(KnownDocument.of, segments))
+
+
+SCORED = [replace(each, score=score) for each, score in zip(THREE, (0.91, 0.78, 0.5), strict=True)]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda listed: f"Best match: {listed[0].text}",
+        lambda listed: f"Best match: {listed[0].title}",
+        lambda listed: f"See also {listed[-1].metadata['source']}",
+        lambda listed: "Scores: " + ", ".join(f"{each.score:.1f}" for each in listed),
+        lambda listed: "Scores: " + " / ".join(f"{each.score:.0%}" for each in listed),
+        lambda listed: "Pages: " + ", ".join(str(each.metadata["page"]) for each in listed),
+        lambda listed: "Ids: " + ", ".join(str(each.metadata["id"]) for each in listed[::-1]),
+        lambda listed: f"It begins: {' '.join(listed[0].text.split()[:3])} ...",
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_text_beside_a_set_that_follows_its_order_is_found_in_every_order(beside: Any, first: bool) -> None:
+    def write(listed: list[Segment]) -> str:
+        texts = "\n".join(f"- {each.text}" for each in listed)
+        return "\n\n".join([beside(listed), texts, "Which?"] if first else [texts, beside(listed), "Which?"])
+
+    assert kinds_in_every_order(write, SCORED) == {("named",)}
+
+
+def test_a_question_may_name_and_quote_documents() -> None:
+    question = f"Compare Ferries and Mills: {FERRY.text} See {MILL.metadata['source']}, 0.91, 0.78, 0.50?"
+    write = lambda listed: "\n".join(f"- {each.text}" for each in listed) + f"\n\n{question}"  # noqa: E731
+    assert kinds_in_every_order(write, SCORED, question) == {()}
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda text: text[:10],
+        str.lower,
+        lambda text: " ".join(text.split()[:3]),
+        lambda text: text.replace(" ", "\n\n"),
+    ],
+)
+def test_rewritten_documents_of_the_run_are_found_in_every_order(rewrite: Callable[[str], str]) -> None:
+    write = lambda listed: "\n".join(rewrite(each.text) for each in listed) + "\nWhich?"  # noqa: E731
+    assert kinds_in_every_order(write, THREE) == {("split",)}
+    chinese = [
+        Segment("渡船中午从奥斯特拉出发开往韦恩。"),
+        Segment("磨坊每天磨四十袋大麦和小麦。"),
+        Segment("铜桥横跨森恩河通往老城。"),
+    ]
+    cut = lambda listed: "\n".join(each.text[:6] for each in listed) + "\nWhich?"  # noqa: E731
+    assert kinds_in_every_order(cut, chinese) == {("split",)}
+
+
+def test_documents_that_begin_alike_are_told_apart_by_what_follows() -> None:
+    alike = [
+        Segment(f"According to the report, {what}.")
+        for what in ("ferries leave at noon", "salt is sold", "mills grind")
+    ]
+    write = lambda listed: "\n".join(each.text.lower() for each in listed) + "\nWhich?"  # noqa: E731
+    assert kinds_in_every_order(write, alike) == {("split",)}
+
+
+def test_documents_of_signs_are_found_and_those_of_punctuation_are_a_reason_to_warn() -> None:
+    write = lambda listed: "\n\n".join(each.text for each in listed) + "\nWhich?"  # noqa: E731
+    assert kinds_in_every_order(write, [Segment("🚢🌊"), Segment("🧂🐟"), Segment("🗼💡")]) == {()}
+    assert kinds_in_every_order(write, [Segment("***"), Segment("!!!"), Segment("+++")]) == {("split",)}
+
+
+def test_escaped_html_is_found() -> None:
+    pages = [Segment(f"<b>{what}</b> & more") for what in ("ferry", "mill", "bridge")]
+    write = lambda listed: "\n".join(html.escape(each.text) for each in listed) + "\nWhich?"  # noqa: E731
+    assert kinds_in_every_order(write, pages) == {()}
+
+
+def test_documents_that_differ_in_white_space_alone_are_a_reason_to_warn() -> None:
+    alike = [Segment("a b c."), Segment("a  b c."), Segment("d e f.")]
+    write = lambda listed: "\n\n".join(each.text for each in listed) + "\nWhich?"  # noqa: E731
+    assert all(kinds_in_every_order(write, alike))
+
+
+def test_documents_in_a_message_of_the_assistant_alone_are_found() -> None:
+    said = Turn("assistant", (f"I found: {FERRY.text} {MILL.text}",))
+    findings = recognize([said, user("Which?")], [retrieval(THREE)]).findings
+    assert [each.kind for each in findings] == ["split"]
+
+
+def test_metadata_as_python_writes_it_is_understood_in_every_order() -> None:
+    pages = [Segment(each.text, metadata={"page": page}) for page, each in enumerate(THREE, start=1)]
+    write = lambda listed: "\n\n".join(f"Source: {dict(each.metadata)}\nContent: {each.text}" for each in listed)  # noqa: E731
+    assert kinds_in_every_order(lambda listed: write(listed) + "\n\nWhich?", pages) == {()}

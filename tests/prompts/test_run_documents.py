@@ -90,7 +90,7 @@ def test_nothing_is_left_of_twenty_thousand_runs() -> None:
             runs.end(retriever)
             runs.end(root)
     assert len(runs._runs) <= 10_000
-    assert len(runs.elsewhere(None)) == 64
+    assert len(runs.elsewhere(None)) == 256
     for number in range(20_000):
         runs.end(("root", number))
         runs.end(("retriever", number))

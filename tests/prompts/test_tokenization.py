@@ -142,7 +142,7 @@ def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(m
     counted = property(lambda self: looks.append(1) or original.fget(self))  # type: ignore[attr-defined, func-returns-value]
     monkeypatch.setattr(PreTrainedTokenizerFast, "added_tokens_decoder", counted)
     few, many = (tokenize_prompt(Prompt("a", ["seg"] * n, "b"), TOY) and len(looks) for n in (1, 1000))
-    assert many == 2 * few, "as many looks for a thousand as for one"
+    assert many <= 2 * few, "as many looks for a thousand as for one"
 
 
 def test_eight_threads_get_the_ids_of_one(request: pytest.FixtureRequest) -> None:

@@ -1,0 +1,206 @@
+"""Which added tokens of a tokenizer control a model: found out by rendering its chat template.
+
+A name may be joined from pieces in a template, such as `'[|' + role + '|]'`, and need not be flagged as special. So
+nothing is concluded from the source alone: conversations of every role are rendered, and what occurs in the output
+counts.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from invariant_rag.errors import TokenWarning
+from invariant_rag.prompts.tools import Tool, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BRACKETS = {
+    "<": ">",
+    "[": "]",
+    "{": "}",
+    "(": ")",
+    "\uff1c": "\uff1e",
+    "\u3010": "\u3011",
+    "\u27e8": "\u27e9",
+    "|": "|",
+}
+_BAR = re.compile(r"<([|\uff5c]).*\1>")
+_ROLE_WORD = re.compile(
+    r"(?<![a-z])(?:system|user|human|assistant|bot|model|tool|function|role|turn|inst|instruction|sys|"
+    r"im_start|im_end|eot|eos|bos|end_of_turn|start_of_turn|endofturn)(?:s|_results?|_calls?)?(?![a-z])",
+    re.IGNORECASE,
+)
+_SHAPE = re.compile(r"(\W{2,})\w+(\W{2,})")
+_CONTENT = "\ueca6"  # of every probe: it holds no name of a token
+_EXTRA_ROLES = (
+    "developer",
+    "tool",
+    "function",
+    "observation",
+    "ipython",
+    "environment",
+    "context",
+    "documents",
+    "critic",
+)
+_TOOL = Tool("f", _CONTENT).to_dict()
+_CALL = ToolCall("a12345678", "f", {}).to_dict()
+
+_LISTED = 10
+_warned: set[tuple[str, tuple[str, ...]]] = set()
+_found: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Mapping[int, str]]] = WeakKeyDictionary()
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
+    """Return ids and names of the added tokens that control a model.
+
+    These are the special tokens; those that occur in what the chat template renders, with every role, with and without
+    tools, reasoning and the prompt for an answer; those in the template's literals; those of the same shape as a
+    rendered one (`[|user|]`, `[|critic|]`); and those whose name looks like `<|user|>`. Without a template, every name
+    in brackets counts.
+
+    No control tokens are: white space, the unknown token, unless it is also bos or eos, and single characters that are
+    not flagged as special: a template writes them by accident.
+    """
+    templates = tokenizer.chat_template or {}
+    sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
+    names = {index: token.content for index, token in added.items() if not token.content.isspace()}
+    key = (sources, tuple(names.items()), frozenset(special))
+    known = _found.get(tokenizer)
+    if known is None or known[0] != key:
+        unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+        written = _written_names(tokenizer, sources, {each for each in names.values() if len(each) > 1})
+        control = {
+            index: name
+            for index, name in names.items()
+            if (index in special or name in written) and index not in unknown and name
+        }
+        known = _found[tokenizer] = (key, MappingProxyType(control))
+    return known[1]
+
+
+def unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return names of added tokens that look like roles, but are no control tokens: untrusted text may hold them."""
+    control = control_tokens(tokenizer)
+    names = (token.content for index, token in tokenizer.added_tokens_decoder.items() if index not in control)
+    return sorted(name for name in names if _ROLE_WORD.search(name) and not name.isalnum())
+
+
+def warn_of_unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Issue a `TokenWarning` if there are `unprotected_tokens`, once per tokenizer's name and tokens."""
+    names = tuple(unprotected_tokens(tokenizer))
+    name = tokenizer.name_or_path
+    if not names or (name, names) in _warned:
+        return
+    _warned.add((name, names))
+    listed = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+    warning = TokenWarning(
+        f"the tokenizer {name!r} has tokens that look like roles, which its chat template does not write: {listed}. "
+        "Documents and questions that hold these names are not kept from making these tokens."
+    )
+    warnings.warn(f"{warning} {warning.hint}", TokenWarning, stacklevel=3)
+
+
+def rendered_probes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return what the chat templates of a tokenizer make of conversations with every role, but for refused ones."""
+    templates = tokenizer.chat_template or {}
+    sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
+    return list(chain.from_iterable(_render(tokenizer, source) for source in sources))
+
+
+def _written_names(tokenizer: PreTrainedTokenizerBase, sources: tuple[str, ...], names: set[str]) -> set[str]:
+    """Return the names that look like those of control tokens, or that a template writes."""
+    if not sources:
+        return {name for name in names if _in_brackets(name)}
+    output = "\n".join(chain.from_iterable(_render(tokenizer, source) for source in sources))
+    literals = "\n".join(map(_literals, sources))
+    written = {
+        name
+        for name in names
+        if _occurs(name, output)
+        or (name in literals and not (name[0].isalnum() or name[-1].isalnum()))
+        or _BAR.fullmatch(name)
+    }
+    shapes = {shape.groups() for shape in map(_SHAPE.fullmatch, written) if shape}
+    return written | {name for name in names if (shape := _SHAPE.fullmatch(name)) and shape.groups() in shapes}
+
+
+def _in_brackets(name: str) -> bool:
+    """Return whether a name is a word in brackets, such as `[INST]`."""
+    text = name.strip()
+    return len(text) > 2 and _BRACKETS.get(text[0]) == text[-1] and any(map(str.isalnum, text))
+
+
+def _occurs(name: str, text: str) -> bool:
+    """Return whether a name occurs in a text, and not within a word."""
+    before, after = r"(?<!\w)" if name[0].isalnum() else "", r"(?!\w)" if name[-1].isalnum() else ""
+    return name in text and re.search(before + re.escape(name) + after, text) is not None
+
+
+@lru_cache(maxsize=64)
+def _literals(source: str) -> str:
+    """Return the text and the strings of a template, without its program."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        pieces = [value for _, kind, value in Environment(autoescape=False).lex(source) if kind in ("data", "string")]  # noqa: S701
+    except TemplateSyntaxError:  # it can render nothing either
+        return source
+    return "\n".join(pieces)
+
+
+def _variables(source: str) -> list[str]:
+    """Return the variables of a template that are likely switches, such as `enable_thinking`."""
+    found = re.findall(r"\b(?:if|elif|and|or|not|is)\s+(?:not\s+)?([a-z_]\w*)\b(?![.(\[])", source)
+    ours = {"messages", "tools", "add_generation_prompt", "defined", "not", "true", "false", "none", "loop", "message"}
+    return sorted(set(found) - ours)[:12]
+
+
+def _conversations() -> Iterator[list[dict[str, Any]]]:
+    system, user, answer = ({"role": role, "content": _CONTENT} for role in ("system", "user", "assistant"))
+    called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+    result = {"role": "tool", "name": "f", "tool_call_id": "a12345678", "content": _CONTENT}
+    yield [system, user]
+    yield [user]
+    yield [user, answer]
+    yield [system, user, answer, user]
+    yield [user, answer, user, answer, user]
+    yield [user, called, result]
+    yield [system, user, called, result, answer]
+    yield [user, {**called, "tool_calls": [_CALL, _CALL]}, result, result, answer, user]
+    yield [user, {**answer, "reasoning_content": _CONTENT, "reasoning": _CONTENT, "thinking": _CONTENT}]
+    yield [user, {**called, "reasoning_content": _CONTENT}, result]
+    for role in _EXTRA_ROLES:
+        yield [user, answer, {"role": role, "content": _CONTENT}]
+        yield [{"role": role, "content": _CONTENT}, user]
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, source: str) -> Iterator[str]:
+    """Yield what a template makes of probes; those that it refuses, with whichever error, are left out."""
+    switches: list[dict[str, Any]] = [{}]
+    switches += [{name: value} for name in _variables(source) for value in (True, False)]
+    switches.append({"documents": [{"title": _CONTENT, "text": _CONTENT, "contents": _CONTENT}]})
+    attempts = [
+        (messages, {"add_generation_prompt": prompt, **({"tools": [_TOOL]} if tools else {}), **switch})
+        for number, messages in enumerate(_conversations())
+        for tools in (False, True)
+        for prompt in (False, True)
+        for switch in (switches if number < 2 else switches[:1])
+    ]
+    from jinja2 import TemplateError
+
+    for messages, options in attempts:
+        try:
+            yield str(tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False, **options))
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
+            continue
