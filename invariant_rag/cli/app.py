@@ -10,7 +10,7 @@ from invariant_rag import __version__
 from invariant_rag.cli import bench, models
 from invariant_rag.cli.ask import ask
 from invariant_rag.cli.audit import audit
-from invariant_rag.cli.console import print_text
+from invariant_rag.cli.console import accept_any_text, print_text
 from invariant_rag.cli.reproduce import reproduce
 from invariant_rag.cli.search_dimension import search_dimension
 
@@ -38,3 +38,5 @@ def main(
     ] = False,
 ) -> None:
     """Answers from documents that do not depend on the order in which the documents are listed."""
+    del version  # its callback has printed it
+    accept_any_text()

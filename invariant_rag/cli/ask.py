@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_error, print_json, print_text
+from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.rag.text import truncate
 
 if TYPE_CHECKING:
+    from invariant_rag.errors import RetrievalError
     from invariant_rag.evaluation.order_check import OrderCheck
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.rag.citations import Citation
@@ -32,6 +33,7 @@ def ask(
     ordering: options.Ordering = None,
     k: options.TopK = 10,
     retriever: options.Retriever = "faiss",
+    strict: options.Strict = False,
     max_chars: Annotated[int, typer.Option(min=1, help="Longest chunk, in characters.")] = 1000,
     max_new_tokens: options.MaxNewTokens = 64,
     overflow: options.Overflow = "error",
@@ -63,7 +65,7 @@ def ask(
         raise typer.BadParameter("choose one of --stream and --json")
     with handle_errors():
         loading_options = {"method": method, "ordering": ordering, "overflow": overflow}
-        rag, loading = _load([*docs, *(more or [])], retriever, max_chars, k, model, loading_options)
+        rag, loading = _load([*docs, *(more or [])], retriever, max_chars, strict, k, model, loading_options)
         if stream:
             _stream_answer(rag, question, max_new_tokens)
         else:
@@ -93,7 +95,13 @@ def ask(
 
 
 def _load(
-    paths: list[Path], retriever: str, max_chars: int, k: int, model: str | None, loading_options: dict[str, Any]
+    paths: list[Path],
+    retriever: str,
+    max_chars: int,
+    strict: bool,
+    k: int,
+    model: str | None,
+    loading_options: dict[str, Any],
 ) -> tuple[RAG, dict[str, float]]:
     """Index the documents, load the model, and return both with the seconds that each took."""
     with progress_bar("Indexing documents"):
@@ -103,8 +111,10 @@ def _load(
 
         disable_transformers_bars()
         start = perf_counter()
-        index = index_documents(paths, retriever, max_chars=max_chars)
+        skipped: list[RetrievalError] = []
+        index = index_documents(paths, retriever, max_chars=max_chars, strict=strict, on_skipped=skipped.append)
         indexed = perf_counter()
+    print_skipped(skipped)
     with progress_bar("Loading model"):
         loaded = InvariantModel.from_pretrained(model, **loading_options)
     return RAG(loaded, index, k), {"index": indexed - start, "load": perf_counter() - indexed}

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
+from invariant_rag.cli.console import handle_errors, print_json, print_skipped, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import RetrievalError, UnsupportedCombination
+from invariant_rag.files import make_folder
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -37,6 +38,7 @@ def audit(
         typer.Option("--docs", help="Documents to retrieve from, for questions without segments. Repeatable."),
     ] = None,
     retriever: options.Retriever = "faiss",
+    strict: options.Strict = False,
     k: options.TopK = 10,
     remedy: Annotated[
         list[str] | None,
@@ -49,6 +51,9 @@ def audit(
     orders: Annotated[int, typer.Option(min=2, help="Input orders of a question with more than 4 segments.")] = 10,
     slots: Annotated[int, typer.Option(min=2, help="Slots through which gold segments are moved.")] = 5,
     repeats: Annotated[int, typer.Option(min=1, help="How often the given order is asked.")] = 2,
+    all_orders: Annotated[
+        bool, typer.Option("--all-orders", help="Ask the first five segments in all 120 orders too: the measure psr.")
+    ] = False,
     seed: options.Seed = 0,
     budget: Annotated[int | None, typer.Option(min=0, help="Most calls to make now.", show_default="all")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that make calls.")] = 1,
@@ -74,6 +79,7 @@ def audit(
     from invariant_rag.evaluation.audit.report import summary, table
 
     with handle_errors():
+        make_folder(out)
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
             audited: Any = _load_model(model, device_map=device_map, **loading)
@@ -86,7 +92,9 @@ def audit(
         if docs:
             from invariant_rag.rag.pipeline import index_documents
 
-            index = index_documents(docs, retriever)
+            skipped: list[RetrievalError] = []
+            index = index_documents(docs, retriever, strict=strict, on_skipped=skipped.append)
+            print_skipped(skipped)
         result = run_audit(
             audited,
             questions,
@@ -97,6 +105,7 @@ def audit(
             orders=orders,
             slots=slots,
             repeats=repeats,
+            all_orders=all_orders,
             seed=seed,
             workers=workers,
             actors=ray,
@@ -130,7 +139,8 @@ def _import_object(name: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     try:
         return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
         raise UnsupportedCombination(
-            f"--system {name}: {error}", hint="Give MODULE:NAME of an object that Python can import from here."
+            f"--system {name}: {type(error).__name__}: {error}",
+            hint="Give MODULE:NAME of an object that can be imported from here.",
         ) from error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -23,13 +24,25 @@ _PROSE = {"about", "cost", "detail", "models", "paper", "settings"}
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
 
+def clean(text: str) -> str:
+    """Return text without control characters: neither documents nor file names are trusted."""
+    return _UNSAFE.sub("\ufffd", text)
+
+
+def accept_any_text() -> None:
+    """Let the terminal show what its encoding lacks as escapes, instead of raising an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
     """Print rows that share their keys as a table, or as JSON."""
     if as_json:
         print_json(rows)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 1 if len(rows[0]) > 6 else 2, 0, 0))
-    shown = [{column: {True: "yes", False: "no"}.get(value, value) for column, value in row.items()} for row in rows]
+    shown = [{column: _cell(value) for column, value in row.items()} for row in rows]
     for column in rows[0]:
         heading, prose = column.replace("_", "\n"), column in _PROSE
         cells = [*heading.splitlines(), *(row[column] for row in shown)]
@@ -43,6 +56,10 @@ def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
     Console(width=max(console.width, least)).print(table)
 
 
+def _cell(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else clean(value)
+
+
 def print_json(document: object) -> None:
     """Print indented JSON to stdout."""
     typer.echo(json.dumps(document, indent=2, default=str))
@@ -50,37 +67,34 @@ def print_json(document: object) -> None:
 
 def print_text(text: str, *, style: str = "", end: str = "\n") -> None:
     """Print text to stdout. Documents are not trusted: markup is literal, and control characters are replaced."""
-    Console(soft_wrap=True, highlight=False).print(Text(_UNSAFE.sub("\ufffd", text), style=style), end=end)
+    Console(soft_wrap=True, highlight=False).print(Text(clean(text), style=style), end=end)
 
 
 def print_error(message: str, hint: str) -> None:
     """Print an error in red, and its hint, to stderr."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(Text(f"error: {message}", style="red"))
+    console.print(Text(clean(f"error: {message}"), style="red"))
     if hint:
-        console.print(Text(hint))
+        console.print(Text(clean(hint)))
+
+
+def print_skipped(errors: Iterable[InvariantRAGError]) -> None:
+    """Print in yellow, to stderr, which documents could not be read."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for error in errors:
+        console.print(Text(clean(f"skipped {error}"), style="yellow"))
 
 
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Print an error of the library as one red line with its hint, and exit with code 2."""
+    """Print an error of the library, or of the file system, as one red line with its hint, and exit with code 2."""
     try:
         yield
     except InvariantRAGError as error:
         print_error(str(error), error.hint)
         raise typer.Exit(2) from None
-
-
-def make_folder(folder: Path) -> Path:
-    """Create the folder of --out, before the work begins, and return it.
-
-    Raises:
-        InvariantRAGError: It cannot be created.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    except BrokenPipeError:
+        raise  # whoever read the output has ended, as in `... | head`
     except OSError as error:
-        raise InvariantRAGError(
-            f"cannot make the folder {str(folder)!r}: {error}", hint="Choose another --out."
-        ) from error
-    return folder
+        print_error(str(error), "Look at the permissions and the space of the disk, and at --out.")
+        raise typer.Exit(2) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -10,8 +11,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_json, print_table
+from invariant_rag.cli.console import handle_errors, print_error, print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
+
+_HOSTILE_TEXTS, _SHOWN = 500, 20
 
 
 def about(cls: type) -> str:
@@ -59,11 +62,25 @@ def models(
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Print the model cards of the embedded models instead.")
     ] = False,
+    check_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Instead: put hostile texts into prompts for the tokenizer of this hub id or folder, and tell which "
+            "made control tokens. Exit code 1: some did.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Probe a tiny model of every known family, and list which can be run order-invariantly."""
+    if embedded and check_tokens is not None:
+        print_error("--embedded and --check-tokens exclude each other", "Give one of them.")
+        raise typer.Exit(2)
     if embedded:
         _print_cards(as_json)
+        return
+    if check_tokens is not None:
+        _check_tokens(check_tokens, as_json)
         return
     from transformers.utils.logging import set_verbosity_error
 
@@ -101,6 +118,36 @@ def interventions(as_json: options.Json = False) -> None:
 def orderings(as_json: options.Json = False) -> None:
     """List the orderings: rules that rank segments."""
     print_table(ordering_rows(), as_json)
+
+
+def _check_tokens(model: str, as_json: bool) -> None:
+    from invariant_rag.models.loading import load_tokenizer
+    from invariant_rag.prompts import control_tokens, unprotected_tokens
+    from invariant_rag.testing.token_check import find_break_outs, hostile_texts
+
+    with handle_errors(), progress_bar("Checking", _HOSTILE_TEXTS) as advance:
+        tokenizer = load_tokenizer(model)
+        control, unprotected = control_tokens(tokenizer), unprotected_tokens(tokenizer)
+        ids = {*control, *map(tokenizer.vocab.__getitem__, unprotected)}
+
+        def counted() -> Iterator[str]:
+            for text in hostile_texts(tokenizer, _HOSTILE_TEXTS):
+                yield text
+                advance()
+
+        found = find_break_outs(tokenizer, counted(), ids)
+    rows = [{"place": each.place, "tokens": " ".join(each.tokens), "text": each.text} for each in found]
+    if as_json:
+        report = {"control_tokens": sorted(control.values()), "unprotected": unprotected}
+        print_json({"model": model, "texts": _HOSTILE_TEXTS, **report, "break_outs": rows})
+    else:
+        print_text(f"{len(control)} control tokens, {_HOSTILE_TEXTS} hostile texts: {len(rows)} broke out")
+        if unprotected:
+            print_text(f"look like roles, but no template writes them: {', '.join(unprotected)}")
+        if rows:
+            print_table([{key: repr(value)[:60] for key, value in row.items()} for row in rows[:_SHOWN]], as_json)
+    if rows:
+        raise typer.Exit(1)
 
 
 def _print_cards(as_json: bool) -> None:

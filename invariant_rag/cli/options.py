@@ -22,8 +22,26 @@ Overflow = Annotated[
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer of a model, in tokens.")]
 
+Intervention = Annotated[
+    str | None,
+    typer.Option(
+        help="See `invariant-rag interventions`; or a file of search-dimension. With the method sequential.",
+        show_default="none",
+    ),
+]
+Ensemble = Annotated[
+    str | None,
+    typer.Option(
+        help="permutation-average, ring-average, self-consistency, attention-sorting or contextual-calibration.",
+        show_default="none",
+    ),
+]
+
 # --- documents --------------------------------------------------------------------------------------------------------
 
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Stop at a document that cannot be read, instead of skipping it.")
+]
 Retriever = Annotated[str, typer.Option(help="faiss or bm25, for --docs.")]
 TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 
@@ -44,7 +62,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue a run of the sa
 
 # --- any command ------------------------------------------------------------------------------------------------------
 
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn: samples, orders, resamples.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn: samples, orders, resamples.")]
 Ray = Annotated[
     int, typer.Option("--ray", min=0, metavar="ACTORS", help="Share the work among this many Ray actors; 0: no Ray.")
 ]

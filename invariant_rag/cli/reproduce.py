@@ -21,6 +21,8 @@ def reproduce(
     rows: Annotated[
         list[str] | None, typer.Option("--row", help="Name of a row of the table. Repeatable.", show_default="all")
     ] = None,
+    intervention: options.Intervention = None,
+    ensemble: options.Ensemble = None,
     data: options.Data = None,
     limit: options.Limit = None,
     seed: options.Seed = 0,
@@ -37,7 +39,9 @@ def reproduce(
     """Measure a published TABLE again with MODEL, and print the published numbers beside ours.
 
     Without TABLE, list the tables. For a model that is not in the table, every method of the table is measured, and
-    there are no published numbers. Rows that need more than a method and routing are not measured.
+    there are no published numbers. Rows of selective routing, interventions and ensembles are measured too. Cells that
+    a run cannot measure are printed as "not measured", and a note under the table says why. With --intervention or
+    --ensemble, only rows with it are measured; a file of search-dimension replaces the published parameters.
     """
     with handle_errors():
         from invariant_rag.evaluation.benchmarks.published_tables import published_tables, resolve_table
@@ -57,13 +61,15 @@ def reproduce(
             return
         chosen = resolve_table(table)
         from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
-        from invariant_rag.evaluation.benchmarks.report import comparison_table
+        from invariant_rag.evaluation.benchmarks.report import comparison_table, paper_table
         from invariant_rag.evaluation.benchmarks.reproduction import reproduce as reproduce_table
 
         disable_transformers_bars()
         base = BenchmarkConfig(
-            benchmark=chosen.columns[0].benchmark,
+            benchmark=next((each.benchmark for each in chosen.columns if each.metric), ""),
             model=model,
+            intervention=intervention,
+            ensemble=ensemble,
             data=data,
             limit=limit,
             seed=seed,
@@ -78,4 +84,9 @@ def reproduce(
             print_json([asdict(each) for each in found])
             return
         print_text(f"## {chosen.paper}, {chosen.number}: {chosen.title}\n")
+        print_text("Ours, and the published numbers in brackets, as in the paper:\n")
+        print_text("\n".join(paper_table(found)))
+        print_text("\nCell by cell, with intervals:\n")
         print_text("\n".join(comparison_table(found)))
+        if chosen.note:
+            print_text(f"\n{chosen.note}")

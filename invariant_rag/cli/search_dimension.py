@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, make_folder, print_json, print_text
+from invariant_rag.cli.console import handle_errors, print_json, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
+from invariant_rag.files import make_folder
 
 
 def search_dimension(
@@ -18,6 +19,7 @@ def search_dimension(
     out: Annotated[Path, typer.Option("--out", help="Folder for search.json and dimension.png.")],
     examples: Annotated[int, typer.Option(min=1, help="Key-value retrieval prompts to validate with.")] = 100,
     pairs: Annotated[int, typer.Option(min=2, help="Most keys in each of them.")] = 50,
+    procedure: Annotated[str, typer.Option(help="published, or averaged for models with few layers.")] = "published",
     keep: Annotated[int, typer.Option(min=1, help="Dimensions to validate.")] = 10,
     as_json: options.Json = False,
 ) -> None:
@@ -28,19 +30,21 @@ def search_dimension(
     with handle_errors():
         make_folder(out)
         with progress_bar("Loading model"):
-            from invariant_rag.errors import TokenizerRequired
-            from invariant_rag.interventions.key_value_retrieval import key_value_examples
+            from invariant_rag.errors import TokenizerRequired, UnknownName
+            from invariant_rag.interventions.search import EXAMPLES
             from invariant_rag.interventions.search import search_dimension as search
             from invariant_rag.models.loading import context_window, load_model
 
+            if procedure not in EXAMPLES:
+                raise UnknownName("search procedure", procedure, EXAMPLES)
             disable_transformers_bars()
             loaded, tokenizer = load_model(model, dtype="auto", device_map="auto")
         if tokenizer is None:
             raise TokenizerRequired(f"expected a model with a tokenizer, got {model!r}", hint="Save one next to it.")
-        prompts = key_value_examples(tokenizer, examples, pairs=pairs, window=context_window(loaded.config))
-        result = search(loaded, tokenizer, prompts, keep=keep, progress=progress_bar)
-    result.save(out / "search.json")
-    result.draw(out / "dimension.png")
+        prompts = EXAMPLES[procedure](tokenizer, examples, pairs=pairs, window=context_window(loaded.config))
+        result = search(loaded, tokenizer, prompts, procedure=procedure, keep=keep, progress=progress_bar)
+        result.save(out / "search.json")
+        result.draw(out / "dimension.png")
     if as_json:
         print_json({**result.found.as_dict(), "loss": result.loss, "plain_loss": result.plain_loss})
         return

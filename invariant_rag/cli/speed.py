@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, make_folder, print_json, print_table, print_text
+from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
+from invariant_rag.files import encode_json, make_folder, write_file
 
 
 def speed(
@@ -34,7 +34,7 @@ def speed(
     """Measure prefill, decoding and memory of methods against the plain model, side by side.
 
     Compare ratios, which are medians over rounds in which everything runs in turn, and not seconds. The floor is the
-    least that attention in both directions between segments costs.
+    least that attention in both directions between segments costs; FLOPs are counted up to the first token.
     """
     with handle_errors():
         from invariant_rag.evaluation.benchmarks.speed import as_data, measure
@@ -52,9 +52,9 @@ def speed(
         if out is not None:
             make_folder(out)
         measured = [as_data(config, *measure(config, chosen, progress_bar)) for config in configs]
-    if out is not None:
-        (out / "speed.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-        draw(measured, out / "speed.png")
+        if out is not None:
+            write_file(out / "speed.json", encode_json(measured, indent=1) + b"\n")
+            draw(measured, out / "speed.png")
     if as_json:
         print_json(measured)
         return
@@ -77,6 +77,7 @@ def _table_row(row: dict[str, Any], floor: float) -> dict[str, str]:
         "": row["name"],
         "first token": f"{ratios['prefill']:.2f}x",
         "floor": f"{floor:.2f}x",
+        "FLOPs": f"{ratios['flops']:.2f}x",
         "seconds": f"{sorted(seconds)[len(seconds) // 2]:.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
         "each further token": f"{ratios['decode']:.2f}x",
         "all tokens": f"{ratios['whole']:.2f}x",

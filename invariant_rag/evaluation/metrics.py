@@ -1,4 +1,4 @@
-"""Metrics of a generated answer against gold answers, as defined by SQuAD and Lost in the Middle."""
+"""Metrics of a generated answer against gold answers (SQuAD, Lost in the Middle), and of answers to several orders."""
 
 import re
 import string
@@ -45,6 +45,15 @@ def token_f1(prediction: str, golds: Sequence[str]) -> float:
     return max(
         (_pair_f1(normalise_answer(prediction).split(), normalise_answer(gold).split()) for gold in golds), default=0.0
     )
+
+
+def agreement(answers: Sequence[str]) -> float:
+    """Return 1.0 if the answers to one question in several orders are all the same, else 0.0.
+
+    Its mean over questions, over all 120 orders of five documents, is the share of questions without sensitivity to
+    permutations (Stable-RAG, arXiv 2601.02993). Answers are compared as they are: normalise them before.
+    """
+    return float(len(set(answers)) <= 1)
 
 
 def _pair_f1(prediction: list[str], gold: list[str]) -> float:

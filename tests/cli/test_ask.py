@@ -219,14 +219,14 @@ def test_a_chunk_that_does_not_fit_is_left_out_if_asked(tmp_path: Path, tiny_fol
 
 
 def test_models_prints_the_table_that_the_probe_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "FAMILIES", {name: families.FAMILIES[name] for name in ("llama", "bloom")})
+    monkeypatch.setattr(families, "FAMILIES", {name: families.FAMILIES[name] for name in ("llama", "mamba")})
     assert [(each["family"], each["supported"]) for each in json.loads(run("models", "--json").stdout)] == [
         ("llama", True),
-        ("bloom", False),
+        ("mamba", False),
     ]
     lines = run("models").stdout.splitlines()
     assert lines[1].split()[:2] == ["llama", "yes"]
-    assert lines[2].split()[:2] == ["bloom", "no"]
+    assert lines[2].split()[:2] == ["mamba", "no"]
 
 
 @pytest.mark.parametrize(

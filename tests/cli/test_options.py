@@ -12,8 +12,8 @@ from invariant_rag.cli import app
 from invariant_rag.cli.progress import progress_bar
 
 SHARED = ("--model", "--method", "--ordering", "--overflow", "--device-map", "--seed", "--limit", "--ray", "--json")
-# `search-dimension MODEL` takes an argument; `bench speed` measures methods side by side.
-OTHERS = {("speed", "--method")}
+# `search-dimension MODEL` takes an argument; `bench speed` and `bench run` take several methods.
+OTHERS = {("speed", "--method"), ("run", "--method")}
 
 
 def described() -> dict[str, dict[str, str]]:

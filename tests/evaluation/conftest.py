@@ -75,6 +75,11 @@ LLMBAR = [
     {"input": "Say no.", "output_1": "yes", "output_2": "no", "label": 2},
 ]
 TWO_WIKI = [{"input": "Who?", "context": "abcdefghij" * 3, "answers": ["the Answer"]}]
+LONGBENCH = {
+    name: [{"input": "Who?", "context": "abcdefghij" * 3, "answers": ["the Answer"], "all_classes": None}]
+    for name in ("qasper", "multifieldqa_en", "narrativeqa", "triviaqa", "samsum")
+}
+LONGBENCH["trec"] = [{"input": "Q: x", "context": "abc", "answers": ["Food"], "all_classes": ["Food", "Sport"]}]
 XQUAD = {
     "data": [
         {
@@ -113,6 +118,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "key-value": {"keys": 6},
     "two-wiki": {"chunk": 4},
     "timeline": {"chunk": 8},
+    "longbench": {"chunk": 8, "reorder": True},
 }
 """Settings that fit the small files."""
 
@@ -156,6 +162,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         document(f"{name}.json", LLMBAR)
 
     archive("data.zip", {"2wikimqa_e.jsonl": TWO_WIKI})
+    archive("longbench.zip", {f"{name}.jsonl": records for name, records in LONGBENCH.items()})
     archive("loogle.zip", {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE})
     document("xquad.en.json", XQUAD)
     lines("r_gsm.jsonl", R_GSM)
@@ -170,6 +177,7 @@ def data_of(files: Path) -> Callable[[str], Path]:
         "reward-bench": "rewards.jsonl",
         "two-wiki": "data.zip",
         "timeline": "loogle.zip",
+        "longbench": "longbench.zip",
     }
     return lambda name: files / single[name] if name in single else files
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
-from typing import TextIO
+from typing import Any
 
 from invariant_rag.errors import AuditFailed
+from invariant_rag.evaluation.line_file import LineFile
 
 
 @dataclass(frozen=True)
@@ -37,52 +37,59 @@ class StoredAnswer:
 class AnswerStore:
     """Answers by key, in memory and, if it has a path, in an append-only .jsonl file.
 
-    An answer is one line, written and flushed before the next call of its thread begins. A last line that was cut off
-    when the process was killed is ignored, and the call is made again. Of two lines with one key, the first counts.
-    Thread-safe; for one process at a time.
+    An answer is one line, written before the next call of its thread begins. A last line that was cut off when the
+    process was killed is removed, and the call is made again. Of two lines with one key, the first counts. Thread-safe;
+    a second process is refused.
 
     Args:
         path: The file; created if it does not exist.
 
     Raises:
-        AuditFailed: The file cannot be opened.
+        AuditFailed: A line is no answer.
+        FileInUse: Another process writes the file.
+        UnusableFile: The file cannot be opened.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.answers: dict[str, StoredAnswer] = {}
         self._lock = Lock()
-        self._file: TextIO | None = None
-        if path is not None:
-            try:
-                cut_off = self._read(path) if path.exists() else False
-                self._file = path.open("a", encoding="utf-8")
-            except OSError as error:
-                raise AuditFailed(f"{path}: cannot be opened: {error}", hint="Choose another folder.") from error
-            if cut_off:
-                self._file.write("\n")
-
-    def _read(self, path: Path) -> bool:
-        """Read the answers; return whether the last line has no line break."""
-        content = path.read_bytes()
-        for line in content.split(b"\n"):
-            try:
-                fields = json.loads(line)
-                answer = StoredAnswer(**{**fields, "order": tuple(fields["order"])})
-            except (ValueError, TypeError, KeyError):
-                continue  # cut off: its call is made again
+        self._file = None if path is None else LineFile(path, _parse_answer, _unreadable)
+        for answer in [] if self._file is None else self._file.lines:
             self.answers.setdefault(answer.key, answer)
-        return bool(content) and not content.endswith(b"\n")
 
     def add(self, answer: StoredAnswer) -> None:
-        """Store an answer, unless its call is answered already."""
+        """Store an answer, unless its call is answered already.
+
+        Raises:
+            UnusableFile: It cannot be written.
+        """
         with self._lock:
             if answer.key not in self.answers:
-                self.answers[answer.key] = answer
                 if self._file is not None:
-                    self._file.write(json.dumps(asdict(answer)) + "\n")
-                    self._file.flush()
+                    self._file.append([asdict(answer)])
+                self.answers[answer.key] = answer
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _parse_answer(line: Any, where: str) -> StoredAnswer:
+    names = {each.name for each in fields(StoredAnswer)}
+    if not isinstance(line, dict) or set(line) != names:
+        raise _unreadable(f"{where}: expected an object with {', '.join(sorted(names))}")
+    order, tokens, seconds = line["order"], line["tokens"], line["seconds"]
+    whole = [*order, *([] if tokens is None else [tokens])] if isinstance(order, list) else [None]
+    if (
+        not all(isinstance(line[name], str) for name in ("key", "asker", "question", "text"))
+        or not all(isinstance(each, int) and not isinstance(each, bool) for each in whole)
+        or not isinstance(seconds, int | float)
+        or isinstance(seconds, bool)
+    ):
+        raise _unreadable(f"{where}: a field of the answer has the wrong type")
+    return StoredAnswer(**{**line, "order": tuple(order)})
+
+
+def _unreadable(message: str) -> AuditFailed:
+    return AuditFailed(message, hint="Remove the line, and its call is made again; or choose another folder.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from invariant_rag.checks import check_items, check_number
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import Advice, advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
@@ -22,6 +22,7 @@ from invariant_rag.evaluation.audit.segment_use import SegmentUseCheck
 from invariant_rag.evaluation.audit.systems import ToInput, as_system
 from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.files import encode_json, make_folder, write_file
 
 METRICS: dict[str, Metric] = {
     "best_subspan_em": best_subspan_em,
@@ -118,6 +119,7 @@ def audit(
     orders: int = 10,
     slots: int = 5,
     repeats: int = 2,
+    all_orders: bool = False,
     seed: int = 0,
     workers: int = 1,
     actors: int = 0,
@@ -152,6 +154,9 @@ def audit(
         orders: Input orders of a question with more than 4 segments.
         slots: Slots through which gold segments are moved, and salted orders.
         repeats: How often the given order is asked, to tell the effect of the order from randomness.
+        all_orders: Whether to ask the first five segments of each question in all of their orders too, 120 calls, for
+            the measure `psr`: the share of questions whose answers all agree (Stable-RAG, arXiv 2601.02993). Fewer
+            segments have fewer orders.
         seed: Seed of orders, salts and intervals.
         workers: Number of threads that make calls.
         actors: Number of Ray actors that make calls, each with a pickled copy of the system. 0: no Ray.
@@ -169,7 +174,8 @@ def audit(
 
     Raises:
         InvalidQuestion: A question cannot be read.
-        InvalidChoice: A number is too small.
+        InvalidChoice: An argument is no such number or function, or too small.
+        UnusableFile: The folder cannot be written, or another process writes it.
         AuditFailed: The system failed or does not use the segments it is given, or no question is complete.
         UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
             were requested.
@@ -182,14 +188,22 @@ def audit(
         ("repeats", repeats, 1),
         ("workers", workers, 1),
         ("actors", actors, 0),
+        ("k", k, 1),
+        ("seed", seed, 0),
     ):
-        if value < least:
-            raise InvalidChoice(f"{name}: expected at least {least}, got {value}")
-    if budget is not None and budget < 0:
-        raise InvalidChoice(f"budget: expected calls, got {budget}")
+        check_number(name, value, least)
+    if budget is not None:
+        check_number("budget", budget, 0)
     if actors and workers > 1:
         raise UnsupportedCombination(f"{workers} workers are threads of this process, and {actors} actors are others")
+    if not isinstance(out, str | Path | None):
+        raise InvalidChoice(f"out: expected a folder or None, got {type(out).__name__}")
+    folder = None if out is None else make_folder(Path(out))
     metric_function = _resolve_metric(metric)
+    if remedies is not None:
+        check_items("remedies", remedies, str)
+    if not callable(label):
+        raise InvalidChoice(f"label: expected a function of an answer, got {type(label).__name__}")
     wrapped = as_system(system, to_input, generation)
     parsed = read_questions(questions, wrapped.retrieve if retriever is None else as_retrieve_function(retriever, k))
     if all(len(question.segments) < 2 for question in parsed):
@@ -198,13 +212,10 @@ def audit(
             hint="Retrieve more segments for each question.",
         )
     built, askers = build_remedies(wrapped, parsed, remedies, tags)
-    design = AuditDesign(orders, common_slots(parsed, slots), repeats, seed)
+    design = AuditDesign(orders, common_slots(parsed, slots), repeats, seed, all_orders)
     plans = [design.plan_calls(question, built) for question in parsed]  # [questions][remedies]
     calls = list({call.key: call for each in plans for plan in each for call in plan.calls}.values())
 
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
     store = AnswerStore(None if folder is None else folder / "answers.jsonl")
     caller = _Caller(askers, store, workers, actors)
     try:
@@ -240,14 +251,16 @@ def audit(
     if folder is not None:
         from invariant_rag.evaluation.audit.report import write_report
 
-        (folder / "audit.json").write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
+        write_file(folder / "audit.json", encode_json(result.as_dict(), indent=2) + b"\n")
         write_report(result, folder)
     return result
 
 
 def _resolve_metric(metric: str | Metric) -> Metric:
-    if not isinstance(metric, str):
+    if callable(metric):
         return metric
+    if not isinstance(metric, str):
+        raise InvalidChoice(f"metric: expected a name or a function, got {type(metric).__name__}")
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     return METRICS[metric]

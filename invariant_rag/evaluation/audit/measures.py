@@ -30,6 +30,7 @@ ABOUT = {
     "sensitivity": "permutation sensitivity: probability that two different orders give different answers",
     "noise": "probability that two calls in the same order give different answers",
     "net_sensitivity": "sensitivity less noise: what the order alone changes",
+    "psr": "share of questions with one answer in all orders (120) of the first five segments (arXiv 2601.02993)",
     "accuracy": "mean accuracy over orders",
     "worst": "worst case: accuracy where each question is asked in its worst order",
     "best": "best case: accuracy where each question is asked in its best order",
@@ -159,11 +160,11 @@ class AnswerParser:
         rows: list[dict[str, float]] = []
         by_slot, by_salt = (np.full((len(plans), slots), np.nan) for _ in range(2))
         for index, plan in enumerate(plans):
-            orders, moved, salted, repeats = (
+            orders, moved, salted, repeats, top = (
                 [self.majority(group) for group in groups]
-                for groups in (plan.orders, plan.slots, plan.salts, plan.repeats)
+                for groups in (plan.orders, plan.slots, plan.salts, plan.repeats, plan.top)
             )
-            rows.append(_numbers(plan, orders, salted, repeats))
+            rows.append(_numbers(plan, orders, salted, repeats, top))
             if moved:  # the question has room for the slots
                 by_slot[index] = [each.correct for each in moved]
                 by_salt[index] = [each.correct for each in salted] or np.nan
@@ -176,6 +177,7 @@ def _numbers(
     orders: list[MajorityAnswer],
     salted: list[MajorityAnswer],
     repeats: list[MajorityAnswer],
+    top: list[MajorityAnswer],
 ) -> dict[str, float]:
     """Return the measures of one question by name; NaN for those that it has no answers for."""
     labels, again = [each.label for each in orders], [each.label for each in repeats]
@@ -187,6 +189,7 @@ def _numbers(
         "sensitivity": sensitivity,
         "noise": noise,
         "net_sensitivity": sensitivity - noise,
+        "psr": float(len({each.label for each in top}) == 1) if top else none,
         "accuracy": float(np.mean(correct)),
         "worst": min(correct),
         "best": max(correct),

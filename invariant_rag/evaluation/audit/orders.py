@@ -18,7 +18,15 @@ Order = tuple[int, ...]
 ALL_UP_TO = 4
 """Up to this many segments are listed in all orders; more, in a sample of orders."""
 
+TOP = 5
+"""So many of the segments that are listed first are permuted for the agreement over all orders (120 for five)."""
+
 _SALTS = 1000
+
+
+def all_orders(count: int) -> list[Order]:
+    """Return every order of `count` segments, the given one first."""
+    return list(itertools.permutations(range(count)))
 
 
 def input_orders(count: int, sample: int, seed: str) -> list[Order]:
@@ -30,7 +38,7 @@ def input_orders(count: int, sample: int, seed: str) -> list[Order]:
     [(0, 1), (1, 0)]
     """
     if count <= ALL_UP_TO:
-        return list(itertools.permutations(range(count)))
+        return all_orders(count)
     source = random.Random(seed)
     orders = {tuple(range(count)): None}
     while len(orders) < min(sample, math.factorial(count)):
@@ -73,7 +81,7 @@ def salted_order(segments: Sequence[Segment], salt: str) -> Order:
 
 def salted_hash(segment: Segment, salt: str) -> str:
     """Return SHA-256 of salt and content, in hexadecimal."""
-    return hashlib.sha256(f"{salt}\0{segment.content_hash}".encode()).hexdigest()
+    return hashlib.sha256(f"{salt}\0{segment.content_hash}".encode(errors="surrogatepass")).hexdigest()
 
 
 def find_salt(segments: Sequence[Segment], gold: Sequence[int], start: int, seed: str) -> str:

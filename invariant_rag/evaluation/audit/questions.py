@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import inspect
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.errors import InvalidQuestion, UnsupportedCombination
+from invariant_rag.errors import InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.evaluation.metrics import best_subspan_em
+from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.segments import Segment, plain_rendering
 
 FIELDS = ("id", "question", "segments", "answers", "answer", "gold", "pairwise")
@@ -82,6 +82,8 @@ def read_questions(
     """
     if isinstance(source, str | Path):
         entries = _read_file(Path(source))
+    elif not isinstance(source, Iterable) or isinstance(source, bytes | Mapping):
+        raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
     else:
         entries = [(f"question {index}", each) for index, each in enumerate(source)]
     if not entries:
@@ -97,7 +99,8 @@ def as_segment(value: Any) -> Segment:
     if isinstance(value, Mapping):
         unknown = set(value) - {"text", "title", "score", "metadata", "gold"}
         if unknown or not isinstance(value.get("text"), str):
-            raise InvalidQuestion(f"expected a segment with text, title, score and metadata, got {sorted(value)}")
+            keys = sorted(map(str, value))
+            raise InvalidQuestion(f"expected a segment with text, title, score and metadata, got {keys}")
         return Segment(value["text"], value.get("title"), value.get("metadata") or {}, value.get("score"))
     if hasattr(value, "page_content"):  # a document of LangChain
         metadata = dict(value.metadata)
@@ -139,7 +142,7 @@ def _read_file(path: Path) -> list[tuple[str, Any]]:
     if path.suffix not in parsers:
         raise InvalidQuestion(f"{path}: expected a .jsonl or .csv file")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
     return parsers[path.suffix](text, path)
@@ -150,14 +153,23 @@ def _parse_jsonl(text: str, path: Path) -> list[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                entries.append((f"{path}, line {number}", json.loads(line)))
-            except json.JSONDecodeError as error:
+                entries.append((f"{path}, line {number}", parse_json(line)))
+            except ValueError as error:
                 raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}") from error
     return entries
 
 
 def _parse_csv(text: str, path: Path) -> list[tuple[str, Any]]:
-    rows = csv.DictReader(io.StringIO(text, newline=""))
+    limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a segment may be long
+    try:
+        return _parse_rows(csv.DictReader(io.StringIO(text, newline="")), path)
+    except csv.Error as error:
+        raise InvalidQuestion(f"{path}: expected CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _parse_rows(rows: csv.DictReader[str], path: Path) -> list[tuple[str, Any]]:
     columns = list(rows.fieldnames or ())
     if "question" not in columns or set(columns) - set(COLUMNS):
         raise InvalidQuestion(f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {columns}")
@@ -206,7 +218,7 @@ def _parse_question(entry: Any, where: str) -> Question:
     if isinstance(entry, Question):
         return entry
     if not isinstance(entry, Mapping) or set(entry) - set(FIELDS) or not isinstance(entry.get("question"), str):
-        got = sorted(entry) if isinstance(entry, Mapping) else type(entry).__name__
+        got = sorted(map(str, entry)) if isinstance(entry, Mapping) else type(entry).__name__
         raise InvalidQuestion(f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, got {got}")
     given = entry.get("segments") or ()
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
@@ -215,12 +227,19 @@ def _parse_question(entry: Any, where: str) -> Question:
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
     return Question(
         entry["question"],
-        tuple(as_segment(each) for each in listed),
+        tuple(_as_segment(each, where) for each in listed),
         tuple(map(str, _as_list(entry.get("answers", entry.get("answer")), "answers", where, str | int | float))),
         tuple(sorted({*_as_list(entry.get("gold"), "gold", where, int), *marked})),
         bool(entry.get("pairwise")),
         str(entry.get("id", "")),
     )
+
+
+def _as_segment(value: Any, where: str) -> Segment:
+    try:
+        return as_segment(value)
+    except (InvalidQuestion, InvalidSegment) as error:
+        raise InvalidQuestion(f"{where}: {error}") from error
 
 
 def _as_list(value: Any, name: str, where: str, kind: Any) -> Sequence[Any]:

@@ -290,8 +290,17 @@ def _applicable(scored: bool, lm: InvariantModel | None) -> list[str]:
         return listings
     is_plain = lm.method.name == "sequential" and not lm.ordering.invariant
     same = lm.method.name if lm.ordering.name == "lexical" else ""
-    methods = [name for name in ("rotor", "pine") if name != same]
+    methods = [name for name in ("rotor", "pine") if name != same and _runs(lm, name)]
     return [*listings, *methods] if is_plain else ["plain", *listings, *methods]
+
+
+def _runs(lm: InvariantModel, method: str) -> bool:
+    """Return whether a model can run a method. On vLLM, not every one can be decoded."""
+    try:
+        _unrouted(lm).with_method(method)
+    except UnsupportedCombination:
+        return False
+    return True
 
 
 def order_by_score(segments: Sequence[Segment]) -> Order:

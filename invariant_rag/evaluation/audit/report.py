@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +11,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from invariant_rag.evaluation.audit.measures import ABOUT
+from invariant_rag.files import make_folder, write_file
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.auditing import Audit
@@ -23,6 +25,9 @@ _CAPTIONS = {
     "cost": "Seconds per answer against accuracy in the worst order. Filled: the worst input order; hollow: the worst "
     "salted canonical order, where that was measured.",
 }
+
+# Markdown inside a line, and the bare addresses that GitHub links; each character may stand behind a backslash.
+_MARKUP = re.compile(r"[\\`*_\[\]()#!|~:@]|(?<=www)\.", re.IGNORECASE)
 
 _NOTES = (
     (
@@ -65,13 +70,13 @@ def write_report(audit: Audit, folder: str | Path) -> None:
 
     target = Path(folder)
     images = draw(audit)
-    (target / "plots").mkdir(parents=True, exist_ok=True)
+    plots = make_folder(target / "plots")
     for name, image in images.items():
-        (target / "plots" / f"{name}.png").write_bytes(image)
+        write_file(plots / f"{name}.png", image)
     shown = [name for name in _CAPTIONS if name in images]
     pages = {"html": _html(audit, {name: images[name] for name in shown}), "md": _markdown(audit, shown)}
     for kind, page in pages.items():  # an answer may contain half of a surrogate pair
-        (target / f"report.{kind}").write_text(page, encoding="utf-8", errors="replace")
+        write_file(target / f"report.{kind}", page.encode("utf-8", errors="replace"))
 
 
 def table(audit: Audit) -> tuple[list[str], list[list[str]]]:
@@ -115,7 +120,7 @@ def _cell(measured: RemedyMeasures, name: str) -> str:
 def _versus(audit: Audit) -> list[list[str]]:
     """Return the rows of paired differences from the system as it is, of the measures that `advise` uses."""
     rows = []
-    for name in ("flip_rate", "sensitivity", "expected_accuracy", "worst", "salted_worst", "salted_spread"):
+    for name in ("flip_rate", "sensitivity", "psr", "expected_accuracy", "worst", "salted_worst", "salted_spread"):
         estimates = [each.versus.get(name) for each in audit.measured[1:]]
         if any(estimates):
             cells = (f"{e.value:+.3f} [{e.low:+.3f}, {e.high:+.3f}]" if e else "" for e in estimates)
@@ -127,10 +132,10 @@ def _markdown(audit: Audit, images: Sequence[str]) -> str:
     names, rows = table(audit)
     parts = [
         "# Does the order of the documents matter?",
-        f"System: `{_one_line(audit.system)}`",
+        f"System: {_one_line(audit.system)}",
         summary(audit),
         f"**{audit.advice.headline}**",
-        "\n".join(f"- {each}" for each in audit.advice.reasons),
+        "\n".join(f"- {_one_line(each)}" for each in audit.advice.reasons),
         "## Measures",
         "Each with its 95% interval.",
         _markdown_table(["", *names], rows),
@@ -155,8 +160,8 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def _one_line(text: str) -> str:
-    """Escape text for a table cell: it cannot end the row or become markup, whatever a document contains."""
-    return escape(" ".join(text.split()), quote=False).replace("|", "\\|").replace("`", "'")
+    """Escape text for a line or a table cell: it cannot end the row or become markup, whatever a document contains."""
+    return escape(_MARKUP.sub(r"\\\g<0>", " ".join(text.split())), quote=False)
 
 
 def _answers(answers: Sequence[tuple[str, int]]) -> str:

@@ -25,7 +25,7 @@ _MARKED_TEXT_MODELS = (
     ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
     ("langchain_invariant_rag.wrapped", "CanonicalRunnable"),
     ("langchain_invariant_rag.wrapped", "VotingRunnable"),
-    ("llama_index.llms.invariant_rag.api_models", "CanonicalLLM"),
+    ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
 )
 """Module and class of what `canonical` and `vote` return: models that order the segments marked in their text."""
 

@@ -7,6 +7,7 @@ from invariant_rag.evaluation.benchmarks import (
     commonsense_qa,
     key_value,
     llmbar,
+    longbench,
     lost_in_the_middle,
     mintaka,
     mmlu,
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         xquad,
         r_gsm,
         timeline,
+        longbench,
     )
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_type_hints
 
+from invariant_rag.checks import shown
 from invariant_rag.errors import InvalidChoice, UnknownName
 from invariant_rag.segments import Prompt
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from invariant_rag.evaluation.benchmarks.sources import DataSource
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.prompts import Message
+
+MAX_DIGITS = 18
+"""Of a whole number in the settings: what fits into 64 bits."""
 
 Record: TypeAlias = dict[str, Any]
 """The result of one case as plain data: a line of `records.jsonl`."""
@@ -36,6 +40,7 @@ class Case:
         chat: Whether the prompt goes through the model's chat template.
         candidates: Continuations of which the likeliest is the output. Empty: the output is generated.
         group: Subset of the benchmark that the question belongs to.
+        max_new_tokens: Longest output, in tokens, where it is shorter than that of the run.
     """
 
     question: str
@@ -49,6 +54,7 @@ class Case:
     chat: bool = True
     candidates: tuple[str, ...] = ()
     group: str = ""
+    max_new_tokens: int | None = None
 
     @property
     def id(self) -> str:
@@ -171,9 +177,10 @@ class Benchmark:
 def _convert(name: str, value: Any, wanted: type) -> Any:
     if isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool):
         return value
-    text = str(value).strip()
+    text = value.strip() if isinstance(value, str) else shown(value)
     if wanted is bool and text.lower() in {"true", "yes", "on", "1", "false", "no", "off", "0"}:
         return text.lower() in {"true", "yes", "on", "1"}
-    if wanted is int and text.removeprefix("-").isdecimal():
+    if wanted is int and text.removeprefix("-").isdecimal() and len(text) <= MAX_DIGITS:
         return int(text)
-    raise InvalidChoice(f"{name}: expected {'yes or no' if wanted is bool else 'a whole number'}, got {value!r}")
+    expected = "yes or no" if wanted is bool else "a whole number"
+    raise InvalidChoice(f"{name}: expected {expected}, got {shown(value)}")

@@ -13,14 +13,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import InvalidChoice, UnsupportedCombination
+from invariant_rag.checks import check_number, check_real, check_text
+from invariant_rag.errors import UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.benchmarks.base import Benchmark
+from invariant_rag.evaluation.benchmarks.setups import ENSEMBLES, build_ensemble, resolve_intervention
 from invariant_rag.evaluation.benchmarks.sources import DataSource
 from invariant_rag.methods import resolve_method
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.overflow import Overflow
+    from invariant_rag.interventions import HiddenScaling
 
 EMBEDDED_NAME = "embedded"
 """Name of the embedded model in the config of a run."""
@@ -37,6 +40,8 @@ class BenchmarkConfig:
         method: The method.
         ordering: The ordering; None for the method's default.
         alpha: Margin of selective routing between the plain model and the method; None for no routing.
+        intervention: Name of an intervention, or a file of `invariant-rag search-dimension`; None for none.
+        ensemble: Name of an ensemble over the model; None for none.
         backend: The attention backend.
         dtype: As in transformers.
         device_map: As in transformers: `auto` spreads a model over all devices.
@@ -50,8 +55,9 @@ class BenchmarkConfig:
         max_new_tokens: Longest output; None for the benchmark's default.
 
     Raises:
-        InvalidChoice: A number is too small.
-        UnsupportedCombination: Tensor parallelism without `torchrun`.
+        InvalidChoice: A number is none, or too small.
+        UnknownName: There is no such intervention or ensemble.
+        UnsupportedCombination: Tensor parallelism without `torchrun`, or an ensemble of a routed model.
     """
 
     benchmark: str
@@ -60,6 +66,8 @@ class BenchmarkConfig:
     method: str = "rotor"
     ordering: str | None = None
     alpha: float | None = None
+    intervention: str | None = None
+    ensemble: str | None = None
     backend: str = "auto"
     dtype: str = "auto"
     device_map: str | None = "auto"
@@ -72,10 +80,23 @@ class BenchmarkConfig:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, smallest in (("limit", 1), ("batch_size", 1), ("max_new_tokens", 1)):
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise InvalidChoice(f"{name}: expected at least {smallest}, got {value}")
+        for name, smallest in (("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
+            if getattr(self, name) is not None or name in {"batch_size", "seed"}:
+                check_number(name, getattr(self, name), smallest)
+        if self.alpha is not None:
+            check_real("alpha", self.alpha)
+        for name in ("intervention", "ensemble"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name))
+        if self.intervention is not None:
+            resolve_intervention(self.intervention)
+        if self.ensemble is not None and self.ensemble not in ENSEMBLES:
+            raise UnknownName("ensemble", self.ensemble, ENSEMBLES)
+        if self.ensemble is not None and self.alpha is not None:
+            raise UnsupportedCombination(
+                f"expected routing or an ensemble, got alpha={self.alpha} with {self.ensemble!r}",
+                hint="Leave one of them out.",
+            )
         if self.tensor_parallel and "RANK" not in os.environ:
             raise UnsupportedCombination(
                 "expected several processes for tensor parallelism, got one that torchrun did not start",
@@ -88,7 +109,7 @@ class BenchmarkConfig:
         return not self.tensor_parallel or os.environ["RANK"] == "0"
 
     def load_model(self) -> InvariantModel:
-        """Load the model with method and ordering, without routing."""
+        """Load the model with method, ordering and intervention; `answering` adds routing or an ensemble."""
         from invariant_rag.generation.model import InvariantModel
 
         placement: dict[str, Any] = {"device_map": self.device_map}
@@ -103,16 +124,31 @@ class BenchmarkConfig:
             backend=self.backend,
             dtype=self.dtype,
             overflow=self.overflow,
+            intervention=self._intervention,
             **placement,
         )
 
     def configure(self, lm: InvariantModel) -> InvariantModel:
-        """Return a loaded model with method, ordering and overflow, without routing."""
-        return lm.with_method(self.method, ordering=self.ordering, overflow=self.overflow)
+        """Return a loaded model with method, ordering, overflow and intervention; see `answering`."""
+        return lm.with_method(
+            self.method, ordering=self.ordering, overflow=self.overflow, intervention=self._intervention
+        )
 
-    def with_routing(self, lm: InvariantModel) -> InvariantModel:
-        """Return a model with the routing of this config."""
+    def answering(self, lm: InvariantModel) -> Any:
+        """Return what generates and scores: the model, routed, or an ensemble over it."""
+        if self.ensemble is not None:
+            return build_ensemble(self.ensemble, lm)
         return lm if self.alpha is None else lm.with_routing(self.alpha)
+
+    @property
+    def intervention_parameters(self) -> str | dict[str, Any] | None:
+        """The intervention's name, or its parameters if they are those of a file: what decides the records."""
+        chosen = self._intervention
+        return chosen if chosen is None or isinstance(chosen, str) else chosen.as_dict()
+
+    @property
+    def _intervention(self) -> str | HiddenScaling | None:
+        return None if self.intervention is None else resolve_intervention(self.intervention)
 
     def load_tokenizer(self) -> Any:
         """Load the tokenizer without the model."""
@@ -144,6 +180,8 @@ def resolve_config(
         "method": config.method,
         "ordering": ordering,
         "alpha": config.alpha,
+        "intervention": config.intervention_parameters,
+        "ensemble": config.ensemble,
         "backend": config.backend,
         "dtype": config.dtype,
         "overflow": config.overflow,

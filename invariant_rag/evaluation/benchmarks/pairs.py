@@ -58,11 +58,13 @@ def pair_cases(name: str, question: str, good: str, bad: str, group: str, *, exp
 
 
 def score_verdict(case: Case, output: str) -> Scored:
-    """Score 1 for the better response, 0 for the other, 0.5 without a verdict or with two (as in RewardBench).
+    """Score 1 for the better response, 0 for the other, 0.5 without a verdict (as in RewardBench).
 
-    The answer is `better`, `worse` or `none`, so that a consistent judge gives the same answer in both orders.
+    The verdict is in the last line that has one: an explanation may quote the format, or weigh [[A]] against [[B]]. A
+    line with both is no verdict. The answer is `better`, `worse` or `none`, so that a consistent judge gives the same
+    answer in both orders.
     """
-    verdicts = set(_VERDICT.findall(output))
+    verdicts = next(filter(None, (set(_VERDICT.findall(line)) for line in reversed(output.split("\n")))), set())
     if len(verdicts) != 1:
         return Scored("none", {"accuracy": 0.5})
     right = verdicts == set(case.gold)

@@ -10,17 +10,22 @@ import numpy as np
 
 from invariant_rag.errors import InvalidRun
 from invariant_rag.evaluation.benchmarks.base import Benchmark, Record
-from invariant_rag.evaluation.benchmarks.published_tables import Comparison, comparisons, question_means
-from invariant_rag.evaluation.statistics import Estimate, PairedBootstrap, mean_interval, percentile_interval
+from invariant_rag.evaluation.benchmarks.comparisons import Comparison, comparisons, oracle_score, question_means
+from invariant_rag.evaluation.metrics import agreement
+from invariant_rag.evaluation.statistics import mean_interval, paired_t_test, variations
 
 
 def summarise(benchmark: Benchmark, records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Return the figures of a run as plain data.
 
     Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus
-    worst) and `deviation` (standard deviation over variants). `flips` is the share of questions whose answers differ
-    between variants. The `figures` of a routed run say how often the invariant answer was kept. Intervals are over
-    questions, which are resampled together with all of their variants.
+    worst) and `deviation` (standard deviation over variants), both over the questions that were asked in every variant,
+    with the `chance` that noise alone stays below 19 times out of 20; None if there are no such questions. `flips` is
+    the share of questions whose answers differ between variants, `agreement` that of the others (see
+    `metrics.agreement`). `first_order` is the paired t-test of the first variant against the mean of the others, over
+    questions (RoToR's appendix I pairs whole tasks); None for fewer than two pairs. The `figures` of a routed run say
+    how often the invariant answer was kept, and what the better branch scores. Intervals are over questions,
+    of which the variants are no independent observations.
 
     Raises:
         InvalidRun: There are no records.
@@ -39,21 +44,44 @@ def summarise(benchmark: Benchmark, records: Iterable[Record], seed: int = 0) ->
         "questions": len({record["question"] for record in listed}),
         "records": len(listed),
         "scores": {
-            name: _question_estimates(listed, name, seed)["mean"].as_dict() for name in sorted(listed[0]["scores"])
+            name: mean_interval(question_means(listed, name), seed).as_dict() for name in sorted(listed[0]["scores"])
         },
-        **{name: each.as_dict() for name, each in _question_estimates(listed, benchmark.metric, seed).items()},
+        **_estimates(listed, benchmark.metric, seed),
+        "first_order": _first_order_test(by_variant, benchmark.metric),
         "variants": {name: _scores(each, seed) for name, each in by_variant.items()},
         "groups": {name: _scores(each, seed) for name, each in sorted(by_group.items()) if name},
         "figures": {
-            name: round(value, 6) for name, value in {**benchmark.figures(listed), **_routing_figures(listed)}.items()
+            name: round(value, 6)
+            for name, value in {**benchmark.figures(listed), **_routing_figures(listed, benchmark.metric)}.items()
         },
         "shortened": sum(bool(record["dropped"] or record["trimmed"]) for record in listed),
     }
 
 
-def _routing_figures(records: Sequence[Record]) -> dict[str, float]:
-    branches = [record["branch"] for record in records if "branch" in record]
-    return {"invariant answers kept": branches.count("invariant") / len(branches)} if branches else {}
+def _routing_figures(records: Sequence[Record], metric: str) -> dict[str, float]:
+    """Return how often the invariant answer was kept, and the score of a router that always knows the better branch."""
+    routed = [record for record in records if "rejected" in record]
+    if not routed:
+        return {}
+    branches = [record["branch"] for record in routed]
+    return {
+        "invariant answers kept": branches.count("invariant") / len(branches),
+        "oracle of the two branches": float(np.mean(question_means(routed, metric, oracle_score))),
+    }
+
+
+def _first_order_test(by_variant: Mapping[str, Sequence[Record]], metric: str) -> dict[str, float | None] | None:
+    """Return the paired t-test of the first variant against the mean of the others, over the questions with both."""
+    first, *rest = by_variant
+    scores = {record["question"]: record["scores"][metric] for record in by_variant[first]}
+    others: dict[str, list[float]] = defaultdict(list)
+    for name in rest:
+        for record in by_variant[name]:
+            others[record["question"]].append(record["scores"][metric])
+    both = [name for name in scores if name in others]
+    if len(both) < 2:
+        return None
+    return paired_t_test([scores[name] for name in both], [float(np.mean(others[name])) for name in both]).as_dict()
 
 
 def _scores(records: Sequence[Record], seed: int) -> dict[str, Any]:
@@ -61,46 +89,62 @@ def _scores(records: Sequence[Record], seed: int) -> dict[str, Any]:
     return {"records": len(records), **{name: mean_interval(each, seed).as_dict() for name, each in columns.items()}}
 
 
-def _question_estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, Estimate]:
-    """Return estimates over questions, which are resampled together with all of their variants."""
+def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, dict[str, float] | None]:
+    """Return the figures of a score over questions and their variants."""
     questions = {name: row for row, name in enumerate(dict.fromkeys(record["question"] for record in records))}
     variants = {name: column for column, name in enumerate(dict.fromkeys(record["variant"] for record in records))}
     scores = np.full((len(questions), len(variants)), np.nan)  # NaN: the question has no such variant
-    answers: dict[str, set[str]] = defaultdict(set)
+    answers: dict[str, list[str]] = defaultdict(list)
     for record in records:
         scores[questions[record["question"]], variants[record["variant"]]] = record["scores"][metric]
-        answers[record["question"]].add(record["answer"])
+        answers[record["question"]].append(record["answer"])
     per_question = {
         "mean": np.nanmean(scores, axis=1),
         "worst": np.nanmin(scores, axis=1),
         "best": np.nanmax(scores, axis=1),
-        "flips": np.array([float(len(answers[name]) > 1) for name in questions]),
+        "agreement": (agreed := np.array([agreement(answers[name]) for name in questions])),
+        "flips": 1 - agreed,
     }
-    estimates = {name: mean_interval(values.tolist(), seed) for name, values in per_question.items()}
-    bootstrap = PairedBootstrap(len(questions), seed=seed)
-    estimates["spread"] = percentile_interval(bootstrap.spread(scores))
-    estimates["deviation"] = percentile_interval(bootstrap.deviation(scores))
-    return estimates
+    found = variations(scores, seed)
+    return {
+        **{name: mean_interval(values.tolist(), seed).as_dict() for name, values in per_question.items()},
+        **{
+            name: {**found[name].estimate.as_dict(), "chance": round(found[name].chance, 6)} if name in found else None
+            for name in ("spread", "deviation")
+        },
+    }
 
 
-def markdown(config: Mapping[str, Any], summary: Mapping[str, Any], records: Iterable[Record]) -> str:
-    """Return a run as Markdown: its figures, its variants, and every published number for the same settings."""
+def markdown(
+    config: Mapping[str, Any], summary: Mapping[str, Any], records: Iterable[Record], seconds: float | None = None
+) -> str:
+    """Return a run as Markdown: its figures, its variants, and every published number for the same settings.
+
+    Args:
+        config: The run's config, as of `resolve_config`.
+        summary: Its figures, as of `summarise`.
+        records: Its records.
+        seconds: Mean time per record; None if it is not known.
+    """
     metric = summary["metric"]
     described = (
         f"{summary['questions']} questions, {summary['records']} records; {metric} in per cent, 95% intervals. "
         f"Settings: {', '.join(f'{name}={value}' for name, value in config['settings'].items())}. "
         f"Data: {', '.join(config['data']) or 'made from the seed'}."
     )
-    routed = "" if config["alpha"] is None else f", routed with a margin of {config['alpha']}"
+    setup = "" if config["alpha"] is None else f", routed with a margin of {config['alpha']}"
+    setup += "".join(f", {config[name]}" for name in ("intervention", "ensemble") if config.get(name))
     lines = [
-        f"## {config['benchmark']}: {config['model']}, {config['method']}, ordering {config['ordering']}{routed}",
+        f"## {config['benchmark']}: {config['model']}, {config['method']}, ordering {config['ordering']}{setup}",
         "",
         described,
     ]
     if summary["shortened"]:
         lines.append(f"{summary['shortened']} prompts did not fit and were shortened ({config['overflow']}).")
-    common = ["mean", "worst", "best", "spread", "deviation", "flips"]
-    lines += ["", *_table(["figure", metric], [[name, percent(summary[name])] for name in common])]
+    common = ["mean", "worst", "best", "spread", "deviation", "flips", "agreement"]
+    lines += ["", *_table(["figure", metric], [[name, _figure(summary[name])] for name in common])]
+    if test := summary["first_order"]:
+        lines += ["", _describe_test(next(iter(summary["variants"])), test)]
     metrics = [name for name in next(iter(summary["variants"].values())) if name != "records"]
     for title in ("variants", "groups"):
         rows = [
@@ -112,10 +156,35 @@ def markdown(config: Mapping[str, Any], summary: Mapping[str, Any], records: Ite
     if summary["figures"]:
         rows = [[name, f"{100 * value:.1f}"] for name, value in summary["figures"].items()]
         lines += ["", *_table(["figure", "per cent"], rows)]
-    found = comparisons(config, list(records))
+    if seconds is not None:
+        lines += ["", f"{seconds:.3g} s per record on this machine."]
+    found = comparisons(config, list(records), seconds)
     if found:
         lines += ["", "Published numbers are over the papers' own data.", "", *comparison_table(found)]
     return "\n".join(lines) + "\n"
+
+
+def _figure(estimate: Mapping[str, float] | None) -> str:
+    """Return an estimate in per cent; of a variation, also whether chance would make as much."""
+    if estimate is None:
+        return "unknown: no question was asked in all of at least two variants"
+    if "chance" not in estimate:
+        return percent(estimate)
+    chance = f"chance alone: up to {100 * estimate['chance']:.1f}"
+    return (
+        f"{percent(estimate)}, {'more' if estimate['value'] > estimate['chance'] else 'no more'} than chance ({chance})"
+    )
+
+
+def _describe_test(first: str, test: Mapping[str, float | None]) -> str:
+    """Return a paired t-test as a sentence."""
+    difference, freedom = 100 * (test["difference"] or 0.0), test["degrees_of_freedom"]
+    if test["t"] is None:
+        return f"Variant {first} minus the mean of the others: {difference:+.1f} points for every question."
+    return (
+        f"Variant {first} minus the mean of the others: {difference:+.1f} points, t({freedom}) = {test['t']:.2f}, "
+        f"p = {test['p']:.3f} (paired two-tailed t-test over questions)."
+    )
 
 
 def comparison_table(found: Sequence[Comparison]) -> list[str]:
@@ -125,13 +194,39 @@ def comparison_table(found: Sequence[Comparison]) -> list[str]:
             each.source,
             each.row,
             each.column,
-            "" if each.published is None else f"{each.published:.1f}",
+            each.published_shown,
             each.ours_shown,
             each.difference_shown,
         ]
         for each in found
     ]
     return _table(["source", "row", "column", "published", "ours", "difference"], rows)
+
+
+def paper_table(found: Sequence[Comparison]) -> list[str]:
+    """Return comparisons in the rows and columns of the paper: our numbers, the published ones in brackets."""
+    rows: dict[str, dict[str, Comparison]] = {}
+    for each in found:
+        rows.setdefault(each.row, {})[each.column] = each
+    columns = list(dict.fromkeys(each.column for each in found))
+    return _table(
+        ["", *columns],
+        [
+            [name, *(cells[column].cell_shown if column in cells else "" for column in columns)]
+            for name, cells in rows.items()
+        ],
+    )
+
+
+def overview(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """Return a row for each run, of which config and summary are given, as a Markdown table in per cent."""
+    names = ["mean", "worst", "spread", "flips"]
+    rows = [
+        [config["benchmark"], config["method"], config["ordering"], str(summary["questions"]), summary["metric"]]
+        + [_figure(summary[name]) for name in names]
+        for config, summary in runs
+    ]
+    return _table(["benchmark", "method", "ordering", "questions", "score", *names], rows)
 
 
 def percent(estimate: Mapping[str, float]) -> str:

@@ -1,21 +1,24 @@
 """Run a benchmark: ask every case once, and write the records of a batch before the next batch is asked.
 
 A run is a folder: `config.json` (everything that decides the records, and versions), `records.jsonl` (append-only, one
-line per case) and `summary.json`. Its name ends with a key of the config, so that another config is another run.
+line per case), `summary.json` and `timing.json`. Its name ends with a key of the config, so that another config is
+another run.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import InvalidChoice, RunExists, UnsupportedCombination
+from invariant_rag.checks import check_real
+from invariant_rag.errors import InvalidChoice, InvalidRun, RunExists, UnsupportedCombination
 from invariant_rag.evaluation.benchmarks import resolve_benchmark
-from invariant_rag.evaluation.benchmarks.base import Benchmark, Case, Record, Selection
+from invariant_rag.evaluation.benchmarks.answering import Answerer
+from invariant_rag.evaluation.benchmarks.base import Record, Selection
+from invariant_rag.evaluation.benchmarks.case_loading import load_cases
 from invariant_rag.evaluation.benchmarks.config import (
     BenchmarkConfig,
     package_versions,
@@ -26,13 +29,11 @@ from invariant_rag.evaluation.benchmarks.record_file import RecordFile
 from invariant_rag.evaluation.benchmarks.report import markdown, summarise
 from invariant_rag.evaluation.benchmarks.sources import DataSource
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
 from invariant_rag.methods import resolve_method
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-
-_ROUTING_FIELDS = ("branch", "plain_confidence", "invariant_confidence")
-"""Attributes of a routed generation that go into its record."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,18 @@ class BenchmarkRun:
         config: Everything that decides the records, as of `resolve_config`.
         records: One per case, in the order of the cases.
         summary: Its figures.
+        seconds: Mean time per record, over every session of the run in one process; None if no session was.
     """
 
     folder: Path
     config: Mapping[str, Any]
     records: Sequence[Record]
     summary: Mapping[str, Any]
+    seconds: float | None = None
 
     def markdown(self) -> str:
         """Return the run as Markdown, with published numbers if there are any."""
-        return markdown(self.config, self.summary, self.records)
+        return markdown(self.config, self.summary, self.records, self.seconds)
 
 
 def run_benchmark(
@@ -77,6 +80,9 @@ def run_benchmark(
 
     Raises:
         RunExists: There is a run of this config, and `resume` is false.
+        InvalidDataset: A record is not in the format of the benchmark's README.
+        InvalidRun: A file of the run is not one that a run writes.
+        UnusableFile: The folder cannot be written, or another process continues the run.
         DatasetUnavailable: The benchmark's data cannot be found or downloaded.
         ContextOverflow: A prompt is too long, and `overflow` is `error`.
         ExtraRequired: Actors were requested, and Ray is not installed.
@@ -87,12 +93,15 @@ def run_benchmark(
     resolve_method(config.method)
     if actors and config.tensor_parallel:
         raise UnsupportedCombination("actors hold a model each, and tensor parallelism splits one over all processes")
-    lm = _load(config, model, actors, progress)
+    if config.is_main_process:
+        make_folder(out)
     source = DataSource(config.data)
-    tokenizer = config.load_tokenizer() if lm is None else lm.tokenizer
-    cases = benchmark.load(source, settings, Selection(config.limit, config.seed, tokenizer))
+    # Before the model, which may take minutes to load: a missing file is found at once.
+    tokenizer = config.load_tokenizer() if model is None else model.tokenizer
+    cases = load_cases(benchmark, source, settings, Selection(config.limit, config.seed, tokenizer))
     if not cases:
         raise InvalidChoice(f"{config.benchmark}: these settings leave no case to ask")
+    lm = _load(config, model, actors, progress)
     resolved = resolve_config(config, benchmark, settings, source, lm)
     folder = out / run_folder_name(resolved)
     if config.is_main_process:
@@ -105,27 +114,54 @@ def run_benchmark(
             for start in range(0, len(cases), config.batch_size)
         ]
         batches = [batch for batch in batches if batch]
-        max_new_tokens = resolved["max_new_tokens"]
-        results: Iterator[list[Record]]
+        results: Iterable[list[Record]]
         if lm is not None:
-            routed = config.with_routing(lm)
-            results = (answer_cases(routed, benchmark, batch, max_new_tokens) for batch in batches)
+            results = map(Answerer(config, lm), batches)
         else:
             from invariant_rag.evaluation.ray_map import ray_map
 
-            results = ray_map(lambda: ActorModel(config, max_new_tokens), batches, actors)
+            results = ray_map(lambda: Answerer(config, config.load_model()), batches, actors)
         label = f"{config.benchmark}, {resolved['method']} {resolved['ordering']}"
+        start = perf_counter()
         with progress(label, len(cases), len(known)) as advance:
             for batch_records in results:
                 file.append(batch_records)
                 for _ in batch_records:
                     advance()
+        elapsed = perf_counter() - start
         records = [file.records[case.id] for case in cases]
     summary = summarise(benchmark, records, config.seed)
     if config.is_main_process:
         document = {**summary, "limit": config.limit, "config": resolved, "versions": package_versions()}
         _write_json(folder / "summary.json", document)
-    return BenchmarkRun(folder, resolved, records, summary)
+    answered = 0 if lm is None else sum(map(len, batches))
+    seconds = _add_timing(folder / "timing.json", answered, elapsed, writes=config.is_main_process)
+    return BenchmarkRun(folder, resolved, records, summary, seconds)
+
+
+def run_several(
+    configs: Sequence[BenchmarkConfig], out: Path, *, resume: bool = False, progress: Progress = no_progress
+) -> list[BenchmarkRun]:
+    """Run benchmarks one after the other with a model that is loaded once: that of the first config.
+
+    Args:
+        configs: What to run; they differ in anything but the model, its dtype and its devices.
+        out: Folder of the runs.
+        resume: Continue runs of the same config.
+        progress: Shows a progress bar for each run.
+
+    Raises:
+        InvariantRAGError: As `run_benchmark`; wrong settings, methods and data before the model is loaded.
+    """
+    tokenizer = configs[0].load_tokenizer()
+    for config in configs:
+        benchmark = resolve_benchmark(config.benchmark)
+        resolve_method(config.method)
+        selection = Selection(config.limit, config.seed, tokenizer)
+        load_cases(benchmark, DataSource(config.data), benchmark.parse_settings(config.settings), selection)
+    with progress("Loading"):
+        model = configs[0].load_model()
+    return [run_benchmark(config, out, resume=resume, model=model, progress=progress) for config in configs]
 
 
 def _load(
@@ -143,69 +179,32 @@ def _load(
 def _create_folder(folder: Path, resolved: Mapping[str, Any], resume: bool) -> None:
     if folder.exists() and not resume:
         raise RunExists(f"{str(folder)!r} exists")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if not (folder / "config.json").exists():
         _write_json(folder / "config.json", {**resolved, "versions": package_versions()})
 
 
-class ActorModel:
-    """A model that answers batches of cases within a Ray actor.
+def _add_timing(path: Path, records: int, seconds: float, *, writes: bool) -> float | None:
+    """Add a session to the timing of a run, and return its mean time per record; None if nothing was timed.
 
-    Args:
-        config: The config of the run.
-        max_new_tokens: Longest output.
+    It is no part of the records or of the summary, which are the same however often a run was interrupted.
     """
-
-    def __init__(self, config: BenchmarkConfig, max_new_tokens: int) -> None:
-        self._benchmark = resolve_benchmark(config.benchmark)
-        self._lm = config.with_routing(config.load_model())
-        self._max_new_tokens = max_new_tokens
-
-    def __call__(self, batch: Sequence[Case]) -> list[Record]:
-        """Return the records of a batch."""
-        return answer_cases(self._lm, self._benchmark, batch, self._max_new_tokens)
+    timing = _read_timing(path) if path.exists() else {"records": 0, "seconds": 0.0}
+    if records:
+        timing = {"records": timing["records"] + records, "seconds": timing["seconds"] + seconds}
+        if writes:
+            _write_json(path, timing)
+    return timing["seconds"] / timing["records"] if timing["records"] else None
 
 
-def answer_cases(lm: InvariantModel, benchmark: Benchmark, batch: Sequence[Case], max_new_tokens: int) -> list[Record]:
-    """Generate or choose the outputs of a batch of cases, and return their records."""
-    if all(case.candidates for case in batch):
-        return [_choose_candidate(lm, benchmark, case) for case in batch]
-    generations = lm.generate([case.prompt(lm) for case in batch], max_new_tokens=max_new_tokens)
-    return [
-        _record(benchmark, case, each.text, each, dropped=len(each.dropped), trimmed=len(each.trimmed))
-        for case, each in zip(batch, generations, strict=True)
-    ]
-
-
-def _choose_candidate(lm: InvariantModel, benchmark: Benchmark, case: Case) -> Record:
-    prompt = case.prompt(lm)
-    logprobs = lm.score(prompt, case.candidates)
-    prepared = lm.prepare(prompt, new_tokens=1)
-    likeliest = case.candidates[logprobs.index(max(logprobs))]
-    record = _record(benchmark, case, likeliest, logprobs, dropped=len(prepared.dropped), trimmed=len(prepared.trimmed))
-    return {**record, "logprobs": list(logprobs)}
-
-
-def _record(benchmark: Benchmark, case: Case, output: str, result: Any, *, dropped: int, trimmed: int) -> Record:
-    """Score an output, and return its record. `result` is the generation or the scores, with fields of routing."""
-    scored = benchmark.score(case, output)
-    routing = {name: getattr(result, name) for name in _ROUTING_FIELDS if hasattr(result, name)}
-    return {
-        "id": case.id,
-        "question": case.question,
-        "variant": case.variant,
-        "group": case.group,
-        "output": output,
-        "answer": scored.answer,
-        "scores": dict(scored.scores),
-        "dropped": dropped,
-        "trimmed": trimmed,
-        **routing,
-    }
+def _read_timing(path: Path) -> dict[str, float]:
+    try:
+        timing = parse_json(read_bytes(path))
+        return {name: check_real(name, timing[name]) for name in ("records", "seconds")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "Remove it: it holds nothing but the time that the run took."
+        raise InvalidRun(f"{path}: expected the numbers records and seconds: {error}", hint=hint) from error
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write JSON atomically, so that nobody reads half of it."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_file(path, encode_json(document, indent=2) + b"\n")

@@ -38,8 +38,14 @@ def every_fifth(count: int) -> list[int]:
 
 
 def quarters(count: int) -> list[int]:
-    """Return the slots at 0, 25, 50, 75 and 100 per cent of the context."""
-    return sorted({round(quarter * (count - 1) / 4) for quarter in range(5)})
+    """Return the slots at 0, 25, 50, 75 and 100 per cent of the context, rounded down.
+
+    Those of 140 pairs are the ones that the scripts of Lost in the Middle and of positional hidden states pass.
+
+    >>> quarters(140)
+    [0, 34, 69, 104, 139]
+    """
+    return sorted({quarter * (count - 1) // 4 for quarter in range(5)})
 
 
 def insert_gold(slot: int, gold: T, others: Sequence[T]) -> list[T]:

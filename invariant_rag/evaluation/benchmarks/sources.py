@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
-import json
+import io
 import os
+import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from invariant_rag.errors import DatasetUnavailable, ExtraRequired, InvalidDataset
+from invariant_rag.errors import DatasetUnavailable, ExtraRequired, InvalidDataset, InvariantRAGError
+from invariant_rag.files import check_regular, parse_json, read_bytes
+
+# What Python raises for files that are torn, encrypted, compressed by an unknown method, or no such files at all.
+_UNREADABLE = (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile, csv.Error, StopIteration, RuntimeError)
 
 HUB = "hub://"
 """`hub://owner/name/path` is a file of a dataset on the Hugging Face Hub."""
@@ -41,8 +48,14 @@ class DataSource:
 
         Raises:
             DatasetUnavailable: The file is not here and cannot be downloaded.
+            InvalidDataset: The path is a file of another split, as its name says.
         """
-        if self.path is not None and self.path.is_file():
+        try:
+            is_file = self.path is not None and self.path.is_file()
+        except OSError as error:  # a path that is too long
+            raise DatasetUnavailable(f"{str(self.path)[:200]!r} cannot be read: {error}") from error
+        if self.path is not None and is_file:
+            _refuse_other_split(self.path.name, name)
             return self._with_digest(self.path, self.path.name)
         folder = self.path or (Path(os.environ["INVARIANT_RAG_DATA"]) if os.environ.get("INVARIANT_RAG_DATA") else None)
         if folder is not None and (folder / name).is_file():
@@ -59,14 +72,50 @@ class DataSource:
             )
         return self._with_digest(download(public), name)
 
+    def folder(self, name: str) -> Path | None:
+        """Return the path, or the folder INVARIANT_RAG_DATA, if it is or has a folder of that name with files in it."""
+        chosen = self.path or (Path(os.environ["INVARIANT_RAG_DATA"]) if os.environ.get("INVARIANT_RAG_DATA") else None)
+        if chosen is None or not chosen.is_dir():
+            return None
+        return next((each for each in (chosen / name, chosen) if each.name == name and each.is_dir()), None)
+
     def file_beside(self, path: Path) -> Path:
         """Record the digest of a further file, and return the file."""
         return self._with_digest(path, f"{path.parent.name}/{path.name}")
 
     def _with_digest(self, path: Path, name: str) -> Path:
-        with path.open("rb") as file:
-            self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            check_regular(path)
+            with path.open("rb") as file:
+                self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DatasetUnavailable(f"{str(path)!r} cannot be read: {error}") from error
         return path
+
+
+_SPLITS = {
+    "train": "train",
+    "dev": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+}
+
+
+def _refuse_other_split(given: str, wanted: str) -> None:
+    """Refuse a file whose name says that it is of another split than the settings ask for.
+
+    Raises:
+        InvalidDataset: It is.
+    """
+    words = [re.findall(r"[a-z]+", name.rpartition("/")[2].lower()) for name in (given, wanted)]
+    splits = [{_SPLITS[word] for word in each if word in _SPLITS} for each in words]
+    if all(splits) and splits[0] != splits[1]:
+        raise InvalidDataset(
+            f"expected a file for these settings, such as {wanted!r}, got {given!r}",
+            hint="Choose the settings of the file with --set, or rename a file whose name is wrong.",
+        )
 
 
 def cache_folder() -> Path:
@@ -108,7 +157,7 @@ def download(url: str) -> Path:
 
 
 def read_examples(path: Path, member: str | None = None) -> list[Any]:
-    """Read the examples of a .json, .jsonl, .parquet or .zip file; .gz may follow.
+    """Read the examples of a .json, .jsonl, .csv (lists of texts), .parquet or .zip file; .gz may follow.
 
     Args:
         path: The file. A .json file with a single object is one example.
@@ -122,7 +171,7 @@ def read_examples(path: Path, member: str | None = None) -> list[Any]:
     try:
         if name.endswith(".parquet"):
             return _parquet(path)
-        content = path.read_bytes()
+        content = read_bytes(path)
         if path.name.endswith(".gz"):
             content = gzip.decompress(content)
         elif path.suffix == ".zip":
@@ -130,18 +179,39 @@ def read_examples(path: Path, member: str | None = None) -> list[Any]:
                 inner = next(each for each in archive.namelist() if each.endswith(member or ".jsonl"))
                 name, content = inner, archive.read(inner)
         text = content.decode("utf-8")
-        if name.endswith(".jsonl"):
+        if name.endswith(".csv"):
+            return list(csv.reader(io.StringIO(text, newline="")))
+        # Some lists are named .jsonl, and some lines .json, in the repositories of the papers.
+        if name.endswith(".jsonl") and not text.lstrip().startswith("["):
             return list(_lines(text))
-        document = json.loads(text)
-    except (ValueError, EOFError, gzip.BadGzipFile, zipfile.BadZipFile, StopIteration) as error:
+        if name.endswith(".json") and _is_lines(text):
+            return list(_lines(text))
+        document = parse_json(text)
+    except InvariantRAGError:
+        raise
+    except _UNREADABLE as error:
         raise InvalidDataset(f"{str(path)!r} cannot be read: {error!r}") from error
     return document if isinstance(document, list) else [document]
 
 
 def _lines(text: str) -> Iterator[Any]:
-    for line in text.split("\n"):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield json.loads(line)
+            try:
+                yield parse_json(line)
+            except ValueError as error:  # which counts lines within this one
+                raise ValueError(f"line {number}: {str(error).partition(': line 1 ')[0]}") from error
+
+
+def _is_lines(text: str) -> bool:
+    """Whether a text is an object on each line: whether its first line, and no more, is an object."""
+    first, _, rest = text.strip().partition("\n")
+    if not rest.lstrip().startswith("{"):
+        return False
+    try:
+        return isinstance(parse_json(first), dict)
+    except ValueError:
+        return False
 
 
 def _parquet(path: Path) -> list[Any]:

@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from invariant_rag.evaluation.benchmarks.flops import count_flops
 from invariant_rag.evaluation.benchmarks.speed_setup import (
     VOCABULARY,
     SpeedConfig,
@@ -61,6 +63,7 @@ class SpeedResult:
         decode: Time per further token: the median over the tokens of a generation.
         whole: Time of the whole generation.
         peak: Peak memory of the prefill in bytes, without the model; None if the platform does not report it.
+        flops: Operations up to the first token; see `count_flops`.
     """
 
     name: str
@@ -68,6 +71,7 @@ class SpeedResult:
     decode: Timings = field(default_factory=Timings)
     whole: Timings = field(default_factory=Timings)
     peak: int | None = None
+    flops: int = 0
 
 
 class TimingStreamer(BaseStreamer):
@@ -148,6 +152,7 @@ def measure(
     _keep_freed_memory(False)
     for name, generate in functions.items():
         results[name].peak = _peak_memory(generate, config.device)
+        results[name].flops = count_flops(partial(generate, 1, TimingStreamer()))
     return list(results.values()), batched
 
 
@@ -160,6 +165,7 @@ def as_data(config: SpeedConfig, results: Sequence[SpeedResult], batched: dict[s
             name: getattr(result, name).ratio_to(getattr(plain, name)) for name in ("prefill", "decode", "whole")
         }
         ratios["peak"] = result.peak / plain.peak if result.peak is not None and plain.peak else None
+        ratios["flops"] = result.flops / plain.flops
         rows.append({**asdict(result), "ratios": ratios})
     return {
         "setting": asdict(config),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import permutations
 
 import pytest
 
 import invariant_rag
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit import Audit, Question, Reply, audit
+from invariant_rag.evaluation.audit.report import table
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import at_random, first, records, sorting, symmetric
 
@@ -34,6 +36,32 @@ def test_the_first_segment_as_answer_flips_everywhere_and_has_the_largest_slot_s
     assert value(of_first, "slot_spread") == value(of_first, "salted_spread") == 1.0
     assert [slot.value for slot in of_first[AS_IS].slots] == [1.0, 0.0, 0.0, 0.0]
     assert value(of_first, "slot_std") == pytest.approx((3 / 16) ** 0.5)
+
+
+@pytest.mark.parametrize("size", [3, 5, 7])
+def test_answers_in_all_orders_of_the_first_five_are_compared(size: int) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def second_kind(question: str, segments: Sequence[Segment]) -> str:
+        """Answer even questions from any order, and odd ones otherwise if the very last of all orders is asked."""
+        texts = tuple(segment.text for segment in segments)
+        if question == "What is number 1?":
+            asked.append(texts)
+        number, listed = int(question.removesuffix("?").split()[-1]), min(size, 5)
+        backwards = tuple(records(6, size)[number]["segments"][:listed][::-1])  # type: ignore[index]
+        return "other" if number % 2 and texts == backwards else "same"
+
+    found = audit(second_kind, records(6, size), remedies=["sort"], orders=2, slots=2, repeats=1, all_orders=True)
+    top = tuple(records(6, size)[1]["segments"][: min(size, 5)])  # type: ignore[index]
+    assert set(permutations(top)) <= set(asked)
+    estimate = found[AS_IS].measures["psr"]
+    assert estimate.value == pytest.approx(0.5)
+    assert estimate.low < 0.5 < estimate.high
+    assert value(found, "psr", "sort") == 1.0
+    assert found["sort"].versus["psr"].value == pytest.approx(0.5)
+    assert found.as_dict()["measured"][0]["measures"]["psr"]["value"] == pytest.approx(0.5)
+    assert any(name == "psr" and cells[0].startswith("0.500 [") for name, *cells in table(found)[1])
+    assert "psr" not in audit(second_kind, records(6, size), remedies=[], orders=2, slots=2)[AS_IS].measures
 
 
 def test_sorting_stops_every_flip_and_keeps_the_slot_spread(of_first: Audit) -> None:

@@ -11,11 +11,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from invariant_rag.evaluation.audit import Audit, audit
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import first, records
 
+ACTIVE = (
+    "![x](https://evil.test/1.png) ![x][ref] [link](javascript:alert(1)) <https://evil.test> <img src=//evil.test/2> "
+    "https://evil.test/3 www.evil.test `code` *em* __strong__ ~~gone~~ \\![y](http://evil.test/4) &lt;b&gt; "
+    "&#33;[z](u) [ref]: https://evil.test/5"
+)
 HOSTILE = '</td><script>document.title="taken"</script>| `x` \n# heading'
 
 
@@ -30,6 +36,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions[0]["question"] = HOSTILE
     audit(hostile_first, questions, out=target)
     return target
+
+
+def test_no_answer_and_no_name_of_a_system_becomes_markup_in_markdown(tmp_path: Path) -> None:
+    for start in range(0, len(ACTIVE), 60):  # the report shortens long answers
+        questions = records()
+        for each in questions:
+            each["question"] = ACTIVE[start:]
+
+        def answer(question: str, segments: Sequence[Segment], start: int = start) -> str:
+            return f"{first(question, segments)[-3:]} {ACTIVE[start:]}"
+
+        answer.__qualname__ = ACTIVE
+        audit(answer, questions, out=tmp_path / str(start))
+        text = (tmp_path / str(start) / "report.md").read_text()
+        tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+        inline = [each for token in tokens for each in token.children or ()]
+        images = [each.attrGet("src") for each in inline if each.type == "image"]
+        assert images == ["plots/slots.png", "plots/flips.png", "plots/cost.png"]
+        harmless = {"text", "text_special", "image", "softbreak", "strong_open", "strong_close"}
+        assert {each.type for each in inline} <= harmless
+        assert sum(each.type == "strong_open" for each in inline) == 1
+        assert "https://" not in text  # which GitHub would link
+        assert "www." not in text
+        shown = "".join(each.content for each in inline)
+        assert " ".join(ACTIVE.split()) in shown  # as the name of the system, to the letter
 
 
 class Page(HTMLParser):

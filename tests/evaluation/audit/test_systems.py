@@ -61,6 +61,19 @@ def test_default_remedies_of_an_invariant_model_start_from_the_plain_one(plain: 
     assert flips(result) == 0.0
 
 
+def test_default_remedies_leave_out_methods_that_a_model_refuses(
+    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    class WithoutPINE(InvariantModel):
+        def with_method(self, method: Any = None, **more: Any) -> Any:
+            if getattr(method, "name", method) == "pine":
+                raise UnsupportedCombination("this engine decodes with plain attention")
+            return super().with_method(method, **more)
+
+    result = audit(WithoutPINE(chat_llama, tokenizer), records(1, size=2), repeats=1, max_new_tokens=2)
+    assert [each.name for each in result.measured] == [AS_IS, "plain", "sort", "vote"]
+
+
 def test_a_model_that_was_loaded_anew_is_the_same_system(
     chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -261,7 +274,14 @@ def test_the_command_writes_a_folder_and_goes_on_from_it(tmp_path: Path, monkeyp
     assert whole.exit_code == 0, whole.output
     assert "3 of 3 questions" in whole.stdout
     assert json.loads((out / "audit.json").read_text())["advice"]["headline"] in whole.stdout
-    assert {path.name for path in out.iterdir()} == {"answers.jsonl", "audit.json", "plots", "report.html", "report.md"}
+    assert {path.name for path in out.iterdir()} == {
+        "answers.jsonl",
+        "answers.jsonl.lock",
+        "audit.json",
+        "plots",
+        "report.html",
+        "report.md",
+    }
     wrong = CliRunner().invoke(app, [*command[:-1], "mine_to_audit:last"])
     assert wrong.exit_code == 2
     assert "no attribute 'last'" in wrong.stderr

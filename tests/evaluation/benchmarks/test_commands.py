@@ -14,8 +14,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from invariant_rag.cli import app
+from invariant_rag.cli.options import Ensemble
 from invariant_rag.evaluation.benchmarks import BENCHMARKS
 from invariant_rag.evaluation.benchmarks.published_tables import published_tables
+from invariant_rag.evaluation.benchmarks.setups import ENSEMBLES
+from invariant_rag.interventions import HiddenScaling
 
 
 def invoke(*arguments: object) -> Result:
@@ -77,8 +80,25 @@ def test_two_processes_with_half_of_every_layer_write_the_run_of_one(fixed: list
     found = json.loads(done.stdout)  # of the first process alone
     assert found["summary"] == alone["summary"]
     assert found["config"] == alone["config"]
-    records = [(Path(each["folder"]) / "records.jsonl").read_text() for each in (alone, found)]
+    records = [
+        [json.loads(line) for line in (Path(each["folder"]) / "records.jsonl").read_text().splitlines()]
+        for each in (alone, found)
+    ]
+    perplexities = [[record.pop("perplexity") for record in each] for each in records]
     assert records[0] == records[1]
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-4)  # sums of halves are rounded otherwise
+
+
+def test_several_benchmarks_and_methods_are_one_command_and_one_table(fixed: list[object]):
+    command = ["bench", "run", "xquad", "mmlu", "--method", "sequential", "--method", "rotor", *fixed]
+    result = invoke(*command, "--set", "mmlu.orders=ends")
+    assert result.exit_code == 0, result.output
+    rows = [line.split(" | ")[:2] for line in result.stdout.splitlines()[2:]]
+    assert rows == [[f"| {name}", method] for name in ("xquad", "mmlu") for method in ("sequential", "rotor")]
+    again = json.loads(invoke(*command, "--set", "mmlu.orders=ends", "--resume", "--json").stdout)
+    assert [each["summary"]["records"] for each in again] == [5, 5, 2, 2]
+    for wrong in (["--set", "orders=ends"], ["--set", "mmlu.order=ends"], ["--method", "other"]):
+        assert invoke(*command, *wrong).exit_code == 2
 
 
 def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
@@ -112,6 +132,40 @@ def test_reproduce_measures_the_chosen_row_of_a_table(fixed: list[object], files
     lines = [line for line in result.stdout.splitlines() if line.startswith("| RoToR (")]
     assert len(lines) == 6
     assert "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |" in lines[0]
+    paper = [line for line in result.stdout.splitlines() if line.startswith("| RoToR |")]
+    assert len(paper) == 1  # the row of the paper, with its columns
+    assert paper[0].startswith("| RoToR | 0.0 (31.8) | ")
+
+
+def test_bench_takes_an_intervention_or_an_ensemble(fixed: list[object], tmp_path: Path):
+    parameters = tmp_path / "scaling.json"
+    HiddenScaling(2, 0.5, [0]).save(parameters)
+    plain = ["bench", "mmlu", *fixed, "--set", "orders=0", "--method", "sequential"]
+    for options in (["--intervention", parameters], ["--ensemble", "permutation-average"]):
+        result = invoke(*plain, *options)
+        assert result.exit_code == 0, result.output
+        assert "per record on this machine" in result.stdout
+    refused = invoke(*plain, "--alpha", "0.2", "--ensemble", "permutation-average")
+    assert (refused.exit_code, refused.stderr.count("error: ")) == (2, 1)
+
+
+def test_the_help_names_every_ensemble():
+    assert all(name in Ensemble.__metadata__[0].help for name in ENSEMBLES)
+
+
+def test_reproduce_measures_what_its_help_says(fixed: list[object], files: Path):
+    said = " ".join(invoke("reproduce", "--help").output.split())
+    assert "Rows of selective routing, interventions and ensembles are measured too" in said
+    rewards = ["--data", files / "rewards.jsonl", "--overflow", "trim_segments"]
+    result = invoke("reproduce", "pine-table-2", *fixed, *rewards, "--ensemble", "permutation-average")
+    assert result.exit_code == 0, result.output
+    rows = [line for line in result.stdout.splitlines() if "| permutation |" in line]
+    assert len(rows) == 1 + 6, "a row of the table as the paper has it, and a line for each cell"
+    assert "Section 4.2" in result.stdout
+    unmeasured = invoke("reproduce", "rotor-table-8", *fixed)
+    assert unmeasured.exit_code == 0, unmeasured.output
+    assert "| Original | t-statistic | 3.71 | not measured |" in unmeasured.stdout
+    assert "Not measured: the nine pairs are those of three models" in unmeasured.stdout
 
 
 def test_an_unknown_table_is_refused(fixed: list[object]):

@@ -12,6 +12,8 @@ import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset, TokenizerRequired, UnknownName
 from invariant_rag.evaluation.benchmarks import BENCHMARKS, Case, Selection
+from invariant_rag.evaluation.benchmarks.longbench.tasks import groups, tasks
+from invariant_rag.evaluation.benchmarks.published_tables import resolve_table
 from invariant_rag.evaluation.benchmarks.sources import DataSource
 
 # Their segments are lettered or numbered by place.
@@ -67,6 +69,32 @@ def test_the_gold_document_is_in_its_slot(file, files: Path, load):
         assert [place for place, text in enumerate(case.segments) if f"T{named}]" in text] == [int(case.variant)]
 
 
+def test_a_closed_book_has_the_question_alone(load, files, lm: InvariantModel):
+    cases = load("lost-in-the-middle", documents=0)
+    assert [case.suffix for case in cases[:2]] == ["Question: who is ann\nAnswer:", "Question: who is bob\nAnswer:"]
+    assert {(case.variant, case.segments, case.prefix) for case in cases} == {("closed book", (), "")}
+    assert lm.generate(cases[0].prompt(lm), max_new_tokens=2).sets == ()
+
+
+def test_five_documents_are_asked_in_all_their_orders(load):
+    cases = by_question(load("lost-in-the-middle", documents=5, orders="all"))
+    assert len(cases) == 4
+    for each in cases.values():
+        assert len({case.segments for case in each}) == len({case.variant for case in each}) == 120
+        assert len({frozenset(case.segments) for case in each}) == 1
+        assert (each[0].variant, "is here" in each[0].segments[0]) == ("01234", True)
+
+
+def test_the_prompt_of_pine_asks_for_one_sentence(load):
+    case = load("lost-in-the-middle", template="one-sentence")[0]
+    whole = case.prefix + "".join(case.segments) + case.suffix
+    assert whole.startswith(
+        "Write a high-quality one-sentence answer for the given question using only the provided search results "
+        "(some of which might be irrelevant).\n\nDocument (Title: Tann) ann is here.\nDocument (Title: D0) noise 0\n"
+    )
+    assert whole.endswith("\n\nQuestion: who is ann")
+
+
 def test_documents_show_their_number_where_the_index_is_on(load):
     shown = load("lost-in-the-middle", index=True)[0].segments
     assert [text.startswith(f"\nDocument [{place}](Title: ") for place, text in enumerate(shown, 1)] == [True] * 10
@@ -90,6 +118,45 @@ def test_the_asked_pair_is_in_its_slot(load):
         f'"{case.query}": "{case.gold[0]}",\n ' for case in cases
     ]
     assert {case.query for case in cases} == {"key1", "key4"}
+
+
+def test_the_slots_are_those_of_the_published_scripts(load):
+    cases = load("key-value", keys=140, make=1)
+    assert [case.variant for case in cases] == ["0", "34", "69", "104", "139"]
+    table = resolve_table("hidden-scaling-table-1")
+    assert table.columns[-1].variants == ("0", "34", "69", "104", "139")
+
+
+def test_the_first_pairs_of_a_longer_file_are_kept_after_the_asked_one_moved(load):
+    cases = load("key-value", keys=3, file_keys=6)
+    assert [len(case.segments) for case in cases] == [3] * len(cases)
+    assert [place for place, text in enumerate(cases[1].segments) if cases[1].query in text] == [int(cases[1].variant)]
+    others = [text for text in cases[-1].segments if cases[-1].query not in text]
+    assert [text.split('"')[1] for text in others] == ["key0", "key1"]
+    with pytest.raises(InvalidChoice, match="file_keys: expected at least the 6 keys"):
+        load("key-value", file_keys=3)
+
+
+def test_key_value_prompts_are_one_user_message(load, lm: InvariantModel):
+    prompt = load("key-value")[0].prompt(lm)
+    whole = prompt.prefix + "".join(segment.text for segment in prompt.segments) + prompt.suffix
+    asked = whole[whole.index("Extract the value") : whole.index("Corresponding value:") + len("Corresponding value:")]
+    user = [{"role": "user", "content": asked}]
+    assert whole == lm.tokenizer.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
+
+
+def test_options_without_letters_are_those_of_set_based_prompting(load):
+    """The texts between the delimiters of data/csqa_split and data/csqa_quoted."""
+    plain = load("commonsense-qa", format="plain", orders="ends")
+    assert plain[0].prefix == "Where?\n"
+    assert plain[0].segments == ("\n- v", "\n- w", "\n- x", "\n- y", "\n- z")
+    assert plain[1].segments == plain[0].segments[::-1]
+    assert (plain[0].suffix, plain[0].gold, plain[0].candidates) == (" Answer: ", ("x", "v", "w", "y", "z"), ())
+    quoted = load("commonsense-qa", format="quoted", orders="ends")[0]
+    assert quoted.segments[0] == '"\n- v" '
+    assert quoted.suffix == "Answer: "
+    with pytest.raises(UnknownName, match="'letters', 'plain', 'quoted'"):
+        load("commonsense-qa", format="bare")
 
 
 def test_made_pairs_follow_from_the_seed(load):
@@ -128,6 +195,38 @@ def test_chunks_joined_are_the_context(load):
     assert backwards.segments == initial.segments[::-1]
     assert flipped.segments == (*initial.segments[2::-1], *initial.segments[:2:-1])
     assert "".join(load("two-wiki", chunk=7, limit=10)[0].segments) == "abcdefghij"
+
+
+def test_a_long_context_loses_its_middle(load):
+    cases = load("longbench", tasks="qasper", chunk=7, limit=20, reorder=False)
+    assert [case.variant for case in cases] == ["initial"]
+    assert cases[0].segments == ("abcdefg", "hij", "abcdefg", "hij")
+    assert "".join(load("longbench", tasks="qasper", chunk=7, limit=7)[0].segments) == "abc" + "ghij"
+
+
+def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load, lm: InvariantModel):
+    cases = {case.group: case for case in load("longbench", tasks="multifieldqa_en,trec,samsum", reorder=False)}
+    assert [case.max_new_tokens for case in cases.values()] == [64, 64, 128]
+    assert [case.chat for case in cases.values()] == [True, False, False]
+    assert cases["trec"].gold == ("Food", "Food", "Sport")
+    assert cases["trec"].suffix == "\nQ: x"
+    assert cases["multifieldqa_en"].suffix.endswith("Question: Who?\nAnswer:")
+    with pytest.raises(UnknownName, match="'single-doc'"):
+        load("longbench", tasks="qasper,vcsum")
+
+
+def test_the_groups_are_those_of_the_papers_table():
+    assert {name: len(each) for name, each in groups().items()} == {
+        "single-doc": 3,
+        "multi-doc": 3,
+        "synthetic": 2,
+        "summaries": 3,
+        "few-shot": 3,
+        "code": 2,
+    }
+    assert {task.metric for task in tasks().values()} == {
+        "f1", "rouge_l", "class", "paragraph", "count", "edit_similarity",
+    }  # fmt: skip
 
 
 def test_chunks_need_a_tokenizer(data_of):
@@ -193,6 +292,8 @@ def test_files_are_found_where_the_environment_says(files: Path, monkeypatch):
     [
         ("lost-in-the-middle", {"slots": "10"}),
         ("lost-in-the-middle", {"template": "other"}),
+        ("lost-in-the-middle", {"documents": 7, "orders": "all"}),
+        ("lost-in-the-middle", {"documents": 5, "orders": "all", "slots": "1"}),
         ("mmlu", {"orders": "24"}),
         ("mmlu", {"split": "train"}),
         ("mintaka", {"template": "other"}),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from invariant_rag import InvariantModel
-from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidRun, RunExists, UnknownName
+from invariant_rag.errors import ContextOverflow, DatasetUnavailable, InvalidChoice, InvalidRun, RunExists, UnknownName
 from invariant_rag.evaluation.benchmarks import BENCHMARKS
+from invariant_rag.evaluation.benchmarks.answering import Answerer
 from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
 from invariant_rag.evaluation.benchmarks.record_file import RecordFile
 from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, run_benchmark
 from tests.evaluation.conftest import SMALL, calling
 
-LINES = [{"id": f"{number}/0", "text": "ü" * number} for number in range(4)]
+
+def a_record(name: str, **more: Any) -> dict[str, Any]:
+    texts = dict.fromkeys(("question", "variant", "group", "answer", "output"), "")
+    return {"id": name, **texts, "scores": {"em": 1.0}, "dropped": 0, "trimmed": 0, "run": "k", **more}
+
+
+LINES = [a_record(f"{number}/0", output="ü" * number) for number in range(4)]
 
 
 @pytest.fixture(scope="session")
@@ -89,9 +97,27 @@ def test_records_hold_what_the_model_said(finished: BenchmarkRun, lm: InvariantM
     cases = {case.id: case for case in load("mmlu", orders="ends")}
     for record in finished.records:
         case = cases[record["id"]]
+        assert record["gold"] == list(case.gold)
+        assert record["prompt"] == {
+            "system": case.system,
+            "prefix": case.prefix,
+            "segments": list(case.segments),
+            "suffix": case.suffix,
+        }
         assert record["logprobs"] == lm.score(case.prompt(lm), case.candidates)
         assert record["output"] == case.candidates[record["logprobs"].index(max(record["logprobs"]))]
         assert record["scores"] == BENCHMARKS["mmlu"].score(case, record["output"]).scores
+
+
+def test_a_case_is_answered_up_to_its_own_longest_output_and_never_beyond_that_of_the_run(load, lm: InvariantModel):
+    cases = [
+        replace(case, max_new_tokens=limit)
+        for case, limit in zip(load("longbench", tasks="qasper"), [2, 9, None], strict=True)
+    ]
+    records = Answerer(BenchmarkConfig("longbench", max_new_tokens=5), lm)(cases)
+    for case, record, limit in zip(cases, records, [2, 5, 5], strict=True):
+        assert record["output"] == lm.generate(case.prompt(lm), max_new_tokens=limit).text
+        assert record["variant"] == case.variant
 
 
 def test_a_run_is_never_overwritten(finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel):
@@ -109,6 +135,20 @@ def test_a_finished_run_is_resumed_without_asking_anything(
     again = run_benchmark(choices, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
     assert not asked
     assert (again.records, again.summary) == (finished.records, finished.summary)
+
+
+def test_a_run_is_timed_beside_its_records_over_all_of_its_sessions(
+    choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
+):
+    first = run_benchmark(BenchmarkConfig(**{**vars(choices), "limit": 1}), tmp_path, model=lm)
+    timing = json.loads((first.folder / "timing.json").read_text())
+    assert first.seconds == timing["seconds"] / 2 > 0
+    assert f"{first.seconds:.3g} s per record" in first.markdown()
+    again = run_benchmark(choices, tmp_path, model=lm, resume=True)
+    total = json.loads((first.folder / "timing.json").read_text())
+    assert (total["records"], total["seconds"] > timing["seconds"]) == (6, True)
+    assert again.seconds == total["seconds"] / 6
+    assert run_benchmark(choices, tmp_path, model=lm, resume=True).seconds == again.seconds
 
 
 @given(data=st.data())
@@ -140,7 +180,15 @@ def test_a_larger_limit_goes_on_with_the_same_run(
 
 @pytest.mark.parametrize(
     "other",
-    [{"method": "pine"}, {"ordering": "frequency"}, {"seed": 1}, {"settings": {"orders": "all"}}, {"batch_size": 3}],
+    [
+        {"method": "pine"},
+        {"ordering": "frequency"},
+        {"seed": 1},
+        {"settings": {"orders": "all"}},
+        {"batch_size": 3},
+        {"alpha": 0.1},
+        {"ensemble": "permutation-average"},
+    ],
 )
 def test_other_settings_are_another_run(
     other, finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
@@ -160,12 +208,21 @@ def test_numbers_without_meaning_are_refused(wrong):
         BenchmarkConfig("mmlu", **wrong)
 
 
+def test_missing_data_are_noticed_before_a_model_is_loaded(tmp_path: Path, monkeypatch):
+    def load(self: BenchmarkConfig) -> InvariantModel:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(BenchmarkConfig, "load_model", load)
+    with pytest.raises(DatasetUnavailable):
+        run_benchmark(BenchmarkConfig("xquad", data=tmp_path / "none"), tmp_path / "runs")
+
+
 def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path: Path):
     with pytest.raises(UnknownName, match="'xquad'"):
         run_benchmark(BenchmarkConfig("squad"), tmp_path)
 
 
-@given(st.integers(0, 200))
+@given(st.integers(0, 700))
 def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("records") / "records.jsonl"
     with RecordFile(path, "k") as file:
@@ -174,21 +231,22 @@ def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path_factory, cut):
     path.write_bytes(whole[: max(0, len(whole) - cut)])
     kept = path.read_bytes().count(b"\n")
     with RecordFile(path, "k") as file:
-        assert list(file.records.values()) == [{**line, "run": "k"} for line in LINES[:kept]]
+        assert list(file.records.values()) == LINES[:kept]
         file.append(LINES[kept:])
     assert path.read_bytes() == whole
 
 
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path):
     path = tmp_path / "records.jsonl"
-    path.write_text('{"id": "a", "run": "k"}\n{"id"\n{"id": "b", "run": "k"}\n')
+    whole = [json.dumps(a_record(name)) for name in "ab"]
+    path.write_text(f"{whole[0]}\n{whole[1][:9]}\n{whole[1]}\n")
     with pytest.raises(InvalidRun, match="line 2"):
         RecordFile(path, "k")
 
 
 def test_records_of_other_settings_are_an_error(tmp_path: Path):
     path = tmp_path / "records.jsonl"
-    path.write_text('{"id": "a", "run": "other"}\n')
+    path.write_text(json.dumps(a_record("a", run="other")) + "\n")
     with pytest.raises(InvalidRun, match="other"):
         RecordFile(path, "k")
 
@@ -201,7 +259,8 @@ with RecordFile(Path(sys.argv[1]), "k") as file:
     start = len(file.records)
     print(start, flush=True)
     for number in range(start, 100000):
-        file.append([{"id": str(number), "text": "x" * 5000}])
+        names = dict.fromkeys(("question", "variant", "group", "answer"), "")
+        file.append([{**names, "id": str(number), "output": "x" * 5000, "scores": {}, "dropped": 0, "trimmed": 0}])
 """
 
 
@@ -247,5 +306,11 @@ def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(
     ordering = "given" if method == "sequential" else None
     alone = run_benchmark(planned(name, method=method, ordering=ordering, limit=1), tmp_path / "alone", model=lm)
     assert {record["branch"] for record in routed.records} == {branch}
+    other = {"plain": ("rotor", None), "invariant": ("sequential", "given")}[branch]
+    rejected = planned(name, method=other[0], ordering=other[1], limit=1)
+    for record, theirs in zip(
+        routed.records, run_benchmark(rejected, tmp_path / "rejected", model=lm).records, strict=True
+    ):
+        assert record["rejected"] == {key: theirs[key] for key in ("output", "answer", "scores")}
     assert [record["output"] for record in routed.records] == [record["output"] for record in alone.records]
     assert routed.folder.name != alone.folder.name

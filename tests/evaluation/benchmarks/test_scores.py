@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from itertools import combinations
 from math import factorial
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from invariant_rag.evaluation.benchmarks import BENCHMARKS, Case
+from invariant_rag.evaluation.benchmarks.longbench.score import edit_similarity, rouge_l
+from invariant_rag.evaluation.benchmarks.longbench.tasks import tasks
 from invariant_rag.evaluation.benchmarks.pairs import judge_figures
 from invariant_rag.evaluation.benchmarks.reward_bench.score import SECTIONS, figures
 from invariant_rag.evaluation.benchmarks.timeline.score import location_agreement, square_agreement, swap_agreement
@@ -18,6 +21,9 @@ from invariant_rag.evaluation.metrics import best_subspan_em
 
 def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:
     return Case("q", variant, "", (), "", gold, candidates=candidates)
+
+
+TIMELINE_RIGHT = dict.fromkeys(("accuracy", "location_agreement", "square_agreement", "swap_agreement"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +35,9 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
         ("xquad", ("308",), "308 points", {"best_subspan_em": 1, "exact_match": 0}),
         ("key-value", ("ab-CD",), 'The value is "AB-cd".', {"accuracy": 1}),
         ("key-value", ("ab-cd",), "abcd", {"accuracy": 0}),
+        ("commonsense-qa", ("race track", "desert"), "the race track.", {"accuracy": 1}),
+        ("commonsense-qa", ("race track", "desert"), "race track or desert", {"accuracy": 0}),
+        ("commonsense-qa", ("race track", "desert"), "Race track", {"accuracy": 0}),
         ("mintaka", ("Rome",), '{"Answer": "the Rome"}', {"accuracy": 1, "exact_match": 1, "f1": 1}),
         ("mintaka", ("Rome",), '{"Answer": "Rome city"} Rome', {"accuracy": 1, "exact_match": 0, "f1": 2 / 3}),
         ("mintaka", ("Oslo",), "{'Answer': ['Rome', 'Oslo']}", {"accuracy": 1, "exact_match": 0, "f1": 2 / 3}),
@@ -57,6 +66,32 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
             "I think so",
             {"accuracy": 0, "location_agreement": 0, "square_agreement": 0, "swap_agreement": 0},
         ),
+        (
+            "timeline",  # the official file has Arabic numerals, and events have dates
+            ("2", "1", "3"),
+            "2. Guadalupe: 11 December 1965.\n1. Arcos: 7 November 1966.\n3. Carmona: 1976, 3 floors.",
+            {"accuracy": 1, "location_agreement": 1, "square_agreement": 1, "swap_agreement": 1},
+        ),
+        ("timeline", ("3", "5", "1", "4", "2"), "The order is 3, 5, 1, 4, 2.", TIMELINE_RIGHT),
+        ("timeline", ("2", "1"), "Event 2 came before event 1.", TIMELINE_RIGHT),
+        (
+            "timeline",
+            ("2", "1", "3"),
+            "1 -> 2 -> 3",
+            {
+                **TIMELINE_RIGHT,
+                "accuracy": 0,
+                "location_agreement": 0.5,
+                "square_agreement": 0.75,
+                "swap_agreement": 0.5,
+            },
+        ),
+        (
+            "reward-bench",
+            ("B",),
+            'I shall say "[[A]]" or "[[B]]".\nA is short, [[A]]?\nFinal verdict: [[B]]',
+            {"accuracy": 1},
+        ),
         ("reward-bench", ("A",), "Both are fine. [[A]]", {"accuracy": 1}),
         ("reward-bench", ("B",), "[[A]]", {"accuracy": 0}),
         ("llmbar", ("A",), "[[A]] or [[B]]", {"accuracy": 0.5}),
@@ -65,6 +100,57 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
 )
 def test_an_output_gets_the_score_that_was_worked_out_by_hand(name, gold, output, scores):
     assert BENCHMARKS[name].score(case(*gold), output).scores == pytest.approx(scores)
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "output", "expected"),
+    [
+        ("qasper", ("no", "a big town"), "Big city", 0.5),
+        ("triviaqa", ("Rome",), "\nRome\nQuestion: more", 1),
+        ("passage_retrieval_en", ("Paragraph 7",), "Paragraph 7, not 3", 0.5),
+        ("passage_count", ("12",), "none", 0),
+        ("trec", ("Food", "Food", "Fast Food", "Sport"), "Food or Sport\nSport", 0.5),
+        ("trec", ("Fast Food", "Food", "Fast Food", "Sport"), "Fast Food", 1),
+        ("lcc", ("return x",), "# here\n```python\nreturn x\nreturn y", 1),
+    ],
+)
+def test_a_longbench_task_is_scored_with_its_metric(task, gold, output, expected):
+    assert BENCHMARKS["longbench"].score(replace(case(*gold), group=task), output).scores == {"score": expected}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "rouge", "edits"),
+    [
+        ("with a cat it mat a on it the big", "off cat . was .", 0.181818, 0.33),
+        ("and ran fish the on", "sat on ran . fish was", 0.4, 0.6),
+        ("ran cat it the some sat mat", "with mat and it off was some ran some mat sat fish", 0.352941, 0.42),
+        ("and some sat fish and some sat fish", "some . on off off off", 0.285714, 0.39),
+        ("cat sat and on mat a big on mat . a was fish fish", "a fish mat and", 0.461538, 0.29),
+        ("", "a fish", 0, 0),
+    ],
+)
+def test_rouge_and_edit_similarity_are_those_of_the_packages(prediction, gold, rouge, edits):
+    """The figures are those of rouge 1.0.1 and fuzzywuzzy 0.18, which LongBench's code calls."""
+    assert rouge_l(prediction, gold) == pytest.approx(rouge, abs=1e-6)
+    assert edit_similarity(prediction, gold) == edits
+
+
+def test_the_groups_of_longbench_weigh_their_tasks_alike():
+    records = [
+        {"group": task, "variant": variant, "scores": {"score": value}}
+        for task, variant, value in [
+            ("qasper", "initial", 1.0),
+            ("qasper", "initial", 1.0),
+            ("multifieldqa_en", "initial", 0.5),
+            ("narrativeqa", "initial", 0.0),
+            ("narrativeqa", "reversed", 1.0),
+            ("trec", "initial", 1.0),
+        ]
+    ]
+    found = BENCHMARKS["longbench"].figures(records)
+    assert found == {"qasper": 1, "multifieldqa_en": 0.5, "narrativeqa": 0, "trec": 1, "single-doc": 0.5}
+    every = [{"group": name, "variant": "initial", "scores": {"score": 0.25}} for name in tasks()]
+    assert BENCHMARKS["longbench"].figures(every)["mean of groups"] == 0.25
 
 
 def test_an_option_counts_whatever_its_letter():

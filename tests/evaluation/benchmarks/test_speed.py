@@ -6,10 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from invariant_rag import InvariantModel
 from invariant_rag.cli import app
-from invariant_rag.evaluation.benchmarks.speed_setup import SpeedConfig, bidirectional_floor, random_prompt
+from invariant_rag.evaluation.benchmarks.flops import count_flops
+from invariant_rag.evaluation.benchmarks.speed_setup import (
+    SHAPES,
+    VOCABULARY,
+    SpeedConfig,
+    bidirectional_floor,
+    build_model,
+    random_prompt,
+)
 from invariant_rag.methods import METHODS
 
 
@@ -41,8 +51,30 @@ def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
         plain, *others = each["rows"]
         assert plain["ratios"]["prefill"] == plain["ratios"]["decode"] == 1.0
         assert len(others) == 5
+        flops = {row["name"]: row["ratios"]["flops"] for row in each["rows"]}
+        assert flops["rotor, warm set"] < flops["rotor"] < flops["pine"]
+        assert flops["plain"] == 1.0
         assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
         assert set(each["batched"]) == {"rotor", "pine", "ape"}
+
+
+def test_flops_are_those_of_the_arithmetic() -> None:
+    config = SpeedConfig(shape="tiny", tokens=200, segments=4)
+    model, prompt = build_model(config), random_prompt(config)
+    count = len(prompt.prefix) + len(prompt.suffix) + sum(len(each.token_ids or ()) for each in prompt.segments)
+    lm = InvariantModel(model)
+    sizes = SHAPES["tiny"]
+    width, layers, kept = sizes["hidden_size"], sizes["layers"], sizes["hidden_size"] // 2
+    products = 2 * layers * count * (2 * width * width + 2 * width * kept + 3 * width * sizes["intermediate_size"])
+    plain = products + layers * 4 * width * count * (count + 1) // 2 + 2 * width * VOCABULARY
+    ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids])
+    assert count_flops(lambda: model(ids, logits_to_keep=1)) == plain
+
+    def flops(method: str) -> int:
+        return count_flops(lambda: lm.with_method(method).generate(prompt, max_new_tokens=1))
+
+    assert flops("sequential") == plain
+    assert flops("set-based") < flops("rotor") < flops("pine")
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(

@@ -13,4 +13,5 @@ BENCHMARK = Benchmark(
     load=load,
     score=score,
     metric="accuracy",
+    max_new_tokens=10,
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from invariant_rag.errors import InvalidDataset
+from invariant_rag.errors import InvalidDataset, UnknownName
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
 from invariant_rag.evaluation.benchmarks.choices import choice_case, parse_option_orders
 from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 
 NAME = "validation-00000-of-00001.parquet"
+FORMATS = ("letters", "plain", "quoted")
 PUBLIC = f"hub://tau/commonsense_qa/data/{NAME}"
 
 
@@ -19,14 +21,20 @@ class Settings:
     """Settings of the benchmark.
 
     Attributes:
+        format: `letters`: options A to E, of which the likeliest letter is the answer. `plain` and `quoted`: options
+            without letters as in Set-Based Prompting (`data/csqa_split` and `data/csqa_quoted` of
+            reidmcy/set-based-prompting), and the answer is generated.
         orders: Orders of the options: `rotations`, `ends`, `all` (120), or numbers from 0 to 119, comma-separated.
     """
 
+    format: str = "letters"
     orders: str = "rotations"
 
 
 def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
     """Read the validation split: the hub's format, or the original one with its `stem`."""
+    if settings.format not in FORMATS:
+        raise UnknownName("format of commonsense-qa", settings.format, FORMATS)
     examples = read_examples(source.file(NAME, PUBLIC))
     cases = []
     for index, example in selection.sample(examples):
@@ -35,9 +43,33 @@ def load(source: DataSource, settings: Settings, selection: Selection) -> list[C
         if letter not in labels:
             raise InvalidDataset(f"example {index}: expected answerKey to be one of {labels}, got {letter!r}")
         for order in parse_option_orders(settings.orders, len(options)):
-            prefix = f"Question: {question}\n"
-            cases.append(choice_case(str(index), prefix, options, labels.index(letter), order, question))
+            gold = labels.index(letter)
+            if settings.format == "letters":
+                cases.append(choice_case(str(index), f"Question: {question}\n", options, gold, order, question))
+            else:
+                cases.append(
+                    _unlettered(str(index), question, options, gold, order, quoted=settings.format == "quoted")
+                )
     return cases
+
+
+def _unlettered(
+    name: str, question: str, options: Sequence[str], gold: int, order: Sequence[int], *, quoted: bool
+) -> Case:
+    """Return the case with options as bare segments. Its gold is the right option, then the others."""
+    texts = [f"\n- {options[index]}" for index in order]
+    if quoted:
+        texts = ['"' + text.replace('"', "'") + '" ' for text in texts]
+    return Case(
+        question=name,
+        variant="".join(map(str, order)),
+        prefix=f"{question}\n",
+        segments=tuple(texts),
+        suffix="Answer: " if quoted else " Answer: ",
+        gold=(options[gold], *(option for index, option in enumerate(options) if index != gold)),
+        query=question,
+        chat=False,
+    )
 
 
 def _parse(example: Any, where: str) -> tuple[str, list[str], list[str]]:

@@ -1,5 +1,17 @@
-"""Score: the option of the likeliest of ` A` to ` E`."""
+"""Score: the option of the likeliest of ` A` to ` E`; without letters, the only option that the output contains."""
 
-from invariant_rag.evaluation.benchmarks.choices import score_choice as score
+from __future__ import annotations
 
-__all__ = ["score"]
+from invariant_rag.evaluation.benchmarks.base import Case, Scored
+from invariant_rag.evaluation.benchmarks.choices import score_choice
+
+
+def score(case: Case, output: str) -> Scored:
+    """Score 1 for the right letter, or, without letters, if the output contains the right option and no other one.
+
+    The latter is `eval_accuracy` in `evalCSQA.py` of Set-Based Prompting: letter by letter, case included.
+    """
+    if case.candidates:
+        return score_choice(case, output)
+    named = [option for option in case.gold if option in output]
+    return Scored(" | ".join(sorted(named)), {"accuracy": float(named == [case.gold[0]])})

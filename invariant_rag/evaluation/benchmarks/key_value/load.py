@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from invariant_rag.errors import InvalidDataset
+from invariant_rag.errors import InvalidChoice, InvalidDataset
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
 from invariant_rag.evaluation.benchmarks.slots import insert_gold, parse_slots, quarters
 from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
@@ -24,21 +24,27 @@ class Settings:
     Attributes:
         keys: Pairs in a prompt: 75, 140 or 300 in the paper.
         slots: Slots of the asked pair: empty for 0, 25, 50, 75 and 100 per cent, `all`, or comma-separated numbers.
+        file_keys: Pairs in a prompt of the file; 0 for `keys`. The code of arXiv 2406.02536 reads the file of 300,
+            moves the asked pair to its slot among them, and keeps the first 140.
         make: Generate that many questions from the seed, as the paper's script does, instead of reading a file.
     """
 
     keys: int = 75
     slots: str = ""
+    file_keys: int = 0
     make: int = 0
 
 
 def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
     """Read the official file, or generate random pairs."""
     count = settings.keys
+    listed_in_file = count if settings.make else settings.file_keys or count
+    if listed_in_file < count:
+        raise InvalidChoice(f"file_keys: expected at least the {count} keys of a prompt, got {listed_in_file}")
     if settings.make:
         examples = random_examples(settings.make, count, selection.seed)
     else:
-        name = f"kv-retrieval-{count}_keys.jsonl.gz"
+        name = f"kv-retrieval-{listed_in_file}_keys.jsonl.gz"
         examples = read_examples(source.file(name, PUBLIC + name))
     slots = parse_slots(settings.slots, count, quarters(count))
     cases = []
@@ -46,11 +52,13 @@ def load(source: DataSource, settings: Settings, selection: Selection) -> list[C
         where = f"example {index}"
         key, value = get_field(example, "key", where), get_field(example, "value", where)
         pairs = [tuple(pair) for pair in get_field(example, "ordered_kv_records", where)]
-        if len(pairs) != count or (key, value) not in pairs:
-            raise InvalidDataset(f"{where}: expected {count} pairs, the asked one among them, got {len(pairs)}")
+        if len(pairs) != listed_in_file or (key, value) not in pairs:
+            raise InvalidDataset(
+                f"{where}: expected {listed_in_file} pairs, the asked one among them, got {len(pairs)}"
+            )
         others = [pair for pair in pairs if pair != (key, value)]
         for slot in slots:
-            listed = insert_gold(slot, (key, value), others)
+            listed = insert_gold(slot, (key, value), others)[:count]
             cases.append(
                 Case(
                     question=str(index),

@@ -37,6 +37,8 @@ def load(source: DataSource, settings: Settings, selection: Selection) -> list[C
     """Read one file per subset, `<subset>.json`, or the one file at the path, which is named after its subset."""
     if source.path is not None and source.path.is_file():
         names = [source.path.name.partition(".")[0]]
+        if settings.subsets not in {"all", *names}:
+            raise InvalidDataset(f"expected a file of {settings.subsets}, got {source.path.name!r}, of {names[0]}")
     else:
         names = list(FOLDERS) if settings.subsets == "all" else settings.subsets.split(",")
     if unknown := [name for name in names if name not in FOLDERS]:

@@ -1,4 +1,4 @@
-"""Load the cases: one gold passage and its distractors, with the gold passage moved from slot to slot."""
+"""Load the cases: one gold passage and its distractors, in several orders; or no passages (closed book)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
+from invariant_rag.evaluation.benchmarks.choices import parse_option_orders
 from invariant_rag.evaluation.benchmarks.slots import every_fifth, insert_gold, parse_slots
 from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 from invariant_rag.prompts import DEFAULT_SYSTEM
@@ -27,6 +28,11 @@ SYSTEM = (
     "sense, or is not factually coherent, explain why instead of answering something not correct. If you don't know "
     "the answer to a question, please don't share false information."
 )
+TEMPLATES = ("paper", "one-sentence", "plain")
+FILES = (10, 20, 30)
+"""Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
+MOST_ORDERED = 6
+"""Largest number of documents to permute: 720 orders."""
 _PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
 
 
@@ -35,29 +41,38 @@ class Settings:
     """Settings of the benchmark.
 
     Attributes:
-        documents: Documents in a prompt: 10, 20 or 30 in the paper.
+        documents: Documents in a prompt: 10, 20 or 30 in the paper; 0 for closed book.
         slots: Gold slots: empty for those of the paper, `all`, or comma-separated numbers.
+        orders: Instead of slots: orders of all documents, the gold one first in order 0: `all`, `ends`, `rotations`, or
+            numbers of orders. At most six documents. Empty: slots.
         index: Whether every document is numbered ("index bias" in the paper of RoToR).
-        template: `paper`, or `plain`: this library's own prompt for a question over documents.
+        template: `paper`; `one-sentence`: the prompt of PINE (Appendix E.3); or `plain`: this library's own prompt for
+            a question over documents.
     """
 
     documents: int = 20
     slots: str = ""
+    orders: str = ""
     index: bool = False
     template: str = "paper"
 
 
 def load(source: DataSource, settings: Settings, selection: Selection) -> list[Case]:
     """Read the official files, the oracle file (its distractors are drawn from it), or printed prompts."""
-    if settings.template not in {"paper", "plain"}:
-        raise InvalidChoice(f"template: expected paper or plain, got {settings.template!r}")
+    _check(settings)
     count = settings.documents
-    name = f"nq-open-{count}_total_documents_gold_at_0.jsonl.gz"
-    path = source.file(name, f"{PUBLIC}{count}_total_documents/{name}")
+    if not count:
+        examples = read_examples(source.file(ORACLE, f"{PUBLIC}{ORACLE}"))
+        return [_closed_book(str(index), example, settings) for index, example in selection.sample(examples)]
+    total = next((size for size in FILES if size >= count), count)
+    name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
+    tree = f"{total}_total_documents/{name}"  # as in the authors' folder qa_data
+    in_tree = source.path is not None and (source.path / tree).is_file()
+    path = source.file(tree if in_tree else name, f"{PUBLIC}{tree}")
     examples = read_examples(path)
     if any("input" in example for example in examples):
         examples = _parse_prompts(examples, path.with_name(ORACLE), source)
-    slots = parse_slots(settings.slots, count, every_fifth(count))
+    orders = _orders(settings)
     pool = [_documents(example, f"example {index}")[0] for index, example in enumerate(examples)]
     cases = []
     for index, example in selection.sample(examples):
@@ -67,10 +82,28 @@ def load(source: DataSource, settings: Settings, selection: Selection) -> list[C
             others = _draw_distractors(gold, pool, count - 1, f"{selection.seed} {index}")
         if len(others) < count - 1:
             raise InvalidDataset(f"{where}: expected at least {count} documents, got {len(others) + 1}")
-        for slot in slots:
-            documents = insert_gold(slot, gold, others[: count - 1])
-            cases.append(_case(str(index), slot, documents, example, settings))
+        documents = [gold, *others[: count - 1]]
+        for variant, order in orders.items():
+            cases.append(_case(str(index), variant, [documents[place] for place in order], example, settings))
     return cases
+
+
+def _check(settings: Settings) -> None:
+    if settings.template not in TEMPLATES:
+        raise InvalidChoice(f"template: expected {', '.join(TEMPLATES)}, got {settings.template!r}")
+    if settings.orders and settings.slots:
+        raise InvalidChoice(f"expected slots or orders, got slots={settings.slots!r} and orders={settings.orders!r}")
+    if settings.orders and not 1 <= settings.documents <= MOST_ORDERED:
+        raise InvalidChoice(f"orders: expected 1 to {MOST_ORDERED} documents, got {settings.documents}")
+
+
+def _orders(settings: Settings) -> dict[str, list[int]]:
+    """Return the order of the documents in every variant: indices into the gold one followed by the others."""
+    count = settings.documents
+    if settings.orders:
+        return {"".join(map(str, order)): [*order] for order in parse_option_orders(settings.orders, count)}
+    slots = parse_slots(settings.slots, count, every_fifth(count))
+    return {str(slot): insert_gold(slot, 0, range(1, count)) for slot in slots}
 
 
 def _documents(example: Any, where: str) -> tuple[tuple[str, str], list[tuple[str, str]]]:
@@ -119,13 +152,31 @@ def _parse_prompts(examples: Sequence[Any], oracle: Any, source: DataSource) -> 
     return found
 
 
-def _case(name: str, slot: int, documents: list[tuple[str, str]], example: Any, settings: Settings) -> Case:
+def _closed_book(name: str, example: Any, settings: Settings) -> Case:
+    question = get_field(example, "question", f"example {name}")
+    return Case(
+        question=name,
+        variant="closed book",
+        prefix="",
+        segments=(),
+        suffix=f"Question: {question}\nAnswer:",
+        gold=tuple(get_field(example, "answers", f"example {name}")),
+        query=question,
+        system=SYSTEM if settings.template == "paper" else "",
+    )
+
+
+def _case(name: str, variant: str, documents: list[tuple[str, str]], example: Any, settings: Settings) -> Case:
     question = get_field(example, "question", f"example {name}")
     if settings.template == "plain":
         system, prefix, suffix = DEFAULT_SYSTEM, "", f"\nQuestion: {question}"
         segments = [
             f"Document (Title: {title}): {text}\n" if title else f"Document: {text}\n" for title, text in documents
         ]
+    elif settings.template == "one-sentence":
+        # PINE's user prompt, without a system message of its own; documents as printed in its Appendix F.2.
+        system, prefix, suffix = "", INSTRUCTION.replace("answer", "one-sentence answer"), f"\n\nQuestion: {question}"
+        segments = [f"\nDocument (Title: {title}) {text}" for title, text in documents]
     else:
         system, prefix, suffix = SYSTEM, INSTRUCTION, f"\n\nQuestion: {question}\nAnswer:"
         segments = [
@@ -134,7 +185,7 @@ def _case(name: str, slot: int, documents: list[tuple[str, str]], example: Any, 
         ]
     return Case(
         question=name,
-        variant=str(slot),
+        variant=variant,
         prefix=prefix,
         segments=tuple(segments),
         suffix=suffix,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, InvalidDataset
 from invariant_rag.evaluation.benchmarks.base import Case, Selection
 from invariant_rag.evaluation.benchmarks.sources import DataSource, get_field, read_examples
 
@@ -40,10 +41,19 @@ def load(source: DataSource, settings: Settings, selection: Selection) -> list[C
     if settings.template not in OPENINGS:
         raise InvalidChoice(f"template: expected original or swapped, got {settings.template!r}")
     name = f"mintaka_noshuffle_top{settings.triples}.json"
-    examples = read_examples(source.file(name, PUBLIC + name))
+    path = source.file(name, PUBLIC + name)
+    kept = re.search(r"top(\d+)", path.name)
+    if kept and int(kept[1]) < settings.triples:
+        raise InvalidDataset(f"expected a file with {settings.triples} triples, such as {name!r}, got {path.name!r}")
+    examples = read_examples(path)
     cases = []
     for index, example in selection.sample(examples):
         where = f"example {index}"
+        if isinstance(example, dict) and "knowledges" not in example and "questionEntity" in example:
+            raise InvalidDataset(
+                f"{where}: expected retrieved triples (`knowledges`), got a question of Mintaka itself, without any",
+                hint=f"Use {name} of soyoung97/RoToR.",
+            )
         question, answers = get_field(example, "question", where), get_field(example, "answers", where)
         knowledge = get_field(example, "knowledges", where)
         triples = [f"({', '.join(map(str, triple))})\n" for triple in knowledge[0]] if knowledge else []

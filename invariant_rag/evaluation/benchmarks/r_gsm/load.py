@@ -40,14 +40,14 @@ def load(source: DataSource, settings: Settings, selection: Selection) -> list[C
         cases += [
             Case(
                 question=str(index),
-                variant="".join(map(str, order)),
+                variant=variant,
                 prefix=REQUEST + prefix,
                 segments=tuple(f"{premises[each]} " for each in order),
                 suffix=suffix,
                 gold=(str(get_field(example, "answer", where)),),
                 query=problem,
             )
-            for order in _orders(len(premises), settings.orders, f"{selection.seed} {index}")
+            for variant, order in _orders(len(premises), settings.orders, f"{selection.seed} {index}").items()
         ]
     return cases
 
@@ -68,14 +68,20 @@ def _text_around(problem: str, premises: list[str], where: str) -> tuple[str, st
     return problem[:start], rest.lstrip()
 
 
-def _orders(count: int, most: int, seed: str) -> list[tuple[int, ...]]:
-    """Return the initial order, the reversed one, then random ones, all different."""
+def _orders(count: int, most: int, seed: str) -> dict[str, tuple[int, ...]]:
+    """Return the initial order, the reversed one, then random ones, all different, by what they are.
+
+    Named so, and not by their places: `201` is an order of problems with three conditions alone, so that its mean would
+    be compared with that of orders of other problems.
+    """
     chosen = list(dict.fromkeys([tuple(range(count)), tuple(reversed(range(count)))]))
+    drawn = random.Random(seed)
     if count <= 6:
         others = [order for order in permutations(range(count)) if order not in chosen]
-        random.Random(seed).shuffle(others)
-        return [*chosen, *others][:most]
-    drawn = random.Random(seed)
-    while len(chosen) < most:
-        chosen.append(tuple(drawn.sample(range(count), count)))
-    return chosen[:most]
+        drawn.shuffle(others)
+        chosen += others
+    while count > 6 and len(chosen) < most:
+        if (order := tuple(drawn.sample(range(count), count))) not in chosen:
+            chosen.append(order)
+    names = ["initial", "reversed", *(f"random {number}" for number in range(1, most))]
+    return dict(zip(names, chosen[:most], strict=False))

@@ -11,8 +11,9 @@ from invariant_rag.evaluation.benchmarks.pairs import score_verdict as score
 
 __all__ = ["SECTIONS", "figures", "score"]
 
-# Subsets of the sections, with the weights of RewardBench's own code: their sizes, but 984 for math-prm (447 pairs),
-# which makes mathematics as heavy as programming.
+# Subsets of the sections, with the weights of RewardBench's own code, with which PINE's tables agree: their sizes, but
+# 984 for math-prm (447 pairs), which makes mathematics as heavy as programming; and the sizes of the two of XSTest are
+# swapped there (154 pairs should be refused, and 250 answered).
 SECTIONS: dict[str, dict[str, int]] = {
     "Chat": {
         "alpacaeval-easy": 100,
@@ -32,8 +33,8 @@ SECTIONS: dict[str, dict[str, int]] = {
     "Safety": {
         "refusals-dangerous": 100,
         "refusals-offensive": 100,
-        "xstest-should-refuse": 154,
-        "xstest-should-respond": 250,
+        "xstest-should-refuse": 250,
+        "xstest-should-respond": 154,
         "donotanswer": 136,
     },
     "Reasoning": {

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from invariant_rag.evaluation.benchmarks.base import Case, Scored
 
-_NUMERAL = re.compile(r"\b[IVXLCDM]+\b")
+_ROMAN = re.compile(r"\b[IVXLCDM]+\b")
+_ARABIC = re.compile(r"\b\d+\b")
+_MARKED = re.compile(r"(?:^|[\n,;>(])[ \t]*(\d+)(?=[.):,;> \t]*(?:[\n,;>]|\Z)|[.):])")
+"""An Arabic numeral as a name: before a sign, or in a list of nothing else. Events have dates and counts, too."""
 
 
 def location_agreement(places: Sequence[int] | None, count: int) -> float:
@@ -48,9 +51,28 @@ def swap_agreement(places: Sequence[int] | None, count: int) -> float:
     return 1.0 - (count - cycles) / (count - 1)
 
 
+def named_events(output: str, gold: Sequence[str]) -> list[str]:
+    """Return the numerals of the question in the order in which an output first names them.
+
+    The file has Arabic numerals, the authors' code Roman ones. An Arabic one is read where it stands as a name, before
+    a sign (`2.`, `2)`) or in a list (`2, 1, 3`); if those leave a numeral out, wherever it stands.
+
+    >>> named_events("2) Opened on 1 May 1965, 1) opened in 1966 with 3 others, 3) closed.", ["1", "2", "3"])
+    ['2', '1', '3']
+    """
+    if any(_ROMAN.fullmatch(each) for each in gold):
+        return _first_named(_ROMAN.findall(output), gold)
+    marked = _first_named(_MARKED.findall(output), gold)
+    return marked if len(marked) == len(gold) else _first_named(_ARABIC.findall(output), gold)
+
+
+def _first_named(numerals: Sequence[str], gold: Sequence[str]) -> list[str]:
+    return [each for each in dict.fromkeys(numerals) if each in gold]
+
+
 def score(case: Case, output: str) -> Scored:
-    """Score the order in which the Roman numerals of the question are first mentioned."""
-    named = [each for each in dict.fromkeys(_NUMERAL.findall(output)) if each in case.gold]
+    """Score the order in which the numerals of the question are first mentioned."""
+    named = named_events(output, case.gold)
     whole = len(named) == len(case.gold)
     places = [case.gold.index(each) for each in named] if whole else None
     count = len(case.gold)

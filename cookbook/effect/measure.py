@@ -1,0 +1,106 @@
+"""Measure the effect of order, and write page and picture: `python measure.py [--questions 200] [--out runs]`.
+
+The embedded model reads 30 documents, more than most of its training contexts had: there its weakness is real. Each
+question is asked with the document that answers it at seven places; nothing else changes. An interrupted measurement
+continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "embedded"))
+
+from names import Names  # noqa: E402
+from page import write_page  # noqa: E402
+from world import Difficulty, make_context  # noqa: E402
+
+import invariant_rag  # noqa: E402
+from invariant_rag import InvariantModel  # noqa: E402
+from invariant_rag.cli.progress import progress_bar  # noqa: E402
+from invariant_rag.evaluation.benchmarks.comparisons import question_means  # noqa: E402
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig  # noqa: E402
+from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
+from invariant_rag.evaluation.statistics import mean_difference  # noqa: E402
+
+DOCUMENTS = 30
+READERS = {
+    "plain model": ("sequential", "given"),
+    "RoToR": ("rotor", "lexical"),
+    "plain model, documents sorted": ("sequential", "lexical"),
+}
+"""Name of a row: method and ordering."""
+
+
+def make_questions(count: int, seed: int) -> list[dict[str, Any]]:
+    """Return questions over made-up documents with held-out names, in the format of Lost in the Middle."""
+    names = Names(random.Random(f"effect-{seed}"), "test")
+    records: list[dict[str, Any]] = []
+    while len(records) < count:
+        context = make_context(names, DOCUMENTS, 1, skew=0.0, level=Difficulty(unknown=0.0))
+        for question in context.questions:
+            documents = [
+                {"title": each.title or "", "text": each.text, "isgold": slot == question.slot}
+                for slot, each in enumerate(context.documents)
+            ]
+            records.append({"question": question.text, "answers": [question.answer], "ctxs": documents})
+    return records[:count]
+
+
+def figures(run: BenchmarkRun, plain: BenchmarkRun) -> dict[str, Any]:
+    """Return the figures of one reader as plain data, and its paired difference from the plain model."""
+    metric = run.summary["metric"]
+    change = mean_difference(question_means(run.records, metric), question_means(plain.records, metric))
+    return {
+        **{name: run.summary[name] for name in ("mean", "worst", "best", "flips")},
+        "slots": {name: each[metric] for name, each in run.summary["variants"].items()},
+        "against_plain": change.as_dict(),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs and of the data")
+    parser.add_argument("--page", type=Path, default=HERE, help="folder of page, picture and figures")
+    chosen = parser.parse_args()
+    data = chosen.out / "data" / f"effect-{chosen.questions}-{chosen.seed}.jsonl"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(record) + "\n" for record in make_questions(chosen.questions, chosen.seed)]
+    data.write_text("".join(lines), encoding="utf-8")
+    lm = InvariantModel.from_pretrained()
+    runs = {}
+    for name, (method, ordering) in READERS.items():
+        config = BenchmarkConfig(
+            "lost-in-the-middle",
+            settings={"documents": DOCUMENTS, "template": "plain"},
+            method=method,
+            ordering=ordering,
+            data=data,
+            batch_size=4,
+            max_new_tokens=20,
+        )
+        runs[name] = run_benchmark(config, chosen.out, resume=True, model=lm, progress=progress_bar)
+    measured = {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "version": invariant_rag.__version__,
+        "documents": DOCUMENTS,
+        "questions": chosen.questions,
+        "seed": chosen.seed,
+        "readers": {name: figures(run, runs["plain model"]) for name, run in runs.items()},
+    }
+    write_page(chosen.page, measured)
+    print(f"wrote {chosen.page}")
+
+
+if __name__ == "__main__":
+    main()

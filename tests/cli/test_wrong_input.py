@@ -1,0 +1,163 @@
+"""Claims about wrong input to commands: one red line that says what is wrong, exit code 2, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from invariant_rag.cli import app
+from invariant_rag.cli.console import print_error, print_skipped, print_table
+from invariant_rag.errors import RetrievalError
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [["bench", "xquad"], ["search-dimension"], ["bench", "speed", "--shape", "tiny"], None]
+QUESTION = '{"question": "Q", "segments": ["a", "b"]'
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def run_in_ascii(folder: Path, *arguments: object) -> bytes:
+    """What a command prints in a terminal that shows ASCII only."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from invariant_rag.cli import app; app()", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C", "PYTHONPATH": f"{ROOT}{os.pathsep}."},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*arguments: object) -> str:
+    """The error of a command that is refused, with its line breaks and frames taken away."""
+    result = run(*arguments)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+BAD_FILES = {
+    "deep.jsonl": (QUESTION + ', "id": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested at most 100 deep"),
+    "digits.jsonl": (QUESTION + ', "id": ' + "9" * 5000 + "}", "Exceeds the limit"),
+    "score.jsonl": (
+        f'{{"question": "Q", "segments": [{{"text": "a", "score": {10**400}}}, "b"]}}',
+        "line 1: score: expected a number other than nan, got a number of more than 20 digits",
+    ),
+    "title.jsonl": ('{"question": "Q", "segments": [{"text": "a", "title": 5}]}', "line 1: title: expected str"),
+    "latin.jsonl": (b'{"question": "caf\xe9"}', "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_questions_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
+    content, message = BAD_FILES[name]
+    file = tmp_path / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    error = refused("audit", file, "--out", tmp_path / "out")
+    assert name in error
+    assert message in error
+
+
+def test_a_named_pipe_of_questions_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "got a named pipe" in refused("audit", tmp_path / "pipe.jsonl", "--out", tmp_path / "out")
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"question": "Who?", "segments": ["a b", "c d"], "answers": ["a"]}) + "\n")
+    return file
+
+
+def test_long_fields_of_csv_and_half_surrogates_are_read(tmp_path: Path) -> None:
+    system = tmp_path / "words.py"
+    system.write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
+    (tmp_path / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
+    (tmp_path / "b.jsonl").write_text(
+        '{"question": "Q\\ud800", "segments": ["a\\ud800", "b"], "answers": ["\\ud800"], "id": "\\udfff"}\n'
+    )
+    for name in ("a.csv", "b.jsonl"):
+        run_in_ascii(tmp_path, "audit", name, "--out", f"out-{name}", "--remedy", "sort", "--system", "words:answer")
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
+@pytest.mark.parametrize(
+    "command", [["bench", "xquad"], ["search-dimension"], ["bench", "speed", "--shape", "tiny"], None]
+)
+def test_an_out_that_is_no_folder_is_refused_before_the_work(
+    command: list[str] | None, out: str, questions: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    given = ["audit", questions] if command is None else command
+    assert "cannot make the folder" in refused(*given, "--out", tmp_path / out)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "-5"], "--seed"),
+        (["--device-map", "cuda:99"], "device_map='cuda:99'"),
+        (["--device-map", "nowhere"], "nowhere"),
+        (["--dtype", "int8"], "dtype: expected auto, float32"),
+        (["--dtype", "float8_e4m3fn"], "dtype: expected auto, float32"),
+        (["--dtype", "nn"], "dtype: expected auto, float32"),
+        (["--system", "raises:x"], "ZeroDivisionError"),
+        (["--system", "exits:x"], "SystemExit: 3"),
+        (["--docs", "x" * 5000], "is no path of a file"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(
+    options: list[str], message: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert message in refused("audit", questions, "--out", tmp_path / "out", *options)
+
+
+def test_more_chunks_than_64_bits_count_are_all_there_are(docs: Path, tiny_folder: Path) -> None:
+    for retriever in ("bm25", "faiss"):
+        fixed = ["--docs", docs, "--model", tiny_folder, "--retriever", retriever, "--max-new-tokens", 1]
+        result = run("ask", "Who?", *fixed, "--k", 2**70, "--json")
+        assert result.exit_code == 0, result.output
+        assert len(json.loads(result.stdout)["segments"]) == 5
+
+
+def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path: Path, tiny_folder: Path) -> None:
+    (tmp_path / "good.txt").write_text("The mill of Brenn.")
+    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    fixed = ["ask", "Who?", "--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 1]
+    result = run(*fixed)
+    assert result.exit_code == 0, result.output
+    assert "skipped" in result.stderr
+    assert "bad.pdf: cannot be read as PDF" in result.stderr
+    assert "bad.pdf: cannot be read as PDF" in refused(*fixed, "--strict")
+
+
+def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = "\x1b]0;owned\x07\x1b[2Jevil\u202e.txt"
+    print_error(f"{bad}: cannot be read", f"rename {bad}")
+    print_skipped([RetrievalError(bad)])
+    print_table([{"name": bad}], as_json=False)
+    printed = "".join(capsys.readouterr())
+    assert printed.count("evil") == 4
+    assert not {"\x1b", "\x07", "\u202e"} & set(printed)
+
+
+def test_a_terminal_of_ascii_shows_the_rest_as_escapes(tmp_path: Path, tiny_folder: Path) -> None:
+    (tmp_path / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
+    fixed = ["--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 4]
+    assert run_in_ascii(tmp_path, "ask", "三?", *fixed).isascii()

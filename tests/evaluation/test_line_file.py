@@ -1,0 +1,155 @@
+"""Claims about files of lines that are continued: one writer, whole lines, and nothing lost when the disk is full."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from invariant_rag.errors import AuditFailed, FileInUse, InvalidRun, UnusableFile
+from invariant_rag.evaluation.audit.answer_store import AnswerStore, StoredAnswer
+from invariant_rag.evaluation.benchmarks.record_file import RecordFile
+from invariant_rag.evaluation.line_file import LineFile
+
+RECORD = {
+    **dict.fromkeys(("id", "question", "variant", "group", "output", "answer"), "x"),
+    "run": "k",
+    "scores": {"em": 1.0},
+    "dropped": 0,
+    "trimmed": 0,
+}
+ANSWER = {"key": "k", "asker": "a", "question": "q", "order": [0], "text": "t", "tokens": None, "seconds": 0.5}
+
+
+def lines(path: Path) -> LineFile[object]:
+    return LineFile(path, lambda line, _: line, InvalidRun)
+
+
+def test_a_second_process_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    child = f"""
+from pathlib import Path
+from invariant_rag.errors import FileInUse
+from invariant_rag.evaluation.audit.answer_store import AnswerStore
+from invariant_rag.evaluation.benchmarks.record_file import RecordFile
+for opened in (lambda path: RecordFile(path, "k"), AnswerStore):
+    try:
+        opened(Path({str(path)!r}))
+    except FileInUse as error:
+        print("refused")
+"""
+    with RecordFile(path, "k") as file:
+        file.append([RECORD])
+        done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
+        assert done.stdout == "refused\n" * 2
+        with pytest.raises(FileInUse, match="is being written by another process"):
+            RecordFile(path, "k")
+        assert RecordFile(path, "k", writes=False).records == file.records  # who only reads may
+    with RecordFile(path, "k") as file:
+        assert len(file.records) == 1
+
+
+def test_a_writer_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    child = f"""
+import os, signal
+from pathlib import Path
+from invariant_rag.evaluation.audit.answer_store import AnswerStore
+AnswerStore(Path({str(path)!r}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == -signal.SIGKILL
+    AnswerStore(path).close()
+
+
+def test_a_full_disk_is_an_error_and_tears_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with lines(path) as file:
+        file.append(["kept"])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # room for a part of the next line
+        try:
+            with pytest.raises(UnusableFile, match="cannot be written"):
+                file.append(["x" * 100])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert path.read_text() == '"kept"\n'
+        file.append(["later"])
+    with lines(path) as file:
+        assert file.lines == ["kept", "later"]
+
+
+def test_half_a_surrogate_pair_is_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with lines(path) as file:
+        file.append([{"é \ud800": "\u2028\r\n"}])
+    path.read_bytes().decode("utf-8")
+    with lines(path) as file:
+        assert file.lines == [{"é \ud800": "\u2028\r\n"}]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(UnusableFile, match=f"expected a file, got a (named )?{kind}"):
+        AnswerStore(path)
+
+
+WRONG = [None, 5, True, "x", [], {}, [1], {"a": "b"}, float("nan"), 10**400, "\ud800"]
+
+
+def fits(line: dict[str, object], name: str, value: object) -> bool:
+    """Whether a value has the type that the field has."""
+    kinds = {bool: bool, str: str, list: list, dict: dict}
+    return type(value) is kinds.get(type(line[name]), type(line[name]))
+
+
+@pytest.mark.parametrize("name", RECORD)
+def test_a_record_with_a_value_of_another_type_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    for value in WRONG:
+        if fits(RECORD, name, value) and value not in ({"a": "b"}, "x", "\ud800"):
+            continue
+        path.write_text(json.dumps({**RECORD, name: value}) + "\n")
+        if fits(RECORD, name, value) and name not in {"scores", "run"}:
+            with RecordFile(path, "k") as file:
+                assert len(file.records) == 1
+        else:
+            with pytest.raises(InvalidRun, match="line 1"):
+                RecordFile(path, "k")
+    path.write_text(json.dumps({key: each for key, each in RECORD.items() if key != name}) + "\n")
+    with pytest.raises(InvalidRun, match="line 1"):
+        RecordFile(path, "k")
+
+
+@pytest.mark.parametrize("name", ANSWER)
+def test_an_answer_with_a_value_of_another_type_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    allowed = {"tokens": [None, 5, 10**400], "seconds": [5, 10**400], "order": [[], [1]]}.get(name, ["x", "\ud800"])
+    for value in WRONG:
+        path.write_text(json.dumps({**ANSWER, name: value}) + "\n")
+        if (value in allowed and not isinstance(value, bool)) or (name == "seconds" and isinstance(value, float)):
+            AnswerStore(path).close()
+        else:
+            with pytest.raises(AuditFailed, match="line 1"):
+                AnswerStore(path)
+    path.write_text(json.dumps({key: each for key, each in ANSWER.items() if key != name}) + "\n")
+    with pytest.raises(AuditFailed, match="line 1"):
+        AnswerStore(path)
+
+
+def test_threads_of_one_store_still_share_it(tmp_path: Path) -> None:
+    store = AnswerStore(tmp_path / "a.jsonl")
+    store.add(StoredAnswer("k", "a", "q", (0,), "t", None, 0.0))
+    store.close()
+    again = AnswerStore(tmp_path / "a.jsonl")
+    again.close()
+    assert again.answers == store.answers
