@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
-from invariant_rag.generation.answer_parsing import AnswerDelta, CallDelta
+from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
+from invariant_rag.generation.answer_pieces import parse_answer
 from invariant_rag.generation.logprobs import token_logprobs
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
@@ -92,15 +91,13 @@ class ChatRequest:
         """
         kept = self._calling.kept_tokens if self._schema is None else frozenset()
         text = decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
-        deltas = list(self._deltas([text], generation.labels))
-        reasoning = "".join(delta.reasoning for delta in deltas)
-        calls = _calls(delta.call for delta in deltas if delta.call)
+        answer = Answer.join(self._deltas([text], generation.labels))
         return AIMessage(
-            content=self._content("".join(delta.content for delta in deltas), generation),
-            tool_calls=calls,
-            additional_kwargs={"reasoning_content": reasoning} if reasoning else {},
+            content=self._content(answer.content, generation),
+            tool_calls=[tool_call(name=each.name, args=dict(each.arguments), id=each.id) for each in answer.tool_calls],
+            additional_kwargs={"reasoning_content": answer.reasoning} if answer.reasoning else {},
             usage_metadata=usage_of(generation),
-            response_metadata=self._metadata(generation, called=bool(calls)),
+            response_metadata=self._metadata(generation, called=bool(answer.tool_calls)),
         )
 
     def stream(self) -> Iterator[AIMessageChunk]:
@@ -151,36 +148,18 @@ class ChatRequest:
         if self.call.stop:  # those that `generate` got as well: they end reasoning, too
             texts = stream_until_stop_string(texts, self.call.stop)
         stops = () if self.call.stop else self._asked.stop
-        parsed = self._parsed(texts)
-        for (kind, _), run in groupby(parsed, key=_kind):
-            if kind == "call":
-                yield from self._call(run, labels)
-            elif kind == "reasoning":
-                given = (delta.reasoning for delta in run)
-                yield from (AnswerDelta(reasoning=each) for each in translate_stream(given, labels))
+        yield from self._object_as_content(parse_answer(self._calling.parser(self.prompt), texts, stops, labels))
+
+    def _object_as_content(self, deltas: Iterable[AnswerDelta]) -> Iterator[AnswerDelta]:
+        objects = set()
+        for delta in deltas:
+            call = delta.call
+            if call and call.name and call.name == self._object_tool:
+                objects.add(call.index)
+            elif call and call.index in objects:
+                yield AnswerDelta(call.arguments)
             else:
-                counted = _Counted(delta.content for delta in run)
-                kept = _Counted(stream_until_stop_string(counted, stops))
-                yield from map(AnswerDelta, translate_stream(kept, labels))
-                if kept.characters < counted.characters:
-                    deque(parsed, maxlen=0)  # a stream is to end by itself: then its generation is known
-                    return
-
-    def _parsed(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
-        parser = self._calling.parser(self.prompt)
-        for text in texts:
-            yield from parser.feed(text)
-        yield from parser.finish()
-
-    def _call(self, run: Iterator[AnswerDelta], labels: Labels) -> Iterator[AnswerDelta]:
-        pieces = (delta.call for delta in run if delta.call)
-        first = next(pieces)
-        arguments = translate_stream((each.arguments for each in (first, *pieces) if each.arguments), labels)
-        if first.name == self._object_tool:
-            yield from map(AnswerDelta, arguments)
-            return
-        yield AnswerDelta(call=replace(first, arguments=""))
-        yield from (AnswerDelta(call=CallDelta(first.index, arguments=each)) for each in arguments)
+                yield delta
 
     def _metadata(self, generation: Generation, *, called: bool) -> dict[str, Any]:
         report = self._report(generation, self.prompt, self._asked)
@@ -205,19 +184,6 @@ class ChatRequest:
         ]
 
 
-class _Counted(Iterator[str]):
-    """Texts, and how many characters they had so far."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = iter(texts)
-        self.characters = 0
-
-    def __next__(self) -> str:
-        text = next(self._texts)
-        self.characters += len(text)
-        return text
-
-
 def _checked(texts: Iterable[str]) -> Iterator[str]:
     """Yield texts that are one object when joined.
 
@@ -237,17 +203,3 @@ def _object_tool(schema: str) -> Tool:
     name = re.sub(r"[^\w./:-]+", "_", described.get("title") or "answer")
     purpose = "Give the final answer to the user."
     return Tool(name, " ".join(filter(None, (purpose, described.get("description")))), described)
-
-
-def _kind(delta: AnswerDelta) -> tuple[str, int]:
-    if delta.call:
-        return "call", delta.call.index
-    return "reasoning" if delta.reasoning else "content", 0
-
-
-def _calls(pieces: Iterable[CallDelta]) -> list[Any]:
-    calls: dict[int, list[str]] = {}
-    for each in pieces:
-        parts = calls.setdefault(each.index, [each.name or "", each.id or "", ""])
-        parts[2] += each.arguments
-    return [tool_call(name=name, args=json.loads(text), id=identifier) for name, identifier, text in calls.values()]

@@ -9,6 +9,8 @@ from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
 from invariant_rag.segments import Prompt
 from langchain_core.messages.content import Citation
 
+from langchain_invariant_rag.documents import DOCUMENT_ID
+
 _URL = re.compile(r"\w+://\S+")
 
 
@@ -27,12 +29,16 @@ def citations_of(text: str, question: str, prompt: Prompt, generation: Generatio
 
 def _citation(span: CitedSpan) -> Citation:
     segment = span.segment
+    metadata = dict(segment.metadata)
+    extras = {"id": segment.content_hash, "metadata": metadata}
+    if DOCUMENT_ID in metadata:
+        extras["document_id"] = metadata.pop(DOCUMENT_ID)
     citation = Citation(
         type="citation",
         start_index=span.start,
         end_index=span.end,
         cited_text=segment.text,
-        extras={"id": segment.content_hash, "metadata": dict(segment.metadata)},
+        extras=extras,
     )
     source = next((each for each in map(segment.metadata.get, ("url", "source")) if isinstance(each, str)), "")
     if _URL.fullmatch(source):

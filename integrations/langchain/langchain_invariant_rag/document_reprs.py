@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from invariant_rag.segments import Segment
-from langchain_core.documents import Document
 
 from langchain_invariant_rag.documents import to_segment
 
@@ -23,6 +22,7 @@ _TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[()\[\]{}]""", re.DO
 def split_reprs(text: str) -> Iterator[str | Segment]:
     """Yield the texts and the printed documents of a string.
 
+    >>> from langchain_core.documents import Document
     >>> printed = str([Document("a"), Document("b", metadata={"page": 1})])
     >>> [part if isinstance(part, str) else part.text for part in split_reprs(f"Read {printed} now.")]
     ['Read ', 'a', 'b', ' now.']
@@ -71,8 +71,7 @@ def _parse(source: str) -> Segment | None:
     fields = {keyword.arg: _value(keyword.value) for keyword in call.keywords if keyword.arg}
     if not isinstance(fields.get("page_content"), str):
         return None
-    metadata = fields.get("metadata")
-    return to_segment(Document(fields["page_content"], metadata=metadata if isinstance(metadata, dict) else {}))
+    return to_segment(fields)
 
 
 def _value(node: ast.expr) -> Any:

@@ -16,40 +16,73 @@ from langchain_core.messages.content import PlainTextContentBlock, create_plaint
 BLOCK_TYPE = "text-plain"
 """Type of the content blocks that carry segments."""
 
+DOCUMENT_ID = "langchain_document_id"
+"""Metadata key under which a segment keeps the id of its document."""
+
+
+def as_document(value: object) -> Document | None:
+    """Return a document; None for anything else.
+
+    A mapping is one as `model_dump`, `dumpd` and JSON have it. So is a pair of a document and a number, as
+    `similarity_search_with_score` returns it; the number is left out, because it may be a distance.
+    """
+    if isinstance(value, list | tuple):
+        return as_document(value[0]) if len(value) == 2 and isinstance(value[1], Real) else None
+    if isinstance(value, Document) or not isinstance(value, Mapping):
+        return value if isinstance(value, Document) else None
+    fields = value.get("kwargs") if value.get("lc") and value.get("type") == "constructor" else value
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("page_content"), str):
+        return None
+    id_, metadata = fields.get("id"), fields.get("metadata")
+    return Document(
+        page_content=fields["page_content"],
+        metadata=dict(metadata) if isinstance(metadata, Mapping) else {},
+        id=id_ if isinstance(id_, str) else None,
+    )
+
+
+def document_list(value: object) -> list[Document]:
+    """Return the documents of a list that holds nothing else; an empty list for any other value."""
+    found = []
+    for each in value if isinstance(value, list | tuple) else ():
+        if (document := as_document(each)) is None:
+            return []
+        found.append(document)
+    return found
+
 
 def to_segment(value: Any) -> Segment:
     """Convert a document to a segment.
 
     Args:
-        value: A `Document`, a `Segment`, a string, a `text-plain` content block, or a mapping with `page_content` and
-            `metadata` (a `Document` after a LangGraph checkpoint) or with `text` and `title` (a document of a chat
-            template). In a `Document`'s metadata, `title` is the title and `score` the retriever's score.
+        value: A `Document`, what else `as_document` takes for one, a `Segment`, a string, a `text-plain` content block,
+            or a mapping with `text` and `title` (a document of a chat template). In a `Document`'s metadata, `title` is
+            the title and `score` the retriever's score.
 
     Raises:
         InvalidSegment: `value` is none of these.
     """
     if isinstance(value, Segment | str):
         return Segment.of(value)
-    if isinstance(value, Document):
-        return _segment_from(value.page_content, value.metadata)
-    if isinstance(value, Mapping):
-        if isinstance(value.get("page_content"), str):
-            return _segment_from(value["page_content"], value.get("metadata") or {})
-        if isinstance(value.get("text"), str):
-            fields = {**value, **(value.get("extras") or {})}
-            return Segment(value["text"], fields.get("title"), fields.get("metadata") or {}, fields.get("score"))
+    if (document := as_document(value)) is not None:
+        return _segment_from(document)
+    if isinstance(value, Mapping) and isinstance(value.get("text"), str):
+        fields = {**value, **(value.get("extras") or {})}
+        return Segment(value["text"], fields.get("title"), fields.get("metadata") or {}, fields.get("score"))
     raise InvalidSegment(
         f"expected a Document, got {_describe(value)}",
         hint="A segment is a Document, a Segment, a str, or a mapping with `page_content` or `text`: no file, no link.",
     )
 
 
-def _segment_from(text: str, metadata: Mapping[str, Any]) -> Segment:
+def _segment_from(document: Document) -> Segment:
     """Take title and score out of the metadata if they have the right type; loaders may store other values there."""
-    rest = dict(metadata)
+    rest = dict(document.metadata)
+    if document.id is not None:
+        rest[DOCUMENT_ID] = document.id
     title = rest.pop("title") if isinstance(rest.get("title"), str) and rest["title"] else None
     score = rest.pop("score") if isinstance(rest.get("score"), Real) and not isnan(rest["score"]) else None
-    return Segment(text, title, rest, score)
+    return Segment(document.page_content, title, rest, score)
 
 
 def _describe(value: Any) -> str:
@@ -82,7 +115,7 @@ def to_document(segment: Segment) -> Document:
         raise InvalidSegment("expected a segment with text, got one with token ids, which a Document cannot hold")
     fields = {"title": segment.title, "score": None if segment.score is None else float(segment.score)}
     metadata = {**segment.metadata, **{name: value for name, value in fields.items() if value is not None}}
-    return Document(page_content=segment.text, metadata=metadata)
+    return Document(page_content=segment.text, id=metadata.pop(DOCUMENT_ID, None), metadata=metadata)
 
 
 def to_block(segment: Segment) -> PlainTextContentBlock:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict, check_judge_options
+from invariant_rag.judge_calibration import CapCal
 
 from langchain_invariant_rag.chat_models import ChatInvariant
 
@@ -17,12 +18,14 @@ class InvariantListwiseEvaluator:
         model: The model that judges; None for the embedded model. Its weights are loaded by the first evaluation.
         criteria: As for `Judge`: what makes a prediction good, as a text or as a mapping of names to descriptions.
         by: As for `Judge`: score the `letters` of the predictions, or their `texts`.
+        calibration: As for `Judge`: `CapCal()` subtracts the model's preference for some letters, for a second pass.
         explain: Whether to generate an explanation too, greedily, with at most the model's `max_tokens`.
 
     Raises:
         InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
         UnknownName: There is no such way of judging.
-        UnsupportedCombination: The model is no `ChatInvariant`.
+        InvalidChoice: The calibration is no `CapCal`.
+        UnsupportedCombination: The model is no `ChatInvariant`, or there is a calibration with `by="texts"`.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class InvariantListwiseEvaluator:
         *,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
+        calibration: CapCal | None = None,
         explain: bool = False,
     ) -> None:
         if not isinstance(model, ChatInvariant | None):
@@ -38,16 +42,17 @@ class InvariantListwiseEvaluator:
                 f"expected a ChatInvariant as judge, got {type(model).__name__}",
                 hint="Use ChatInvariant(...), or PairwiseStringEvalChain of LangChain, which takes any model.",
             )
-        check_judge_options(criteria, by)
+        check_judge_options(criteria, by, calibration)
         self.model = ChatInvariant() if model is None else model
         self.criteria = criteria
         self.by = by
+        self.calibration = calibration
         self.explain = explain
 
     @property
     def judge(self) -> Judge:
         """The judge over the model's `InvariantModel`. Loads the weights on first use."""
-        return Judge(self.model.lm, criteria=self.criteria, by=self.by)
+        return Judge(self.model.lm, criteria=self.criteria, by=self.by, calibration=self.calibration)
 
     def evaluate(
         self,

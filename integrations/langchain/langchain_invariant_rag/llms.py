@@ -23,6 +23,7 @@ from langchain_invariant_rag.documents import to_segments
 from langchain_invariant_rag.parameters import PER_CALL, InvariantParameters
 from langchain_invariant_rag.recognized_text import RecognizedText, RecognizedValue, marked_message
 from langchain_invariant_rag.tracking import current_run, run_of, runs_of
+from langchain_invariant_rag.turns import in_order_of_calls
 
 
 class InvariantLLM(InvariantParameters, BaseLLM):
@@ -30,7 +31,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
 
     A prompt is a string. Its segments are marked by `SEGMENT_PROMPT`, `as_segments` or `invariant_rag.prompts.mark`.
     Documents in chat messages and in a `documents=` keyword become marked segments too; those of the keyword come
-    first.
+    first. A line break follows segments that a prompt ends with.
 
     Example:
         ```python
@@ -52,7 +53,8 @@ class InvariantLLM(InvariantParameters, BaseLLM):
             return model_input
         value = super()._convert_input(model_input)
         if isinstance(value, ChatPromptValue):
-            return StringPromptValue(text=get_buffer_string([marked_message(each) for each in value.messages]))
+            messages = map(marked_message, in_order_of_calls(value.messages))
+            return StringPromptValue(text=get_buffer_string(list(messages)))
         return value
 
     def _recognized(self, prompt: str, run: UUID | None, documents: Any) -> RecognizedText:

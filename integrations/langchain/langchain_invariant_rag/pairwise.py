@@ -6,6 +6,7 @@ from typing import Any
 
 from invariant_rag.errors import ExtraRequired
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge
+from invariant_rag.judge_calibration import CapCal
 
 from langchain_invariant_rag.chat_models import ChatInvariant
 from langchain_invariant_rag.errors import DISTRIBUTION
@@ -26,6 +27,7 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
         model: As for `InvariantListwiseEvaluator`, and so are the others.
         criteria: What makes a prediction good, as a text or as a mapping of names to descriptions.
         by: Score the `letters` of the predictions, or their `texts`.
+        calibration: `CapCal()` subtracts the model's preference for some letters, for a second scoring pass.
         explain: Whether to generate an explanation too.
     """
 
@@ -35,9 +37,12 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
         *,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
+        calibration: CapCal | None = None,
         explain: bool = False,
     ) -> None:
-        self._listwise = InvariantListwiseEvaluator(model, criteria=criteria, by=by, explain=explain)
+        self._listwise = InvariantListwiseEvaluator(
+            model, criteria=criteria, by=by, calibration=calibration, explain=explain
+        )
 
     @property
     def judge(self) -> Judge:

@@ -8,10 +8,13 @@ from typing import Any
 
 from invariant_rag.api_models import PlainRequest, PlainRequests
 from invariant_rag.prompts import Turn
-from invariant_rag.prompts.labels import translate_labels
+from invariant_rag.prompts.labels import translate_object
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from langchain_invariant_rag.turns import to_block_of, to_turns
+
+_SAID = ("text", "tool_use", "tool_call")
+"""Content blocks in which documents are cited. Reasoning may be signed, and is left as it is."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,20 @@ def answered(message: BaseMessage, ballot: Ballot, method: str, *, recognized: b
     """
     metadata = {**message.response_metadata, **ballot.request.ledger(method, recognized=recognized)}
     changed: dict[str, Any] = {"response_metadata": metadata}
-    if isinstance(message.content, str):
-        changed["content"] = translate_labels(message.content, ballot.request.labels)
+    if labels := ballot.request.labels:
+        content: Any = message.content
+        changed["content"] = (
+            translate_object(content, labels)
+            if isinstance(content, str)
+            else [
+                translate_object(each, labels) if isinstance(each, str) or each.get("type") in _SAID else each
+                for each in content
+            ]
+        )
+        if isinstance(message, AIMessage):
+            changed["tool_calls"] = [
+                {**call, "args": translate_object(call["args"], labels)} for call in message.tool_calls
+            ]
     return message.model_copy(update=changed)
 
 

@@ -21,7 +21,7 @@ from pydantic import Field
 from langchain_invariant_rag.call_documents import ModelListsDocuments
 from langchain_invariant_rag.documents import to_block, to_segments
 from langchain_invariant_rag.tracking import RUNS, run_of, track_runs
-from langchain_invariant_rag.turns import to_turns, with_turns
+from langchain_invariant_rag.turns import in_order_of_calls, to_turns, with_turns
 
 FIXES = {
     "no_segments": 'Write {context} as Segments(documents), or use SegmentsPlaceholder("context").',
@@ -56,8 +56,7 @@ class Recognizer:
     require_segments: bool = False
 
     def __post_init__(self) -> None:
-        if self.find_documents:
-            track_runs()
+        track_runs()
 
     def recognize(
         self,
@@ -69,6 +68,8 @@ class Recognizer:
     ) -> Recognition:
         """Find the sets in a conversation, and report what is not understood.
 
+        Without `find_documents`, what it would have found or reported is a finding, too, but nobody is warned of it.
+
         Args:
             turns: The conversation.
             run: The run that asks.
@@ -79,11 +80,8 @@ class Recognizer:
             OrderWarning: Nothing is a segment, and `require_segments` is set; or there is a finding, and `strict` is.
         """
         known = [Retrieval((KnownDocument.of(each),)) for each in to_segments(self.known_documents)]
-        elsewhere: Sequence[KnownDocument] = ()
-        if self.find_documents:
-            known += RUNS.of(run)
-            elsewhere = RUNS.elsewhere(run)
-        found = recognize(turns, known, elsewhere)
+        looked_for = recognize(turns, [*known, *RUNS.of(run)], RUNS.elsewhere(run))
+        found = looked_for if self.find_documents else recognize(turns, known)
         sets = [part for turn in found.turns for part in turn.parts if isinstance(part, SegmentSet)]
         if self.require_segments and not sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
@@ -93,6 +91,9 @@ class Recognizer:
         if not keyword_used and _documents_of_a_caller():
             findings.append(Finding("keyword", "documents= did not reach the model."))
         report(findings, fixes=FIXES, strict=self.strict)
+        if [turn.text for turn in looked_for.turns] != [turn.text for turn in found.turns]:
+            findings.append(Finding("no_segments", "the prompt holds retrieved documents that are no segments."))
+        findings += [each for each in looked_for.findings if each not in findings]
         return Recognition(found.turns, tuple(findings))
 
 
@@ -159,7 +160,7 @@ class RecognizesMessages(RecognizesDocuments):
         """Return messages in which every segment is a content block; those that were recognised before, as they are."""
         if was_recognized(messages) is not None:
             return list(messages)
-        given = with_documents(messages, documents)
+        given = with_documents(in_order_of_calls(messages), documents)
         found = self._recognize(to_turns(given), run, keyword_used=documents is not None)
         changed = with_turns(given, found.turns, sort=self._sorts_segments)
         if not changed:

@@ -38,8 +38,7 @@ class RecognizedText(str):  # noqa: SLOT000 - it has attributes
         (turn,) = recognition.turns
         parts = [_sorted(part) if sort and isinstance(part, SegmentSet) else part for part in turn.parts]
         text = cls("".join(_set_text(part) if isinstance(part, SegmentSet) else part for part in parts))
-        end = ["\n"] if parts and isinstance(parts[-1], SegmentSet) else []  # a model continues text, not a set
-        text.prompt = Prompt.of(*parts, *end, rendering=document_rendering)
+        text.prompt = Prompt.of(*parts, rendering=document_rendering).to_complete()
         text.recognized = not recognition.findings
         return text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
 from invariant_rag.rag.text import join_chunks
-from invariant_rag.segments import Segment
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
@@ -101,22 +99,6 @@ def _check_retriever(value: Any) -> Any:
     return value
 
 
-_ID = "langchain_document_id"
-"""Metadata key under which a segment keeps the id of its document while it is in a retriever of the core."""
-
-
-def _with_id(segment: Segment, document: Any) -> Segment:
-    if not isinstance(document, Document) or document.id is None:
-        return segment
-    return replace(segment, metadata={**segment.metadata, _ID: document.id})
-
-
-def _document_with_id(segment: Segment) -> Document:
-    document = to_document(segment)
-    document.id = document.metadata.pop(_ID, None)
-    return document
-
-
 class InvariantRetriever(BaseRetriever):
     """LangChain retriever for a retriever of the core, whose results do not depend on the order of the corpus.
 
@@ -147,12 +129,11 @@ class InvariantRetriever(BaseRetriever):
             show_progress: Show a progress bar while embedding the documents.
         """
         listed = documents if isinstance(documents, str | Document | Mapping) else list(documents)
-        segments = map(_with_id, to_segments(listed), listed)
         source = LangChainEmbedder(embedder) if isinstance(embedder, Embeddings) else embedder
-        return cls(retriever=FaissRetriever(segments, source, show_progress=show_progress), k=k)
+        return cls(retriever=FaissRetriever(to_segments(listed), source, show_progress=show_progress), k=k)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> Segments:
         found = self.retriever.retrieve(query, self.k if k is None else k)
-        return Segments(map(_document_with_id, found))
+        return Segments(map(to_document, found))

@@ -6,8 +6,11 @@ when a model that is not from this package gets text with segment markers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
+from itertools import islice
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -17,10 +20,14 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.base import BaseCallbackManager, Callbacks
 from langchain_core.callbacks.manager import BaseRunManager
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
+from langchain_core.load import Serializable
+from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tracers.context import register_configure_hook
+from pydantic import BaseModel
 
-from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag.documents import document_list, to_segment
+
+_MOST_VALUES = 5000
 
 RUNS = RunDocuments()
 """What was retrieved in which run."""
@@ -52,7 +59,8 @@ class RunTracker(BaseCallbackHandler):
         RUNS.start(run_id, parent_run_id)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget a run."""
+        """Forget a run, and note documents that it returned."""
+        _add_documents(run_id, output.artifact if isinstance(output, ToolMessage) else output)
         RUNS.end(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
@@ -63,7 +71,7 @@ class RunTracker(BaseCallbackHandler):
         self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """Note a run."""
-        RUNS.start(run_id, parent_run_id, retrieves=True)
+        RUNS.start(run_id, parent_run_id, retrieves=True, query=query)
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
         """Note what a retriever returned."""
@@ -116,9 +124,35 @@ def runs_of(callbacks: Any, count: int) -> list[UUID | None]:
 
 def _add_documents(run: UUID, value: Any) -> None:
     """Note every list of documents among the inputs or outputs of a run."""
-    for each in value.values() if isinstance(value, Mapping) else [value]:
-        if isinstance(each, list | tuple) and each and all(isinstance(one, Document) for one in each):
-            RUNS.add(run, map(_known, each))
+    RUNS.add(run, *(map(_known, each) for each in document_lists(value)))
+
+
+def document_lists(value: Any) -> Iterator[list[Document]]:
+    """Yield the lists of documents in a value: in mappings, lists, dataclasses and models, in one another.
+
+    At most 5000 of the values in it are looked at, the outer ones first: it may hold more than documents.
+    """
+    waiting = deque([value])
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            return
+        each = waiting.popleft()
+        if found := document_list(each):
+            yield found
+        else:
+            waiting.extend(islice(_members(each), _MOST_VALUES))
+
+
+def _members(value: Any) -> Iterator[Any]:
+    """Yield the values in a container. What LangChain itself has classes for, such as messages, is none."""
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, BaseModel) and not isinstance(value, Serializable):
+        yield from (each for _, each in value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from (getattr(value, each.name, None) for each in fields(value))
 
 
 def _known(document: Document) -> KnownDocument:

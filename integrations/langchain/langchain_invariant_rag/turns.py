@@ -9,11 +9,10 @@ from typing import Any
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Turn
 from invariant_rag.segments import Field, Segment, SegmentSet, Slot
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage, message_chunk_to_message
 
 from langchain_invariant_rag.document_reprs import split_reprs
-from langchain_invariant_rag.documents import BLOCK_TYPE, to_block, to_segment, to_segments
+from langchain_invariant_rag.documents import BLOCK_TYPE, document_list, to_block, to_segment, to_segments
 
 _TEXT_KEYS = {"type", "text", "id"}
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
@@ -31,6 +30,22 @@ def to_turns(messages: Sequence[BaseMessage]) -> list[Turn]:
     return [_to_turn(message_chunk_to_message(message)) for message in messages]  # an answer may come as a chunk
 
 
+def in_order_of_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return messages in which the results of parallel calls stand in the order of the calls.
+
+    Results belong to calls by their ids, and tools that run at the same time may end in any order.
+    """
+    ordered: list[BaseMessage] = []
+    calls: list[str | None] = []
+    for kind, run in groupby(messages, type):
+        members: list[Any] = list(run)
+        if kind is ToolMessage:
+            members.sort(key=lambda each: calls.index(each.tool_call_id) if each.tool_call_id in calls else len(calls))
+        calls = [call["id"] for call in members[-1].tool_calls] if issubclass(kind, AIMessage) else []
+        ordered += members
+    return ordered
+
+
 def _to_turn(message: BaseMessage) -> Turn:
     if isinstance(message, ChatMessage):
         return Turn(message.role, tuple(_parts(message.content)))
@@ -38,8 +53,9 @@ def _to_turn(message: BaseMessage) -> Turn:
         raise InvalidPrompt(f"expected a message of type {', '.join(sorted(_ROLES))}, got {message.type!r}")
     if isinstance(message, AIMessage):
         return Turn("assistant", (message.text,) if message.text else ())
-    if isinstance(message, ToolMessage) and is_document_list(message.artifact) and not is_recognized(message.content):
-        return Turn("tool", tuple(to_segments(message.artifact)))
+    if isinstance(message, ToolMessage) and not is_recognized(message.content):
+        found = document_list(message.artifact)
+        return Turn("tool", tuple(to_segments(found) if found else _parts(message.content)))
     return Turn(_ROLES[message.type], tuple(_parts(message.content)))
 
 
@@ -179,12 +195,3 @@ def is_segment_block(block: object) -> bool:
         return False
     extras = block.get("extras") or {}
     return block.get("type") == BLOCK_TYPE or (block.get("type") == "text" and extras.get("segment") is True)
-
-
-def is_document_list(artifact: object) -> bool:
-    """Return whether a tool's artifact is a list of documents, possibly as the dicts of a LangGraph checkpoint."""
-    return isinstance(artifact, list | tuple) and bool(artifact) and all(map(_is_document, artifact))
-
-
-def _is_document(value: object) -> bool:
-    return isinstance(value, Document) or (isinstance(value, Mapping) and "page_content" in value)

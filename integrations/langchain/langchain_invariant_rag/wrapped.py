@@ -7,7 +7,7 @@ from typing import Any
 
 from invariant_rag.api_models import PlainRequests
 from invariant_rag.prompts import Turn
-from invariant_rag.prompts.labels import translate_labels
+from invariant_rag.prompts.labels import translate_object
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
@@ -21,7 +21,7 @@ from langchain_invariant_rag.documents import to_segments
 from langchain_invariant_rag.plain import Ballot, answered, message_ballots, text_ballots
 from langchain_invariant_rag.recognition import Recognizer, with_documents
 from langchain_invariant_rag.tracking import run_of
-from langchain_invariant_rag.turns import to_turns
+from langchain_invariant_rag.turns import in_order_of_calls, to_turns
 from langchain_invariant_rag.voting import AnswerOf, elected
 
 
@@ -44,15 +44,17 @@ class _PlainRunnable(ListsDocuments):
             found = self._recognizer.recognize([Turn("user", tuple(parts))], run, keyword_used=used)
             return text_ballots(self._requests, found.turns[0]), not found.findings
         given = model_input.to_messages() if isinstance(model_input, PromptValue) else convert_to_messages(model_input)
-        messages: Sequence[BaseMessage] = with_documents(given, documents)
+        messages: Sequence[BaseMessage] = with_documents(in_order_of_calls(given), documents)
         found = self._recognizer.recognize(to_turns(messages), run, keyword_used=used)
         return message_ballots(self._requests, messages, found.turns), not found.findings
 
     def _answered(self, output: Any, ballot: Ballot, *, recognized: bool) -> Any:
-        """Return an output with citations translated back, and a message with the ledger."""
+        """Return an output with citations translated back, and a message, or the `raw` one, with the ledger."""
         if isinstance(output, AIMessage):
             return answered(output, ballot, self._strategy, recognized=recognized)
-        return translate_labels(output, ballot.request.labels) if isinstance(output, str) else output
+        if isinstance(output, dict) and isinstance(output.get("raw"), AIMessage):
+            return {name: self._answered(each, ballot, recognized=recognized) for name, each in output.items()}
+        return translate_object(output, ballot.request.labels)
 
 
 class CanonicalRunnable(_PlainRunnable):

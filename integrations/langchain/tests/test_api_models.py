@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from threading import Lock
 from typing import Any
 
 import pytest
@@ -23,15 +22,13 @@ from langchain_classic.chains import create_retrieval_chain
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.fake import FakeListLLM
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.messages.ai import UsageMetadata
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
-from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from langchain_invariant_rag import (
     ChatInvariant,
@@ -44,67 +41,14 @@ from langchain_invariant_rag import (
 from langchain_invariant_rag.documents import to_block, to_segment
 from langchain_invariant_rag.plain import message_ballots
 
+from .plain_models import MARKS, USAGE, Reader, StreamingReader, Talker
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
 
 TEMPLATE = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
-MARKS = re.compile("[\ue200-\ue205]")
-USAGE = UsageMetadata(input_tokens=10, output_tokens=2, total_tokens=12)
 
 
 def prompt(documents: list[Any]) -> Any:
     return TEMPLATE.invoke({"context": documents, "question": QUESTION})
-
-
-class Reader(BaseChatModel):
-    """A model behind an API: it takes texts only, and answers with the first document that it reads."""
-
-    requests: list[Any] = Field(default_factory=list)
-    lock: Any = Field(default_factory=Lock)
-    favourite: str = ""
-    """Which document it answers with wherever it stands, unless it stands last."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "reader"
-
-    def _read(self, messages: list[Any], keywords: Any) -> str:
-        with self.lock:
-            self.requests.append((messages, keywords))
-        for message in messages:
-            if not isinstance(message.content, str):
-                raise TypeError(f"expected text, got {message.content!r}")
-        documents = re.findall(r"Document[^:]*: (.*)", "\n".join(message.content for message in messages))
-        if self.favourite in documents[:-1]:
-            return self.favourite
-        return documents[0] if documents else "nothing"
-
-    def _generate(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        text = self._read(messages, {"stop": stop, **kwargs})
-        calls = []
-        if tools := kwargs.get("tools"):
-            calls = [{"name": tools[0]["function"]["name"], "args": {"place": text}, "id": "1", "type": "tool_call"}]
-        message = AIMessage("" if calls else text, usage_metadata=USAGE, tool_calls=calls)
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-    def bind_tools(self, tools: Any, *, tool_choice: Any = None, **kwargs: Any) -> Any:
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
-
-
-class StreamingReader(Reader):
-    """The same, word by word."""
-
-    def _stream(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-        for word in self._read(messages, kwargs).split(" "):
-            yield ChatGenerationChunk(message=AIMessageChunk(f"{word} "))
-        yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=USAGE))
-
-
-class Talker(Reader):
-    """The same, with its calls of tools in one chunk."""
-
-    def _stream(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-        message = self._generate(messages, stop, **kwargs).generations[0].message
-        yield ChatGenerationChunk(message=AIMessageChunk(**message.model_dump(exclude={"type"})))
 
 
 async def every_way(model: Any, messages: Any) -> dict[str, str]:
@@ -361,6 +305,44 @@ async def test_tools_and_structured_output_pass_through(wrap: Any) -> None:
         assert raw["parsed"] == found
     if wrap is vote:
         assert list(structured.stream(prompt(DOCUMENTS))) == [found]
+
+
+class Citing(Reader):
+    """Cites the document of the lighthouse by its number, in a text or in a call."""
+
+    def _read(self, messages: list[Any], keywords: Any) -> str:
+        return re.search(r"\((\d)\) The lighthouse", messages[0].content)[1]
+
+    def _generate(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        number = self._read(messages, kwargs)
+        calls = [{"name": "Cited", "args": {"source": number, "pages": [1, 2]}, "id": "1", "type": "tool_call"}]
+        said = [{"type": "text", "text": f"So it is ({number})."}, {"type": "reasoning", "reasoning": "[1]"}]
+        message = AIMessage(said, tool_calls=calls if kwargs.get("tools") else [])
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+class Cited(BaseModel):
+    """A document, and pages."""
+
+    source: int
+    pages: list[int]
+
+
+@pytest.mark.parametrize("wrap", [canonical, vote])
+def test_numbers_in_blocks_calls_and_objects_lead_to_the_document(wrap: Any) -> None:
+    model = wrap(Citing())
+    for order in ORDERS:
+        text = "".join(f"({number}) {mark(to_segment(each))}\n" for number, each in enumerate(order, 1)) + QUESTION
+        number = next(n for n, each in enumerate(order, 1) if each.page_content.startswith("The lighthouse"))
+        message = model.bind_tools([Cited]).invoke(text)
+        assert message.tool_calls[0]["args"] == {"source": str(number), "pages": [1, 2]}
+        assert message.content == [
+            {"type": "text", "text": f"So it is ({number})."}, {"type": "reasoning", "reasoning": "[1]"}
+        ]  # fmt: skip
+        assert model.with_structured_output(Cited).invoke(text) == Cited(source=number, pages=[1, 2])
+        both = model.with_structured_output(Cited, include_raw=True).invoke(text)
+        assert both["parsed"] == Cited(source=number, pages=[1, 2])
+        assert both["raw"].tool_calls == message.tool_calls
 
 
 async def test_structured_output_streams_as_that_of_the_model() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import re
+from typing import Any, Literal
 
 import pytest
 from invariant_rag import InvariantModel
@@ -16,7 +17,8 @@ from langchain_invariant_rag import ChatInvariant
 from langchain_invariant_rag.documents import to_segment
 
 from .shared import DOCUMENTS, ORDERS, QUESTION
-from .test_tools import Writing, joined, said, search
+from .test_tools import joined, said
+from .tool_models import Writing, search
 
 TEXT = "The ferry to Ostra leaves at noon. I am sure, see [2]."
 
@@ -54,6 +56,23 @@ def test_sentences_and_numbers_are_cited_from_the_documents_that_the_caller_numb
     assert len(found) == 1
 
 
+class Cited(BaseModel):
+    source: Literal[1, 2, 3]
+
+
+@pytest.mark.parametrize("written", ["({})", "#{}", "Item {}:"])
+def test_numbers_lead_to_the_same_document_in_every_order(chat: ChatInvariant, written: str) -> None:
+    cited = set()
+    for order in ORDERS:
+        numbered = "\n".join(f"{written.format(number)} {each.page_content}" for number, each in enumerate(order, 1))
+        writing = Writing(chat.lm, f"So it is, {written.format(2)} done.<|im_end|>")
+        text = chat.invoke(f"{numbered}\n{QUESTION}", citations=False, logits_processor=[writing]).content
+        (number,) = re.findall(r"\d", text)
+        found = chat.with_structured_output(Cited, max_tokens=30).invoke(f"{numbered}\n{QUESTION}")
+        cited.add((order[int(number) - 1].page_content, order[found.source - 1].page_content))
+    assert len(cited) == 1
+
+
 def test_a_citation_names_its_document(chat: ChatInvariant) -> None:
     documents = [
         Document("It leaves at noon.", metadata={"source": "https://ostra.example/ferry", "page": 3}),
@@ -75,6 +94,15 @@ def test_a_citation_names_its_document(chat: ChatInvariant) -> None:
     }
     assert ("url" in second, second["title"]) == (False, "town.txt")
     assert ("url" in third, third["title"]) == (False, "Doubts")
+
+
+def test_a_citation_has_the_id_of_its_document_beside_its_metadata(chat: ChatInvariant) -> None:
+    documents = [Document("It leaves at noon.", id="f-17", metadata={"page": 3}), Document("Who knows.")]
+    writing = Writing(chat.lm, "It leaves at noon. Who knows.<|im_end|>")
+    answer = chat.invoke(QUESTION, documents=documents, logits_processor=[writing])
+    first, second = (each["extras"] for each in answer.content_blocks[0]["annotations"])
+    assert (first["document_id"], first["metadata"]) == ("f-17", {"page": 3})
+    assert "document_id" not in second
 
 
 def test_a_stream_has_them_in_its_last_chunk(chat: ChatInvariant) -> None:

@@ -6,8 +6,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from invariant_rag import InvariantModel, Judge
-from invariant_rag.errors import InvalidPrompt, UnknownName, UnsupportedCombination
+from invariant_rag import CapCal, InvariantModel, Judge
+from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnknownName, UnsupportedCombination
 from langchain_core.language_models import FakeListChatModel
 
 from langchain_invariant_rag import ChatInvariant, InvariantListwiseEvaluator, InvariantPairwiseEvaluator
@@ -17,7 +17,7 @@ from .shared import QUESTION
 PAIR = ("noon", "at night")
 PREDICTIONS = ("noon", "at night", "never", "at noon, from Ostra")
 CRITERIA = {"brevity": "Is it short?", "depth": ""}
-OPTIONS: list[dict[str, Any]] = [{}, {"by": "texts"}, {"criteria": CRITERIA}]
+OPTIONS: list[dict[str, Any]] = [{}, {"by": "texts"}, {"criteria": CRITERIA}, {"calibration": CapCal("adaptive")}]
 
 
 @pytest.fixture(scope="module", params=["tiny", "plain", "embedded"])
@@ -103,5 +103,9 @@ def test_wrong_options_are_refused_before_a_model_is_loaded(evaluator: Any) -> N
         evaluator(nowhere, by="numbers")
     with pytest.raises(InvalidPrompt, match="criteria"):
         evaluator(nowhere, criteria=["brevity"])
+    with pytest.raises(UnsupportedCombination, match="letters"):
+        evaluator(nowhere, by="texts", calibration=CapCal())
+    with pytest.raises(InvalidChoice, match="CapCal"):
+        evaluator(nowhere, calibration=1.0)
     with pytest.raises(UnsupportedCombination, match="FakeListChatModel"):
         evaluator(FakeListChatModel(responses=["A"]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
+from invariant_rag.errors import InvalidOption
 from invariant_rag.prompts import parse_marked
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.language_models.llms import BaseLLM
@@ -134,7 +135,7 @@ def test_streaming_reports_every_token_once(llm: InvariantLLM, expected: str, na
 @every_entry
 def test_errors_reach_callbacks_and_the_caller(llm: InvariantLLM, entry: Entry) -> None:
     handler = _Handler()
-    with pytest.raises(ValueError, match="no_such_option"):
+    with pytest.raises(InvalidOption, match="no_such_option"):
         entry(llm, PROMPT, {"callbacks": [handler]}, no_such_option=1)
     assert handler.errors
 
@@ -199,3 +200,11 @@ def test_many_prompts_are_one_batch_and_the_same_texts(lm: InvariantModel) -> No
 
 def test_tokens_are_counted_with_the_models_tokenizer(llm: InvariantLLM) -> None:
     assert llm.get_num_tokens("abc") == 3
+
+
+@every_entry
+def test_a_text_may_end_with_its_documents_or_be_nothing_else(llm: InvariantLLM, entry: Entry) -> None:
+    for before in ("", "Summarise:\n"):
+        texts = {entry(llm, f"{before}{Segments(each)}") for each in (DOCUMENTS, DOCUMENTS[::-1])}
+        assert len(texts) == 1
+        assert texts.pop()

@@ -6,10 +6,10 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 from typing import Any
 
 import pytest
-import torch
 from invariant_rag import InvariantModel
 from invariant_rag.errors import IncompleteObject, InvalidPrompt, InvalidTool, UnsupportedCombination
 from invariant_rag.generation.tools import ToolCall, ToolCalling
@@ -19,84 +19,17 @@ from langchain.agents.middleware import ModelRequest, wrap_model_call
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import create_retriever_tool, tool
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import create_retriever_tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from pydantic import BaseModel, Field
-from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers import PreTrainedModel
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, InvariantRAGMiddleware
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, InvariantRAGMiddleware, canonical
 from langchain_invariant_rag.documents import to_segment
 
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
-
-TEMPLATE = """{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
-{%- if message.reasoning_content %}
-<think>
-{{ message.reasoning_content }}
-</think>
-{%- endif %}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{%- endfor %}<|im_end|>
-{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and enable_thinking %}<think>
-{% endif %}{%- endif %}"""
-"""As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
-
-
-@tool
-def search(query: str, limit: int) -> str:
-    """Search the harbour's records."""
-    return f"found {limit} of {query}"
-
-
-@tool
-def now() -> str:
-    """Tell the time."""
-    return "noon"
-
-
-class Departure(BaseModel):
-    """When something leaves."""
-
-    vessel: str = Field(max_length=8)
-    hour: int = Field(ge=0, le=23)
-
-
-class Writing(LogitsProcessor):
-    """Makes a model write a text, as far as it may; then it goes on as it likes."""
-
-    def __init__(self, lm: InvariantModel, text: str) -> None:
-        self.tokens = lm.tokenizer.encode(text, add_special_tokens=False)
-        self.start: int | None = None
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.start = input_ids.shape[1] if self.start is None else self.start
-        place = input_ids.shape[1] - self.start
-        if place < len(self.tokens):
-            scores = scores.clone()
-            scores[0, self.tokens[place]] = scores.max() + 100
-        return scores
-
-
-WRITTEN = '<tool_call>\n{"name": "search", "arguments": {"query": "ferry", "limit": 3}}\n</tool_call>'
-
-
-class EndsAfter(StoppingCriteria):
-    """Ends a generation after some tokens."""
-
-    def __init__(self, tokens: int) -> None:
-        self.left = tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        self.left -= 1
-        return torch.full((len(input_ids),), self.left <= 0)
+from .tool_models import TEMPLATE, WRITTEN, Departure, EndsAfter, Writing, now, search
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +269,26 @@ def test_calls_and_results_keep_their_roles(thinker: ChatInvariant) -> None:
     assert answer.content == written(thinker.lm, expected)
     assert answer.content != written(thinker.lm, [{**each, "reasoning_content": ""} for each in expected])
     assert answer.content != written(thinker.lm, [*expected[:3], *expected[4:]])
+
+
+def test_results_stand_in_the_order_of_their_calls(chat: ChatInvariant) -> None:
+    found = {"call_1": DOCUMENTS[:2], "call_2": DOCUMENTS[2:], "call_3": []}
+    results = [ToolMessage("found", tool_call_id=call, artifact=each) for call, each in found.items()]
+
+    def asked(model: Any, listed: Any, calls: Any = found) -> str:
+        called = AIMessage("", tool_calls=[{**CALL, "id": call} for call in calls])
+        return str(model.invoke([HumanMessage(QUESTION), called, *listed, HumanMessage("So?")], max_tokens=8).content)
+
+    assert len({asked(chat, order) for order in permutations(results)}) == 1
+    assert asked(chat, results) != asked(chat, results, ["call_2", "call_1", "call_3"])  # another order of the calls
+    sent: list[list[str]] = []
+
+    def send(messages: list[Any], **_: Any) -> AIMessage:
+        sent.append([each.tool_call_id for each in messages if isinstance(each, ToolMessage)])
+        return AIMessage("ok")
+
+    asked(canonical(RunnableLambda(send)), results[::-1])
+    assert sent == [[*found]]
 
 
 def test_the_answer_of_a_model_is_a_history_for_the_next_call(chat: ChatInvariant) -> None:

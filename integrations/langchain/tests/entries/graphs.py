@@ -172,7 +172,7 @@ def our_middleware_async(model: Any, retriever: BaseRetriever) -> str:
     return text_of(asyncio.run(agent.ainvoke({"messages": [("human", QUESTION)]}))["messages"][-1])
 
 
-@entry(AGENT, "`dynamic_prompt` that retrieves", todo=NOTHING, models=AGENT_MODELS)
+@entry(AGENT, "`dynamic_prompt` that calls a retriever", todo=NOTHING, models=AGENT_MODELS)
 def retrieving_prompt(model: Any, retriever: BaseRetriever) -> str:
     @dynamic_prompt
     def prompt_with_context(request: ModelRequest[Any]) -> str:

@@ -1,0 +1,79 @@
+"""Tools, a chat template that knows them, and models made to write what a test wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from invariant_rag import InvariantModel
+from langchain_core.tools import tool
+from pydantic import BaseModel, Field
+from transformers import LogitsProcessor, StoppingCriteria
+
+TEMPLATE = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{%- if message.reasoning_content %}
+<think>
+{{ message.reasoning_content }}
+</think>
+{%- endif %}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{%- endfor %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% endif %}{%- endif %}"""
+"""As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
+
+
+@tool
+def search(query: str, limit: int) -> str:
+    """Search the harbour's records."""
+    return f"found {limit} of {query}"
+
+
+@tool
+def now() -> str:
+    """Tell the time."""
+    return "noon"
+
+
+class Departure(BaseModel):
+    """When something leaves."""
+
+    vessel: str = Field(max_length=8)
+    hour: int = Field(ge=0, le=23)
+
+
+class Writing(LogitsProcessor):
+    """Makes a model write a text, as far as it may; then it goes on as it likes."""
+
+    def __init__(self, lm: InvariantModel, text: str) -> None:
+        self.tokens = lm.tokenizer.encode(text, add_special_tokens=False)
+        self.start: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.start = input_ids.shape[1] if self.start is None else self.start
+        place = input_ids.shape[1] - self.start
+        if place < len(self.tokens):
+            scores = scores.clone()
+            scores[0, self.tokens[place]] = scores.max() + 100
+        return scores
+
+
+WRITTEN = '<tool_call>\n{"name": "search", "arguments": {"query": "ferry", "limit": 3}}\n</tool_call>'
+
+
+class EndsAfter(StoppingCriteria):
+    """Ends a generation after some tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self.left = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self.left -= 1
+        return torch.full((len(input_ids),), self.left <= 0)
