@@ -47,9 +47,12 @@ def verdict(text: str) -> tuple[bool | None, float | None, str | None]:
     return first, float(first), text
 
 
+ANSWERS = {node_id(0): "At noon, says the harbour master.", node_id(1): "It does not leave in winter."}
+
+
 def better(evaluator: Any, nodes: Nodes) -> tuple[str, str]:
-    """Compare two of the texts in the order in which they are listed; return the better one, and what was said."""
-    one, other = (each.text for each in nodes if each.node.node_id in {node_id(0), node_id(1)})
+    """Compare two answers that nobody retrieved, in the order of two nodes; return the better, and what was said."""
+    one, other = (ANSWERS[each.node.node_id] for each in nodes if each.node.node_id in ANSWERS)
     result = evaluator.evaluate(query=QUERY, response=one, second_response=other)
     return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
 

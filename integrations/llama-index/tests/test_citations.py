@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag import InvariantModel, Segment
 from llama_index.core.base.llms.types import ChatResponse, CitationBlock, TextBlock
 from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field
@@ -96,6 +98,25 @@ def test_a_number_leads_to_the_node_that_has_it_in_the_callers_prompt(citing: In
         assert cited["node_id"] == f"node {order[place]}"
         named.append(cited["node_id"])
     assert len(set(named)) == 1, "the same node, whatever its number"
+
+
+@dispatcher.span
+def in_style(llm: InvariantLLM, order: Sequence[int], written: str) -> tuple[str, int]:
+    nodes = ListRetriever(nodes_of(order)).retrieve(QUERY)
+    context = "\n".join(f"{written.format(place)} {each.text}" for place, each in enumerate(nodes, start=1))
+    said = llm.complete(f"{context}\n{QUERY}", **writing(llm, f"By boat, {written.format(2)} done.")).text
+    (place,) = re.findall(r"\d", said)
+    found = llm.structured_predict(Cited, PromptTemplate("{context}\n{query}"), context=context, query=QUERY)
+    return nodes[int(place) - 1].text, nodes[found.source - 1].text
+
+
+class Cited(BaseModel):
+    source: Literal[1, 2, 3]
+
+
+@pytest.mark.parametrize("written", ["({})", "#{}:", "Item {}:"])
+def test_numbers_lead_to_the_same_node_in_every_order(citing: InvariantLLM, written: str) -> None:
+    assert len({in_style(citing, order, written) for order in ORDERS}) == 1
 
 
 def test_a_query_engine_reports_the_citations(model: InvariantModel) -> None:

@@ -36,8 +36,12 @@ class Place(BaseModel):
 
 @pytest.fixture
 def refusing(model: InvariantModel) -> InvariantLLM:
-    """An LLM whose calls transformers refuses with a ValueError or a TypeError."""
-    return InvariantLLM(model, max_tokens=8, generation_kwargs={"min_new_tokens": "many"})
+    """An LLM whose calls end with a TypeError of a caller's own function."""
+
+    def fail(ids: Any, scores: Any) -> Any:
+        return "concatenate str" + 1  # type: ignore[operator]
+
+    return InvariantLLM(model, max_tokens=8, generation_kwargs={"logits_processor": [fail]})
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ async def test_a_prompt_that_is_too_long_is_no_empty_response(
 
 
 @pytest.mark.parametrize("way", ["query", "aquery", "streaming"])
-async def test_what_transformers_refuses_is_no_empty_response(refusing: InvariantLLM, way: str) -> None:
+async def test_what_a_processor_raises_is_no_empty_response(refusing: InvariantLLM, way: str) -> None:
     with pytest.raises(AnswerFailed, match="concatenate str") as caught:
         await asked(refusing, way, ResponseMode.COMPACT)
     assert isinstance(caught.value.__cause__, CAUGHT)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from cases import QUERY
-from invariant_rag import InvariantModel, Judge
-from invariant_rag.errors import InvalidPrompt, UnknownName, UnsupportedCombination
+from invariant_rag import CapCal, InvariantModel, Judge
+from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnknownName, UnsupportedCombination
 from llama_index.core import Settings
 from llama_index.core.evaluation import BaseEvaluator, BatchEvalRunner, PairwiseComparisonEvaluator
 from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE, EvaluationSource
@@ -19,7 +19,12 @@ from llama_index.llms.invariant_rag import InvariantLLM
 
 ONE, OTHER = "It leaves at noon.", "At ten, from Ostra."
 NAMES = ["response", "second_response"]
-OPTIONS: list[dict[str, Any]] = [{}, {"by": "texts"}, {"criteria": {"brevity": "Is it short?", "depth": ""}}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"by": "texts"},
+    {"criteria": {"brevity": "Is it short?", "depth": ""}},
+    {"calibration": CapCal("adaptive")},
+]
 
 
 @pytest.fixture(scope="module", params=["tiny", "plain", "embedded"])
@@ -216,3 +221,7 @@ def test_wrong_options_are_refused_before_a_model_is_loaded() -> None:
         InvariantPairwiseEvaluator(nowhere, by="numbers")  # type: ignore[arg-type]
     with pytest.raises(InvalidPrompt, match="criteria"):
         InvariantPairwiseEvaluator(nowhere, criteria=["brevity"])  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedCombination, match="letters"):
+        InvariantPairwiseEvaluator(nowhere, by="texts", calibration=CapCal())
+    with pytest.raises(InvalidChoice, match="CapCal"):
+        InvariantPairwiseEvaluator(nowhere, calibration=1.0)  # type: ignore[arg-type]

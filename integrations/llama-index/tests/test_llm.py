@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.errors import (
     ContextOverflow,
@@ -22,6 +22,7 @@ from invariant_rag.methods import resolve_method
 from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
 from llama_index.core.base.llms.base import BaseLLM
+from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import LLM, ChatMessage, MessageRole, TextBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import PromptTemplate
@@ -366,3 +367,17 @@ def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, branch: 
     assert response.raw["routing"]["branch"] == branch
     *_, last = InvariantLLM(routed, max_tokens=8).stream_chat(messages)
     assert (last.message.content, last.raw) == (response.message.content, response.raw)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("before", ["", "Summarise:\n"])
+async def test_a_text_may_end_with_its_nodes_or_be_nothing_else(llm: InvariantLLM, before: str, count: int) -> None:
+    @get_dispatcher(__name__).span
+    async def ask(order: list[int]) -> set[str]:
+        text = before + "\n".join(each.text for each in ListRetriever(nodes_of(order)).retrieve(QUERY))
+        streamed = "".join(each.delta or "" for each in llm.stream_complete(text))
+        return {llm.complete(text).text, (await llm.acomplete(text)).text, streamed}
+
+    answers = [await ask(order) for order in (list(range(count)), list(range(count))[::-1])]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 1

@@ -146,7 +146,7 @@ class Asking(BaseRetriever):
         return found[:2]
 
 
-def test_an_llm_within_a_retriever_answers_nobody_and_what_it_chose_from_is_forgotten(llm: InvariantLLM) -> None:
+def test_an_llm_within_a_retriever_gets_a_set_and_what_it_chose_from_is_forgotten(llm: InvariantLLM) -> None:
     retriever = Asking(ListRetriever(nodes_of()), llm)
 
     @dispatcher.span
@@ -155,7 +155,7 @@ def test_an_llm_within_a_retriever_answers_nobody_and_what_it_chose_from_is_forg
 
     answers: list[Any] = []
     assert said(lambda: answers.append(ask())) == []
-    assert retriever.sets == []
+    assert retriever.sets == [3]
     assert answers[0].raw["sets"] == [2]
 
 

@@ -6,14 +6,10 @@ from typing import Any
 
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.chat_engine import ContextChatEngine
-from llama_index.core.chat_engine.types import AgentChatResponse, StreamingAgentChatResponse
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.prompts import ChatPromptTemplate
-from llama_index.core.schema import NodeWithScore
 
-from llama_index.llms.invariant_rag.responses import reporting_to
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
-from llama_index.response_synthesizers.invariant_rag.base import METADATA_KEY
 
 
 class Conversation(ChatPromptTemplate):
@@ -34,7 +30,7 @@ class InvariantChatEngine(ContextChatEngine):
     It is LlamaIndex's `ContextChatEngine` with an `InvariantSynthesizer`: every message is answered in one call, from
     all nodes, as a set in the system message. Nothing is refined. Arguments are those of
     `ContextChatEngine.from_defaults`; a `context_refine_template` has no effect. A response's `metadata` holds the
-    ledger as `metadata["invariant_rag"]`: see `InvariantSynthesizer.synthesize`.
+    ledger as `metadata["invariant_rag"]`, of a stream once it has been read: see `InvariantSynthesizer.synthesize`.
 
     Example:
         ```python
@@ -61,55 +57,3 @@ class InvariantChatEngine(ContextChatEngine):
         return InvariantSynthesizer(
             self._llm, callback_manager=self.callback_manager, text_qa_template=template, streaming=streaming
         )
-
-    def chat(
-        self,
-        message: str,
-        chat_history: list[ChatMessage] | None = None,
-        prev_chunks: list[NodeWithScore] | None = None,
-    ) -> AgentChatResponse:
-        """Answer a message."""
-        report: dict[str, Any] = {}
-        with reporting_to(report):
-            response: AgentChatResponse = super().chat(message, chat_history, prev_chunks)
-        response.metadata = {METADATA_KEY: report}
-        return response
-
-    async def achat(
-        self,
-        message: str,
-        chat_history: list[ChatMessage] | None = None,
-        prev_chunks: list[NodeWithScore] | None = None,
-    ) -> AgentChatResponse:
-        """Answer a message; the event loop goes on."""
-        report: dict[str, Any] = {}
-        with reporting_to(report):
-            response: AgentChatResponse = await super().achat(message, chat_history, prev_chunks)
-        response.metadata = {METADATA_KEY: report}
-        return response
-
-    def stream_chat(
-        self,
-        message: str,
-        chat_history: list[ChatMessage] | None = None,
-        prev_chunks: list[NodeWithScore] | None = None,
-    ) -> StreamingAgentChatResponse:
-        """Stream the answer to a message. The ledger is there once the stream has been read."""
-        report: dict[str, Any] = {}
-        with reporting_to(report):
-            response: StreamingAgentChatResponse = super().stream_chat(message, chat_history, prev_chunks)
-        response.metadata = {METADATA_KEY: report}  # type: ignore[attr-defined]  # LlamaIndex has it without streams
-        return response
-
-    async def astream_chat(
-        self,
-        message: str,
-        chat_history: list[ChatMessage] | None = None,
-        prev_chunks: list[NodeWithScore] | None = None,
-    ) -> StreamingAgentChatResponse:
-        """Stream the answer to a message; the event loop goes on."""
-        report: dict[str, Any] = {}
-        with reporting_to(report):
-            response: StreamingAgentChatResponse = await super().astream_chat(message, chat_history, prev_chunks)
-        response.metadata = {METADATA_KEY: report}  # type: ignore[attr-defined]
-        return response

@@ -15,6 +15,7 @@ from llama_index.core.settings import Settings
 
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict, check_judge_options
+from invariant_rag.judge_calibration import CapCal
 from llama_index.llms.invariant_rag import InvariantLLM
 
 _REFUSED = ("eval_template", "parser_function")
@@ -40,10 +41,13 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         enforce_consensus: Accepted, since LlamaIndex has it; both values give the same result.
         criteria: As for `Judge`: what makes an answer good, as a text or as a mapping of names to descriptions.
         by: As for `Judge`: score the `letters` of the answers, or their `texts`.
+        calibration: As for `Judge`: `CapCal()` subtracts the model's preference for some letters, for a second pass.
         explain: Whether to generate an explanation too, greedily, with at most the LLM's `max_tokens`.
 
     Raises:
-        UnsupportedCombination: The LLM is no `InvariantLLM`, or there is a template or a parser.
+        UnsupportedCombination: The LLM is no `InvariantLLM`, there is a template or a parser, or a calibration with
+            `by="texts"`.
+        InvalidChoice: The calibration is no `CapCal`.
         InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
         UnknownName: There is no such way of judging.
     """
@@ -59,6 +63,7 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         *,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
+        calibration: CapCal | None = None,
         explain: bool = False,
     ) -> None:
         llm = llm or Settings.llm
@@ -70,16 +75,17 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         for name, value in zip(_REFUSED, (eval_template, parser_function), strict=True):
             if value is not None:
                 raise _refusal(name)
-        check_judge_options(criteria, by)
+        check_judge_options(criteria, by, calibration)
         super().__init__(llm, enforce_consensus=enforce_consensus)
         self._criteria = criteria
         self._by = by
+        self._calibration = calibration
         self._explain = explain
 
     @property
     def judge(self) -> Judge:
         """The judge over the LLM's `InvariantModel`. Loads the weights on first use."""
-        return Judge(self._llm.lm, criteria=self._criteria, by=self._by)
+        return Judge(self._llm.lm, criteria=self._criteria, by=self._by, calibration=self._calibration)
 
     def _get_prompts(self) -> PromptDictType:
         """Return no prompts: the judge writes its own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,13 +17,8 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
-from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
-from llama_index.core.program.utils import FlexibleModel
-from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.types import Model
-from llama_index_instrumentation import get_dispatcher
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import UnsupportedCombination
@@ -31,7 +26,6 @@ from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.generation.overflow import Overflow
-from invariant_rag.generation.structured import parse_object
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import resolve_ordering
 from invariant_rag.prompts import Recognition, Turn
@@ -48,15 +42,12 @@ from llama_index.llms.invariant_rag.answering import (
 )
 from llama_index.llms.invariant_rag.chat_responses import as_async_chat_stream, as_chat, as_chat_stream
 from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
-from llama_index.llms.invariant_rag.function_calling import ChatOptions, ToolCaller
+from llama_index.llms.invariant_rag.function_calling import ChatOptions
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
+from llama_index.llms.invariant_rag.objects import ObjectWriter
 from llama_index.llms.invariant_rag.recognition import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Recognizer
 from llama_index.llms.invariant_rag.responses import as_async_stream, as_completion, as_stream
-from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
-from llama_index.llms.invariant_rag.templates import bind_variables
 from llama_index.llms.invariant_rag.tracking import track_spans
-
-dispatcher = get_dispatcher(__name__)
 
 _NO_LIMIT = 2**31 - 1
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
@@ -66,7 +57,7 @@ _REPORTING = ("logprobs", "citations")
 _PER_CALL = (*_DECODING, *_REPORTING, "query", "output_cls")
 
 
-class InvariantLLM(ToolCaller):
+class InvariantLLM(ObjectWriter):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
     Segments are nodes that were retrieved in the same trace, wherever their text appears in a prompt; citable blocks
@@ -175,7 +166,7 @@ class InvariantLLM(ToolCaller):
                 "device_map": None,
             }
         name = str(model) if isinstance(model, str | Path) else None
-        super().__init__(model=loaded.name if loaded else name, **kwargs)
+        super().__init__(**{"model": loaded.name if loaded else name, **kwargs})
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
         if loaded is None:
             check_names(self.method, self.ordering, self.backend)
@@ -183,8 +174,7 @@ class InvariantLLM(ToolCaller):
             self._lazy = LazyModel(name, options, cache=key_value_cache)
         else:
             self._lazy = LazyModel(loaded, cache=key_value_cache)
-        if self.find_documents:
-            track_spans()
+        track_spans()
 
     @classmethod
     def class_name(cls) -> str:
@@ -221,16 +211,11 @@ class InvariantLLM(ToolCaller):
     def _batches(self) -> MicroBatches | None:
         return MicroBatches(self._batcher, self.batch_size) if self.micro_batching else None
 
-    def formatted(self, template: BasePromptTemplate, variables: Mapping[str, Any]) -> list[ChatMessage]:
-        """Return the messages of a prompt template, after this LLM's `system_prompt`; variables may have any name."""
-        bound, others = bind_variables(template, variables)
-        return self._get_messages(bound, **others)
-
     # --- the eight methods ---
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Complete a text, without chat template. Marked segments form sets."""
+        """Complete a text, without chat template. A line break follows nodes that it ends with."""
         return as_completion(answer(self._load, self._text_request(prompt, formatted, kwargs), self._batches))
 
     @llm_chat_callback()
@@ -270,84 +255,6 @@ class InvariantLLM(ToolCaller):
         """Stream the answer to a conversation; closing the stream ends the generation."""
         return as_async_chat_stream(stream(self._load, self._chat_request(messages, kwargs)))
 
-    # --- objects as answers ---
-
-    @dispatcher.span
-    def structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        """Answer with an object: decoding can write nothing but JSON of its schema, and finishes it in `max_tokens`.
-
-        Raises:
-            IncompleteObject: Something else than its end ended the answer.
-            InvalidObject: A validator of the class rejects the answer.
-            UnsupportedCombination: No object is known to fit into `max_tokens`.
-        """
-        dispatcher.event(
-            LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
-        )
-        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
-        response = self.chat(messages, output_cls=output_cls, **(llm_kwargs or {}))
-        return _object(response, output_cls)
-
-    @dispatcher.span
-    async def astructured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        """Answer with an object; the event loop goes on.
-
-        Raises:
-            IncompleteObject: Something else than its end ended the answer.
-            InvalidObject: A validator of the class rejects the answer.
-            UnsupportedCombination: No object is known to fit into `max_tokens`.
-        """
-        dispatcher.event(
-            LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
-        )
-        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
-        response = await self.achat(messages, output_cls=output_cls, **(llm_kwargs or {}))
-        return _object(response, output_cls)
-
-    def _structured_stream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Generator[Model | FlexibleModel, None, None]:
-        """Yield the object as it grows, for `stream_structured_predict`: with what is there so far, and then whole."""
-        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
-        growing = GrowingObject(output_cls)
-        for response in self.stream_chat(messages, output_cls=output_cls, **(llm_kwargs or {})):
-            yield from growing.read(response.message.content or "", whole=response.raw is not None)
-
-    async def _structured_astream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> AsyncGenerator[Model | FlexibleModel, None]:
-        """Return the same, without blocking the event loop, for `astream_structured_predict`."""
-        messages = asked_for_object(self.formatted(prompt, prompt_args), output_cls)
-        responses = await self.astream_chat(messages, output_cls=output_cls, **(llm_kwargs or {}))
-
-        async def read() -> AsyncGenerator[Model | FlexibleModel, None]:
-            growing = GrowingObject(output_cls)
-            async for response in responses:
-                for each in growing.read(response.message.content or "", whole=response.raw is not None):
-                    yield each
-
-        return read()
-
     # --- requests ---
 
     def _recognize(self, turns: Sequence[Turn]) -> Recognition:
@@ -371,7 +278,7 @@ class InvariantLLM(ToolCaller):
         (turn,) = found.turns
 
         def build(_: InvariantModel, query: str | None) -> Prompt:
-            return Prompt.of(*turn.parts, query=query, rendering=document_rendering)
+            return Prompt.of(*turn.parts, query=query, rendering=document_rendering).to_complete()
 
         return self._request(build, found, kwargs)
 
@@ -447,9 +354,3 @@ class InvariantLLM(ToolCaller):
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",
             )
-
-
-def _object(response: ChatResponse, output_cls: type[Model]) -> Model:
-    read: Model = parse_object(response.message.content or "", output_cls)
-    dispatcher.event(LLMStructuredPredictEndEvent(output=read))
-    return read

@@ -74,8 +74,6 @@ class GrowingMessage:
 def as_chat(answer: Answer, delta: str | None = None) -> ChatResponse:
     """Return the response to a conversation."""
     report = report_of(answer)
-    if answer.tool_calls:
-        report["finish_reason"] = "tool_calls"
     message = _message(
         answer.text, answer.reasoning, [(call.id, call.name, dict(call.arguments)) for call in answer.tool_calls]
     )

@@ -25,7 +25,10 @@ def has_media(node: BaseNode) -> bool:
 def known_node(found: NodeWithScore) -> KnownDocument:
     """Return a node as a document whose text may be in a prompt with or without its metadata."""
     shown = (without_marks(found.node.get_content(mode)) for mode in (MetadataMode.LLM, MetadataMode.ALL))
-    return KnownDocument.of(_segment(found, without_marks(found.node.get_content(MetadataMode.NONE))), *shown)
+    segment = _segment(found, without_marks(found.node.get_content(MetadataMode.NONE)))
+    parent = found.node.parent_node
+    source = found.node.ref_doc_id or (parent.node_id if parent else "")
+    return KnownDocument.of(segment, *shown, source=source)
 
 
 def known_sources(nodes: Sequence[NodeWithScore]) -> list[KnownDocument]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, TextBlock, ToolCallBlock
 
 from invariant_rag.api_models import PlainRequest, PlainRequests
 from invariant_rag.prompts import Recognition, Turn
-from invariant_rag.prompts.labels import translate_labels
+from invariant_rag.prompts.labels import translate_labels, translate_object
 from llama_index.llms.invariant_rag.function_calling import ASSISTANT
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
@@ -102,10 +102,13 @@ def answered(response: R, ballot: Ballot, method: str) -> R:
 
 
 def _translated(message: ChatMessage, ballot: Ballot) -> ChatMessage:
-    blocks = [
-        block.model_copy(update={"text": translate_labels(block.text, ballot.request.labels)})
-        if isinstance(block, TextBlock)
-        else block
-        for block in message.blocks
-    ]
+    labels = ballot.request.labels
+    blocks: list[Any] = []
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            blocks.append(block.model_copy(update={"text": translate_labels(block.text, labels)}))
+        elif isinstance(block, ToolCallBlock):
+            blocks.append(block.model_copy(update={"tool_kwargs": translate_object(block.tool_kwargs, labels)}))
+        else:
+            blocks.append(block)
     return message.model_copy(update={"blocks": blocks})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
-from contextvars import ContextVar
+from collections.abc import Generator, Iterable
+from contextlib import aclosing
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -20,34 +19,11 @@ from invariant_rag.rag.citations import CitedSpan
 from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
-
-_REPORT: ContextVar[dict[str, Any] | None] = ContextVar("_REPORT", default=None)
-
-
-@contextmanager
-def reporting_to(report: dict[str, Any]) -> Iterator[None]:
-    """Let every answer inside write what is reported of it into `report`; of a stream, once it is consumed."""
-    token = _REPORT.set(report)
-    try:
-        yield
-    finally:
-        _REPORT.reset(token)
-
-
-def current_report() -> dict[str, Any] | None:
-    """Return the report that is written to; None if nobody wants one."""
-    return _REPORT.get()
-
-
-def note_report(said: Mapping[str, Any]) -> None:
-    """Write what is known of an answer into the report of whoever asks, if somebody wants it."""
-    report = _REPORT.get()
-    if report is not None:
-        report.update(said)
+from llama_index.llms.invariant_rag.tracking import note_answer
 
 
 def report_of(answer: Answer) -> dict[str, Any]:
-    """Return what is known of an answer besides its text: the `raw` of a response.
+    """Return what is known of an answer besides its text, the `raw` of a response; and report it to engines around.
 
     It holds `usage`, `finish_reason`, and the ledger (see `invariant_rag.generation.ledger`): segments are named by
     their content hash (the `source` of their `SegmentBlock`), so it does not depend on the order in which they came.
@@ -66,6 +42,8 @@ def report_of(answer: Answer) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         **ledger(generation, answer.prompt, recognized=answer.recognized),
     }
+    if answer.tool_calls:
+        report["finish_reason"] = "tool_calls"
     if answer.citations is not None:
         report["citations"] = [_citation(each, answer.text) for each in answer.citations]
     if isinstance(generation, RoutedGeneration):
@@ -74,6 +52,7 @@ def report_of(answer: Answer) -> dict[str, Any]:
             "plain_confidence": generation.plain_confidence,
             "invariant_confidence": generation.invariant_confidence,
         }
+    note_answer(report, recognized=answer.recognized)
     return report
 
 

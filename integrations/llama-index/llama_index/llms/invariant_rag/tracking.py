@@ -1,26 +1,33 @@
 """What was retrieved in which span of LlamaIndex, so that an LLM of the same trace finds it in its prompt.
 
 One span handler at the root dispatcher sees every span of the process. Retrievers and node postprocessors return nodes;
-a response synthesizer is given those that the LLM gets, and they replace what was retrieved for it.
+a response synthesizer is given those that the LLM gets, and they replace what was retrieved for it. What LLMs of this
+package report of their answers is written into the responses of the engines around them.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, closing
-from contextvars import ContextVar
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any, TypeVar, cast
+from types import AsyncGeneratorType, FrameType, GeneratorType
+from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
+from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import root_dispatcher
 from llama_index_instrumentation.span import BaseSpan, active_span_id
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
@@ -28,17 +35,38 @@ from llama_index_instrumentation.span_handlers import BaseSpanHandler
 from invariant_rag.prompts import Finding, KnownDocument, Retrieval, RunDocuments, has_marks, report, without_marks
 from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag.nodes import has_media, known_node, known_sources
-
-T = TypeVar("T")
+from llama_index.llms.invariant_rag.reports import Noted, Reports
 
 RUNS = RunDocuments()
 """What was retrieved in which span."""
 
+Asker: TypeAlias = Literal["call", "synthesizer", "chat engine", "postprocessor", "retriever"]
+"""What asks an LLM; a user's own code is a `call`."""
+
 _METHOD = re.compile(r"\.(\w+)-[0-9a-f-]{36}$")
+_ANSWERING = (BaseSynthesizer, BaseQueryEngine, BaseChatEngine)
+_ASKING = (BaseSynthesizer, BaseNodePostprocessor, BaseRetriever)
 
 
 class SortsMedia:
     """A synthesizer that puts images and their texts in order by itself: they are no segments."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What an LLM knows of the trace in which it is asked.
+
+    Attributes:
+        known: What was retrieved in it.
+        elsewhere: What was retrieved in others.
+        asker: What asks.
+        reports: Where to report the answer, innermost engine first.
+    """
+
+    known: Sequence[Retrieval]
+    elsewhere: Sequence[KnownDocument]
+    asker: Asker
+    reports: Sequence[Reports]
 
 
 class SpanTracker(BaseSpanHandler[BaseSpan]):
@@ -59,13 +87,15 @@ class SpanTracker(BaseSpanHandler[BaseSpan]):
         **kwargs: Any,
     ) -> None:
         """Note a span, and the nodes or texts that a synthesizer is given."""
-        RUNS.start(id_, parent_span_id, retrieves=isinstance(instance, BaseRetriever))
-        if isinstance(instance, CitationQueryEngine):
-            _citing.add(id_)
-        elif isinstance(instance, BaseSynthesizer):
-            if _synthesizing.isdisjoint(RUNS.path(id_)):  # else it combines texts of its own
-                _note_input(id_, parent_span_id, instance, bound_args.arguments)
-            _synthesizing.add(id_)
+        asked = bound_args.arguments.get("str_or_query_bundle", "") if isinstance(instance, BaseRetriever) else ""
+        query = asked.query_str if isinstance(asked, QueryBundle) else asked
+        RUNS.start(id_, parent_span_id, retrieves=isinstance(instance, BaseRetriever), query=query)
+        if isinstance(instance, BaseSynthesizer) and not _is_within(id_, BaseSynthesizer):  # else of texts of its own
+            _note_input(id_, parent_span_id, instance, bound_args.arguments)
+        if isinstance(instance, (*_ANSWERING, *_ASKING)):
+            _instances[id_] = instance
+        if isinstance(instance, _ANSWERING):
+            _reports[id_] = Reports()
         elif isinstance(instance, LLM):
             _check_marks(instance, bound_args.arguments)
 
@@ -77,7 +107,7 @@ class SpanTracker(BaseSpanHandler[BaseSpan]):
         result: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Note the nodes that a span returns, and forget the span."""
+        """Note the nodes that a span returns, write what LLMs report into a response, and forget the span."""
         try:
             method = _METHOD.search(id_)
             name = method[1] if method else ""
@@ -88,6 +118,11 @@ class SpanTracker(BaseSpanHandler[BaseSpan]):
                 RUNS.add(engine[0], map(known_node, result))
             elif isinstance(instance, BaseSynthesizer):
                 _keep_for_stream(id_, result)
+            if id_ in _reports and (
+                hasattr(result, "metadata") or isinstance(result, AgentChatResponse | StreamingAgentChatResponse)
+            ):
+                own, *around = _reports_around(id_)
+                own.show_in(result, around)
         finally:
             _forget(id_)
 
@@ -104,12 +139,10 @@ class SpanTracker(BaseSpanHandler[BaseSpan]):
 
 
 _TRACKER = SpanTracker()
-_STREAMED: ContextVar[tuple[Sequence[Retrieval], Sequence[KnownDocument]] | None] = ContextVar(
-    "_STREAMED", default=None
-)
 _lock = Lock()
-_citing: set[Any] = set()
-_synthesizing: set[Any] = set()
+_instances: dict[Any, object] = {}
+_reports: dict[Any, Reports] = {}
+_streams: MutableMapping[Any, Trace] = WeakKeyDictionary()
 
 
 def track_spans() -> None:
@@ -119,16 +152,63 @@ def track_spans() -> None:
             root_dispatcher.add_span_handler(_TRACKER)
 
 
-def retrieved() -> tuple[Sequence[Retrieval], Sequence[KnownDocument]]:
-    """Return what was retrieved in this trace, and what was retrieved in others."""
-    span = active_span_id.get()
-    return _STREAMED.get() or (RUNS.of(span), RUNS.elsewhere(span))
+def current_trace() -> Trace:
+    """Return what is known of the trace of now; of a stream that is read, that of the synthesizer which returned it."""
+    return _streamed() or _trace_of(active_span_id.get())
+
+
+def current_reports() -> Sequence[Reports]:
+    """Return where an answer of now is reported."""
+    streamed = _streamed()
+    return list(_reports_around(active_span_id.get())) if streamed is None else streamed.reports
+
+
+def note_answer(said: Mapping[str, Any], *, recognized: bool, reports: Sequence[Reports] | None = None) -> None:
+    """Report an answer to the engines around it.
+
+    Args:
+        said: The report, with a ledger.
+        recognized: Whether every node in the prompt is known to be a segment.
+        reports: Where to report; None: to the engines of now.
+    """
+    for each in current_reports() if reports is None else reports:
+        each.note(Noted(said, recognized))
 
 
 def is_cited() -> bool:
     """Return whether a `CitationQueryEngine` is asking."""
-    span = active_span_id.get()
-    return span is not None and not _citing.isdisjoint(RUNS.path(span))
+    return _is_within(active_span_id.get(), CitationQueryEngine)
+
+
+def _around(span: Any) -> Iterator[object]:
+    """Yield the engines, synthesizers, postprocessors and retrievers around a span, innermost first."""
+    path = [] if span is None else RUNS.path(span)
+    return (_instances[each] for each in path if each in _instances)
+
+
+def _is_within(span: Any, kind: Any) -> bool:
+    return any(isinstance(each, kind) for each in _around(span))
+
+
+def _reports_around(span: Any) -> Iterator[Reports]:
+    path = [] if span is None else RUNS.path(span)
+    return (_reports[each] for each in path if each in _reports)
+
+
+def _trace_of(span: Any) -> Trace:
+    return Trace(RUNS.of(span), RUNS.elsewhere(span), _asker_in(span), list(_reports_around(span)))
+
+
+def _asker_in(span: Any) -> Asker:
+    asking = next((each for each in _around(span) if isinstance(each, _ASKING)), None)
+    if isinstance(asking, BaseNodePostprocessor):
+        return "postprocessor"
+    if isinstance(asking, BaseRetriever):
+        return "retriever"
+    if asking is None:
+        return "call"
+    makes_its_own = (ContextChatEngine, CondensePlusContextChatEngine)
+    return "chat engine" if _is_within(span, makes_its_own) else "synthesizer"
 
 
 def _note_input(span: str, parent: str | None, synthesizer: object, arguments: Mapping[str, Any]) -> None:
@@ -136,47 +216,30 @@ def _note_input(span: str, parent: str | None, synthesizer: object, arguments: M
     nodes, texts = arguments.get("nodes"), arguments.get("text_chunks")
     if nodes:
         read = [each for each in nodes if not has_media(each.node)] if isinstance(synthesizer, SortsMedia) else nodes
-        labelled = not _citing.isdisjoint(RUNS.path(span))
+        labelled = _is_within(span, CitationQueryEngine)
         RUNS.add(parent or span, known_sources(read) if labelled else map(known_node, read))
     elif texts:
         RUNS.add(span, [KnownDocument.of(Segment(without_marks(text))) for text in texts])
 
 
-def _keep_for_stream(span: str, response: Any) -> None:
+def _keep_for_stream(span: str, result: Any) -> None:
     """Let an LLM that is asked when a stream is read, after all spans have ended, know what was retrieved for it."""
-    known = RUNS.of(span), RUNS.elsewhere(span)
-    if isinstance(response, StreamingResponse):
-        response.response_gen = _knowing(response.response_gen, known)
-    elif isinstance(response, AsyncStreamingResponse):
-        response.response_gen = _aknowing(response.response_gen, known)
+    streams = isinstance(result, StreamingResponse | AsyncStreamingResponse)
+    pieces = result.response_gen if streams else result
+    if isinstance(pieces, GeneratorType | AsyncGeneratorType):
+        _streams.setdefault(pieces, _trace_of(span))  # of the innermost span, around which are all others
 
 
-def _knowing(pieces: Generator[T, None, None], known: Any) -> Generator[T, None, None]:
-    done = object()
-    with closing(pieces):
-        while True:
-            token = _STREAMED.set(known)
-            try:
-                piece = next(pieces, done)
-            finally:
-                _STREAMED.reset(token)
-            if piece is done:
-                return
-            yield cast(T, piece)
-
-
-async def _aknowing(pieces: AsyncGenerator[T, None], known: Any) -> AsyncGenerator[T, None]:
-    done = object()
-    async with aclosing(pieces):
-        while True:
-            token = _STREAMED.set(known)
-            try:
-                piece = await anext(pieces, done)
-            finally:
-                _STREAMED.reset(token)
-            if piece is done:
-                return
-            yield cast(T, piece)
+def _streamed() -> Trace | None:
+    """Return the trace of the stream that is being read; None if there is none on the stack."""
+    traces = {
+        each.gi_frame if isinstance(each, GeneratorType) else each.ag_frame: trace
+        for each, trace in list(_streams.items())
+    }
+    frame: FrameType | None = sys._getframe(1) if traces else None
+    while frame is not None and frame not in traces:
+        frame = frame.f_back
+    return traces.get(frame) if frame is not None else None
 
 
 def _check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
@@ -194,5 +257,5 @@ def _check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
 
 def _forget(span: str) -> None:
     RUNS.end(span)
-    _citing.discard(span)
-    _synthesizing.discard(span)
+    _instances.pop(span, None)
+    _reports.pop(span, None)

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -27,7 +26,7 @@ from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryType
+from llama_index.core.schema import NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 
@@ -35,9 +34,8 @@ from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.structured import parse_object
 from invariant_rag.prompts import without_marks
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
-from llama_index.llms.invariant_rag.api_models import CanonicalLLM
+from llama_index.llms.invariant_rag.canonical import CanonicalLLM
 from llama_index.llms.invariant_rag.nodes import has_media
-from llama_index.llms.invariant_rag.responses import current_report, reporting_to
 from llama_index.llms.invariant_rag.structured import asked_for_object
 from llama_index.llms.invariant_rag.templates import bind_variables
 from llama_index.llms.invariant_rag.tracking import SortsMedia, track_spans
@@ -54,24 +52,8 @@ from llama_index.response_synthesizers.invariant_rag.inputs import (
 
 dispatcher = get_dispatcher(__name__)
 
-METADATA_KEY = "invariant_rag"
-"""Where the metadata of a response holds what the LLM reported."""
-
-
-@dataclass(frozen=True)
-class _Synthesis:
-    """One call of `synthesize`: what `BaseSynthesizer` does not pass on to `get_response` and back.
-
-    Attributes:
-        media: For each node, what it holds besides text; empty if all are text.
-        report: What the LLM reports; of a stream, once it is consumed.
-    """
-
-    media: Sequence[MediaNode | None] = ()
-    report: dict[str, Any] = field(default_factory=dict)
-
-
-_SYNTHESIS: ContextVar[_Synthesis | None] = ContextVar("_SYNTHESIS", default=None)
+_MEDIA: ContextVar[Sequence[MediaNode | None]] = ContextVar("_MEDIA", default=())
+"""For each node of `synthesize` what it holds besides text, which `get_response` is not given; empty: all text."""
 
 
 class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
@@ -110,7 +92,7 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
             output_cls=output_cls,
             empty_response=empty_response,
         )
-        track_spans()  # to know of a `CitationQueryEngine` around
+        track_spans()  # to know of a `CitationQueryEngine` around, and to report
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
         self._object_cls = self._llm.output_cls if isinstance(self._llm, StructuredLLM) else output_cls
         self._check_streaming()
@@ -150,13 +132,13 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
         The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
         `metadata["invariant_rag"]`: the ledger (`sets`, `order`, `dropped`, `trimmed`, `cached_tokens`, `method`,
         `invariant`; see `invariant_rag.generation.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
-        streaming response it is empty until the stream is consumed.
+        streaming response it is there once the stream is consumed.
 
         Raises:
             InvalidPrompt: A keyword has the name of something that the synthesizer sets; or a node holds an image or
                 another medium, which an `InvariantLLM` cannot read.
         """
-        with self._synthesis(nodes, response_kwargs):
+        with self._reading(nodes, response_kwargs):
             return super().synthesize(query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs)
 
     async def asynthesize(
@@ -167,13 +149,13 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
         """Async version of `synthesize`."""
-        with self._synthesis(nodes, response_kwargs):
+        with self._reading(nodes, response_kwargs):
             return await super().asynthesize(
                 query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs
             )
 
     @contextmanager
-    def _synthesis(self, nodes: Sequence[NodeWithScore], variables: dict[str, Any]) -> Iterator[None]:
+    def _reading(self, nodes: Sequence[NodeWithScore], variables: dict[str, Any]) -> Iterator[None]:
         check_variables(variables)
         media = [each.node.node_id for each in nodes if has_media(each.node)]
         if media and (self._invariant_llm is not None or not self._llm.metadata.is_chat_model):
@@ -182,24 +164,11 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
                 hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads "
                 "images: canonical(llm).",
             )
-        wanted = current_report()  # of a chat engine around
-        synthesis = _Synthesis(
-            [media_of(each.node) for each in nodes] if media else (), {} if wanted is None else wanted
-        )
-        token = _SYNTHESIS.set(synthesis)
+        token = _MEDIA.set([media_of(each.node) for each in nodes] if media else ())
         try:
-            with reporting_to(synthesis.report):
-                yield
+            yield
         finally:
-            _SYNTHESIS.reset(token)
-
-    def _get_metadata_for_response(self, nodes: list[BaseNode]) -> dict[str, Any] | None:
-        """Return the metadata of each node, and what the LLM reports."""
-        metadata = super()._get_metadata_for_response(nodes)
-        synthesis = _SYNTHESIS.get()
-        if synthesis is None or (self._invariant_llm is None and not self._parses_markers):
-            return metadata
-        return {**(metadata or {}), METADATA_KEY: synthesis.report}
+            _MEDIA.reset(token)
 
     def get_response(
         self,
@@ -226,10 +195,9 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
         check_variables(response_kwargs)
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
-        synthesis = _SYNTHESIS.get() or _Synthesis()
         if self._invariant_llm is None:
             llm = self._llm_with_query(query_str)
-            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, synthesis.media)
+            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, _MEDIA.get())
             if self._output_cls is not None:
                 response = llm.structured_predict(self._output_cls, template, **variables)
             else:
@@ -241,10 +209,10 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
             )
             if self._streaming:
                 pieces = self._invariant_llm.stream_chat(messages, query=query_str)
-                response = _reported(pieces, synthesis.report)
+                response = _texts(pieces)
             else:
                 options = {"query": query_str, "output_cls": self._object_cls}
-                response = self._parse_response(self._invariant_llm.chat(messages, **options), synthesis.report)
+                response = self._parse_response(self._invariant_llm.chat(messages, **options))
         dispatcher.event(GetResponseEndEvent())
         return response
 
@@ -260,10 +228,9 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
         check_variables(response_kwargs)
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
         response: RESPONSE_TEXT_TYPE
-        synthesis = _SYNTHESIS.get() or _Synthesis()
         if self._invariant_llm is None:
             llm = self._llm_with_query(query_str)
-            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, synthesis.media)
+            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, _MEDIA.get())
             if self._output_cls is not None:
                 response = await llm.astructured_predict(self._output_cls, template, **variables)
             else:
@@ -275,11 +242,11 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
             )
             if self._streaming:
                 pieces = await self._invariant_llm.astream_chat(messages, query=query_str)
-                response = _areported(pieces, synthesis.report)
+                response = _atexts(pieces)
             else:
                 options = {"query": query_str, "output_cls": self._object_cls}
                 found = await self._invariant_llm.achat(messages, **options)
-                response = self._parse_response(found, synthesis.report)
+                response = self._parse_response(found)
         dispatcher.event(GetResponseEndEvent())
         return response
 
@@ -330,8 +297,7 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
             )
         return messages if self._object_cls is None else asked_for_object(messages, self._object_cls)
 
-    def _parse_response(self, response: ChatResponse, report: dict[str, Any]) -> RESPONSE_TEXT_TYPE:
-        report.update(response.raw or {})
+    def _parse_response(self, response: ChatResponse) -> RESPONSE_TEXT_TYPE:
         text = response.message.content or ""
         return text if self._output_cls is None else parse_object(text, self._output_cls)
 
@@ -340,16 +306,13 @@ def _scores(nodes: Sequence[NodeWithScore]) -> list[float | None]:
     return [each.score for each in nodes]
 
 
-def _reported(pieces: ChatResponseGen, report: dict[str, Any]) -> Generator[str, None, None]:
-    """Yield the text of a stream; what its last piece reports goes into `report`."""
+def _texts(pieces: ChatResponseGen) -> Generator[str, None, None]:
     with closing(pieces):
         for piece in pieces:
-            report.update(piece.raw or {})
             yield piece.delta or ""
 
 
-async def _areported(pieces: ChatResponseAsyncGen, report: dict[str, Any]) -> AsyncGenerator[str, None]:
+async def _atexts(pieces: ChatResponseAsyncGen) -> AsyncGenerator[str, None]:
     async with aclosing(pieces):
         async for piece in pieces:
-            report.update(piece.raw or {})
             yield piece.delta or ""
