@@ -1,0 +1,169 @@
+"""Mutated, truncated, renamed and foreign files in the folder of a cache: no wrong entry is served, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag.errors import DamagedEntry
+from invariant_rag.generation.kv_cache_files import Entry, read_entry, stem_of, to_bytes
+from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
+from tests.fuzz.mutations import mutated
+
+Rounds = Callable[[], Iterator[random.Random]]
+CUTS: tuple[Callable[[Entry], Entry], ...] = (
+    lambda each: each[1:],
+    lambda each: [],
+    lambda each: [(keys[:, :-1], values[:, :-1]) for keys, values in each],
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+
+
+def entry(source: random.Random) -> Entry:
+    """One to twelve layers of any shapes, also without tokens."""
+    dtype = source.choice(DTYPES)
+    shape = (source.randint(1, 3), source.randrange(5), source.randint(1, 4))
+    made = torch.Generator().manual_seed(source.randrange(1 << 30))
+    return [
+        (torch.randn(shape, generator=made).to(dtype), torch.randn(shape, generator=made).to(dtype))
+        for _ in range(source.randint(1, 12))
+    ]
+
+
+def same(one: Entry, other: Entry) -> bool:
+    pairs = [(a, b) for left, right in zip(one, other, strict=False) for a, b in zip(left, right, strict=True)]
+    # By bytes: what is no number equals itself.
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        for a, b in ((a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+    )
+
+
+def of_another_format(source: random.Random) -> bytes:
+    tensors = {"0.keys": torch.ones(1, 2, 3), "0.values": torch.ones(1, 2, 3)}
+    formats = [b"", b"%PDF-1.7\n", b"PK\x03\x04", b"{}", save(tensors), save(tensors, {"format": "pt"})]
+    return source.choice([*formats, source.randbytes(300)])
+
+
+def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds: Rounds, tmp_path: Path) -> None:
+    path = tmp_path / f"{stem_of('x')}.kv"
+    for source in rounds():
+        stored = entry(source)
+        path.write_bytes(mutated(to_bytes(stored, path.stem), source))
+        try:
+            served = read_entry(path)
+        except DamagedEntry as error:
+            assert path.name in str(error)  # noqa: PT017
+        else:
+            assert same(served, stored)
+
+
+def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(rounds: Rounds, tmp_path: Path) -> None:
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for number, source in enumerate(rounds()):
+            treat(tmp_path / str(number), source)
+    finally:
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def treat(folder: Path, source: random.Random) -> None:
+    """Do twenty random things to a folder that two tenants use."""
+    room = source.choice((0, 500, 5000, 1 << 20))
+    caches = {each: KeyValueCache(0, folder=folder, max_disk_bytes=room, namespace=each) for each in ("", "a")}
+    entries = {(tenant, key): entry(source) for tenant in caches for key in "wxyz"}  # a key determines its entry
+    foreign: dict[Path, bytes] = {}
+    for _ in range(20):
+        files = sorted(folder.glob("*.kv"))
+        ours = [path for path in files if path not in foreign]
+        tenant, key = source.choice(("", "a")), source.choice("wxyz")
+        match source.randrange(8):
+            case 0 | 1:
+                caches[tenant].put(key, entries[tenant, key])
+                assert all(path.stat().st_mode & 0o77 == 0 for path in folder.iterdir() if path not in foreign)
+            case 2 if ours:
+                path = source.choice(ours)
+                path.write_bytes(mutated(path.read_bytes(), source))
+            case 3 if len(ours) > 1:
+                one, other = source.sample(ours, 2)
+                one.replace(other)
+            case 4:
+                name = f"{source.randbytes(32).hex()}.kv" if source.random() < 0.5 else f"{source.randrange(99)}.kv"
+                foreign[folder / name] = of_another_format(source)
+                (folder / name).write_bytes(foreign[folder / name])
+            case 5 if ours:
+                os.truncate(source.choice(ours), source.randrange(200))
+            case 6:
+                caches[tenant].clear()
+            case _:
+                with full_disk(source.randrange(2000)):
+                    caches[tenant].put(key, entries[tenant, key])
+        for (tenant, key), expected in entries.items():
+            served = caches[tenant].get(key)
+            assert served is None or same(served, expected)
+        assert all(path.read_bytes() == content for path, content in foreign.items())
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file becomes larger than `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds: Rounds, tmp_path: Path) -> None:
+    models = [InvariantModel(tiny_model("llama", seed=seed), ordering="lexical") for seed in (0, 1)]
+    for number, source in enumerate(rounds()):
+        folder = tmp_path / str(number)
+        method = source.choice(("rotor", "ape", "pine"))
+        prompts = [random_prompt(source, (3, 2, 3), prefix=3, suffix=2) for _ in range(2)]
+        asked = [(lm.with_method(method, ordering="lexical"), prompt) for lm in models for prompt in prompts]
+        expected = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]
+        files = sorted(folder.glob("*.kv"))
+        for path in source.sample(files, min(3, len(files))):
+            other = source.choice(files)
+            if not path.exists():
+                continue
+            match source.randrange(4):
+                case 0:
+                    path.replace(other)
+                case 1:
+                    other.write_bytes(path.read_bytes())
+                case 2:  # its own name and a right checksum, but something is missing; what it holds has another layout
+                    with suppress(DamagedEntry):
+                        path.write_bytes(to_bytes(source.choice(CUTS)(read_entry(path)), path.stem))
+                case _:
+                    path.write_bytes(mutated(path.read_bytes(), source))
+        found = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("room", [0, 3000])
+def test_an_entry_that_a_dead_writer_left_unfinished_takes_no_room(room: int, rounds: Rounds, tmp_path: Path) -> None:
+    for number, source in enumerate(rounds()):
+        folder = tmp_path / str(number)
+        cache = KeyValueCache(0, folder=folder, max_disk_bytes=room)
+        for _ in range(5):
+            left = folder / f"invariant-rag-{source.randbytes(16).hex()}.unfinished"
+            left.write_bytes(source.randbytes(source.randrange(5000)))
+            cache.put(source.choice("abc"), [(torch.ones(1, 20, 2), torch.ones(1, 20, 2))])
+            if room:
+                assert not left.exists()
+                assert sum(path.stat().st_size for path in folder.iterdir()) <= room
+        cache.clear()
+        assert not [path for path in folder.iterdir() if path.suffix != ".lock"]

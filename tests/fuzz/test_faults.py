@@ -1,0 +1,116 @@
+"""Faults: a writer that is killed, a disk that is full, two writers at once. Nothing is lost, doubled or torn."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from invariant_rag.errors import FileInUse, InvalidRun, UnusableFile
+from invariant_rag.evaluation.line_file import LineFile
+
+ROOT = Path(__file__).parents[2]
+Rounds = Callable[[], Iterator[random.Random]]
+CHILD = """
+import sys
+sys.path.insert(0, "tests/evaluation/audit")
+from invariant_rag.evaluation.audit import audit
+from known import first, records
+
+def told(question, segments):
+    print("call", flush=True)
+    return first(question, segments)
+
+audit(told, records(6), out=sys.argv[1], workers=2, remedies=["sort"])
+"""
+
+
+def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds: Rounds, tmp_path: Path) -> None:
+    for number, source in enumerate(rounds()):
+        folder = tmp_path / str(number // 4)  # each run is killed several times
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert child.stdout is not None
+        for _ in range(source.randint(0, 60)):
+            child.stdout.readline()
+        time.sleep(source.random() / 500)
+        child.send_signal(signal.SIGKILL)
+        child.stdout.close()
+        child.wait()
+        path = folder / "answers.jsonl"
+        if path.exists():
+            with LineFile(path, lambda line, _: line["key"], InvalidRun) as file:
+                assert len(file.lines) == len(set(file.lines))
+
+
+class OneFile(RuleBasedStateMachine):
+    """A file of lines and what it should hold, through writes, tears, full disks and second writers."""
+
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = self.folder / f"{time.monotonic_ns()}.jsonl"
+        self.expected: list[object] = []
+        self.file = self.opened()
+
+    def opened(self) -> LineFile[object]:
+        return LineFile(self.path, lambda line, _: line, InvalidRun)
+
+    @rule(lines=st.lists(st.text(max_size=50), max_size=3))
+    def append(self, lines: list[str]) -> None:
+        self.file.append(lines)
+        self.expected += lines
+
+    @rule(room=st.integers(0, 60))
+    def append_to_a_full_disk(self, room: int) -> None:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.path.stat().st_size + room, before[1]))
+        try:
+            with pytest.raises(UnusableFile):
+                self.file.append(["short", "x" * 100])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    @rule()
+    def open_twice(self) -> None:
+        with pytest.raises(FileInUse):
+            self.opened()
+
+    @rule(torn=st.binary(max_size=30))
+    def be_killed_in_the_middle_of_a_line(self, torn: bytes) -> None:
+        self.file.close()
+        with self.path.open("ab") as file:
+            file.write(torn.replace(b"\n", b""))
+        self.file = self.opened()
+        assert self.file.lines == self.expected
+
+    @invariant()
+    def the_file_holds_what_was_written(self) -> None:
+        assert [json.loads(line) for line in self.path.read_bytes().split(b"\n")[:-1]] == self.expected
+
+    def teardown(self) -> None:
+        self.file.close()
+
+
+def test_a_file_of_lines_survives_everything(rounds: Rounds, tmp_path: Path) -> None:
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    OneFile.folder = tmp_path
+    try:
+        for _ in rounds():
+            bounded = settings(max_examples=20, stateful_step_count=20, deadline=None, database=None)
+            run_state_machine_as_test(OneFile, settings=bounded)
+    finally:
+        signal.signal(signal.SIGXFSZ, handler)

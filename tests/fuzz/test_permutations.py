@@ -1,0 +1,47 @@
+"""Permutations at the public entries: every order of the segments, and of the files, gives the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from invariant_rag import RAG, InvariantModel, Segment
+from invariant_rag.methods import METHODS
+from invariant_rag.rag import BM25Retriever
+
+Rounds = Callable[[], Iterator[random.Random]]
+ALPHABET = "ab \n.#山é\ud800\ue200\ue201[]<|>{}0\x00"
+ORDERINGS = ("lexical", "lexical-reversed", "frequency", "score")
+
+
+def text(source: random.Random) -> str:
+    return "".join(source.choices(ALPHABET, k=source.choice((0, 1, 3, 30))))
+
+
+def segments(source: random.Random) -> list[Segment]:
+    listed = [
+        Segment(
+            text(source), text(source) if source.random() < 0.5 else None, {"k": text(source)}, source.choice((0, -1.5))
+        )
+        for _ in range(source.randrange(6))
+    ]
+    return listed + source.choices(listed, k=source.randrange(3)) if listed else listed
+
+
+def test_every_order_of_the_segments_gives_the_same_answer(rounds: Rounds, model: InvariantModel) -> None:
+    methods = [name for name, each in METHODS.items() if each.invariant]
+    for source in rounds():
+        lm = model.with_method(source.choice(methods), ordering=source.choice(ORDERINGS))
+        question, listed = text(source), segments(source)
+        shuffled = source.sample(listed, len(listed))
+        one, other = (lm.logits(lm.chat_prompt(question, each)) for each in (listed, shuffled))
+        assert one.equal(other)
+
+
+def test_every_order_of_the_corpus_gives_the_same_answer(rounds: Rounds, model: InvariantModel) -> None:
+    for source in rounds():
+        question, listed, k = text(source), segments(source), source.randint(1, 9)
+        shuffled = source.sample(listed, len(listed))
+        answers = [RAG(model, BM25Retriever(each), k).ask(question, max_new_tokens=2) for each in (listed, shuffled)]
+        assert answers[0].text == answers[1].text
+        assert [each.segment for each in answers[0].citations] == [each.segment for each in answers[1].citations]
