@@ -7,10 +7,11 @@
 | `SelfConsistency` | the same; with sampling, for a fixed seed | one per permutation |
 | `AttentionSorting` | the same | one per round, plus one |
 | `ContextualCalibration` | if its scorer is | one per content-free text, plus one |
+| `ContextExperts` | always | one per segment, plus one |
 
 Permutations start from the model's own ordering. So with `lexical`, even random permutations depend only on the set and
-the seed; with `given`, every ensemble depends on the input order. Approaches that need one prefill are methods: see
-`invariant_rag.methods`.
+the seed; with `given`, every ensemble but `ContextExperts` depends on the input order. Approaches that need one prefill
+are methods: see `invariant_rag.methods`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from __future__ import annotations
 from invariant_rag.ensembles.attention_sorting import AttentionSorting, segment_attention
 from invariant_rag.ensembles.calibration import ContextualCalibration, blank_segments
 from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores
+from invariant_rag.ensembles.experts import ContextExperts, ExpertGeneration
 from invariant_rag.ensembles.permutations import PermutationAverage, SelfConsistency, VotedGeneration
 from invariant_rag.ensembles.ring import RingAverage
 
 __all__ = [
     "AttentionSorting",
+    "ContextExperts",
     "ContextualCalibration",
     "Cost",
     "EnsembleGeneration",
+    "ExpertGeneration",
     "PermutationAverage",
     "RingAverage",
     "Scores",

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from invariant_rag.checks import check_number
 from invariant_rag.ensembles.cost import EnsembleGeneration, count_cost
-from invariant_rag.errors import InvalidChoice, UnsupportedCombination
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_max_new_tokens, resolve_option
 from invariant_rag.prompts import tokenize_text
@@ -116,11 +117,9 @@ def check_positive(name: str, count: int | None) -> int | None:
     """Return an optional count.
 
     Raises:
-        InvalidChoice: It is below 1.
+        InvalidChoice: It is no whole number of at least 1.
     """
-    if count is not None and count < 1:
-        raise InvalidChoice(f"{name}: expected at least 1, got {count}")
-    return count
+    return None if count is None else check_number(name, count, 1)
 
 
 def refuse_options(options: Mapping[str, Any], *names: str) -> None:

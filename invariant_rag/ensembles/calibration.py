@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from invariant_rag.checks import shown
 from invariant_rag.ensembles.cost import Scores, count_cost
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.segments import Prompt, Segment, SegmentSet
@@ -46,9 +47,10 @@ def blank_segments(prompt: Prompt, blank: Blank) -> Prompt:
 class ContextualCalibration:
     """Candidate scores, calibrated with content-free prompts (arXiv 2102.09690, section 5).
 
-    The probabilities of the candidates, normalised over the candidates, are divided by their mean over content-free
-    prompts, and normalised again. The published method replaces the input of a classifier by a content-free text; here,
-    the segments are replaced.
+    The probabilities of the candidates are divided by their mean over content-free prompts, and normalised over the
+    candidates. The mean is taken before normalising, as in the published code (`get_p_content_free` in
+    tonyzhaozh/few-shot-learning): a content-free prompt that makes all candidates unlikely counts little. The published
+    method replaces the input of a classifier by a content-free text; here, the segments are replaced.
 
     This removes the model's content-independent preference for some candidates. It does not remove order dependence:
     the result is invariant if `scorer` is.
@@ -70,8 +72,10 @@ class ContextualCalibration:
         *,
         blank: Callable[[Prompt, Blank], Prompt] = blank_segments,
     ) -> None:
-        if not content_free:
-            raise InvalidChoice("content_free: expected at least one text, got none")
+        if not isinstance(content_free, Sequence) or isinstance(content_free, str | bytes) or not content_free:
+            raise InvalidChoice(
+                f"content_free: expected at least one text, got {shown(content_free)}", hint="Give them as a list."
+            )
         self.scorer = scorer
         self.content_free = tuple(content_free)
         self._blank = blank
@@ -84,12 +88,12 @@ class ContextualCalibration:
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> Scores:
         """Return the logarithms of the candidates' calibrated probabilities, which sum to one, and the cost."""
         with count_cost(self.scorer.model) as counter:
-            logprobs = _log_softmax(self.scorer.score(prompt, candidates))
+            logprobs = self.scorer.score(prompt, candidates)
             blank = [self._blank(prompt, each) for each in self.content_free]
-            content_free = [_log_softmax(self.scorer.score(each, candidates)) for each in blank]
-        # In log space throughout: the probability of a long candidate may underflow.
-        means = [_log_sum_exp(column) - math.log(len(content_free)) for column in zip(*content_free, strict=True)]
-        return Scores(_log_softmax([one - mean for one, mean in zip(logprobs, means, strict=True)]), counter.cost)
+            content_free = [self.scorer.score(each, candidates) for each in blank]
+        # In log space throughout: the probability of a long candidate may underflow. Constants cancel out in the end.
+        totals = [_log_sum_exp(column) for column in zip(*content_free, strict=True)]
+        return Scores(_log_softmax([one - total for one, total in zip(logprobs, totals, strict=True)]), counter.cost)
 
 
 def _log_softmax(logprobs: Sequence[float]) -> list[float]:

@@ -7,7 +7,7 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import torch
 from transformers import LogitsProcessor
@@ -27,7 +27,7 @@ from invariant_rag.ensembles.permuted_prompt import (
     random_permutations,
     rotations,
 )
-from invariant_rag.errors import UnknownName
+from invariant_rag.errors import UnknownName, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.segments import Prompt
@@ -105,8 +105,12 @@ class PermutationAverage(_PermutationEnsemble[EnsembleGeneration]):
         return Scores((math.fsum(column) / len(scores) for column in zip(*scores, strict=True)), counter.cost)
 
 
-def averaging_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments of `generate` with which all rows of a batch greedily decode their mean.
+def averaging_options(options: dict[str, Any], combine: LogitsProcessor | None = None) -> dict[str, Any]:
+    """Return keyword arguments of `generate` with which all rows of a batch greedily decode one text.
+
+    Args:
+        options: Keyword arguments of `generate`.
+        combine: Gives every row the same scores. None: their mean.
 
     Raises:
         UnsupportedCombination: Sampling, beams or a streamer were requested.
@@ -116,7 +120,7 @@ def averaging_options(options: dict[str, Any]) -> dict[str, Any]:
     return {
         **allowed,
         **_GREEDY,
-        "logits_processor": [MeanLogitsProcessor(), *(allowed.get("logits_processor") or ())],
+        "logits_processor": [combine or MeanLogitsProcessor(), *(allowed.get("logits_processor") or ())],
     }
 
 
@@ -189,6 +193,17 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
         best = min(winners, key=lambda index: (rows[index].text, rows[index].token_ids))
         generation = permuted[best // copies].to_input_indices(rows[best])
         return VotedGeneration.extend(generation, votes=tuple(votes))
+
+    def score(self, prompt: Prompt, candidates: Candidates) -> NoReturn:
+        """Refuse: votes are for generated answers, and have no log-probabilities.
+
+        Raises:
+            UnsupportedCombination: Always.
+        """
+        raise UnsupportedCombination(
+            "expected an ensemble that averages log-probabilities, got SelfConsistency, which counts votes",
+            hint="Use PermutationAverage, which scores candidates over the same permutations; or `votes` of generate.",
+        )
 
     def _answer(self, row: Generation) -> str:
         """Return the answer that a generation votes for."""

@@ -46,7 +46,7 @@ class PermutedPrompt:
         segments = [segment for each in self.prompt.sets for segment in each]
         by_index = dict(zip(self.order, segments, strict=True))
         sets = [
-            _in_slots([by_index[index] for index in order], each)
+            in_slots([by_index[index] for index in order], each)
             for order, each in zip(orders, self.prompt.sets, strict=True)
         ]
         return PermutedPrompt(self.prompt.with_sets(sets), orders, self.base)
@@ -77,11 +77,11 @@ def in_canonical_order(lm: InvariantModel, prompt: Prompt, new_tokens: int) -> P
     starts = [0, *stops]
     orders = [[i for i in base.order if start <= i < stop] for start, stop in zip(starts, stops, strict=False)]
     segments = prompt.segments
-    sets = [_in_slots([segments[i] for i in order], each) for order, each in zip(orders, prompt.sets, strict=True)]
+    sets = [in_slots([segments[i] for i in order], each) for order, each in zip(orders, prompt.sets, strict=True)]
     return PermutedPrompt(prompt.with_sets(sets), orders, base)
 
 
-def _in_slots(segments: Sequence[Segment], places: SegmentSet) -> SegmentSet:
+def in_slots(segments: Sequence[Segment], places: SegmentSet) -> SegmentSet:
     """Return segments as a set, in the first slots of another one."""
     return SegmentSet(segments, slots=None if places.slots is None else places.slots[: len(segments)])
 

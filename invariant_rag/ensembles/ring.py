@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention.rope import has_dynamic_rope
+from invariant_rag.attention.dynamic_rope import has_dynamic_rope
 from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, require_unrouted
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
 from invariant_rag.ensembles.permutations import averaging_options, mean_logprobs
@@ -39,8 +39,8 @@ class RingAverage(Ensemble[EnsembleGeneration]):
         cuts: Number of evenly spaced cuts, at most the number of segments. None: one per segment.
 
     Raises:
-        UnsupportedCombination: The method is not `rotor`, or the model has a sliding window, rotary frequencies that
-            depend on the prompt length, or routing; or, in `generate`, sampling, beams or a streamer.
+        UnsupportedCombination: The method is not `rotor`, or the model has a sliding window, ALiBi, rotary frequencies
+            that depend on the prompt length, or routing; or, in `generate`, sampling, beams or a streamer.
         InvalidChoice: `cuts` is below 1.
     """
 
@@ -58,6 +58,12 @@ class RingAverage(Ensemble[EnsembleGeneration]):
         if has_dynamic_rope(lm.model):
             raise UnsupportedCombination(
                 "expected rotary frequencies that do not depend on the prompt length; this model's grow with it",
+                hint="Use PermutationAverage.",
+            )
+        if lm.prefiller.shared.has_alibi:
+            raise UnsupportedCombination(
+                "expected a model with rotary positions, whose cached keys can be moved, got one with ALiBi, whose own "
+                "attention takes the index of a key for its position",
                 hint="Use PermutationAverage.",
             )
         super().__init__(require_unrouted(lm))

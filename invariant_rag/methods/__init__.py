@@ -5,11 +5,16 @@ from __future__ import annotations
 from invariant_rag.errors import UnknownName
 from invariant_rag.methods.ape import APE
 from invariant_rag.methods.base import Method, RowMethod
+from invariant_rag.methods.graph_kv import GraphKV
+from invariant_rag.methods.invicl import InvICL
 from invariant_rag.methods.isolated import Isolated
-from invariant_rag.methods.parallel_windows import ParallelWindows, SetBased
+from invariant_rag.methods.parallel_windows import ParallelWindows
 from invariant_rag.methods.pine import PINE, PINEInPlace, PINEReverse
 from invariant_rag.methods.rotor import RoToR
 from invariant_rag.methods.sequential import Sequential
+from invariant_rag.methods.set_based import SetBased
+from invariant_rag.methods.set_llm import SetLLM
+from invariant_rag.methods.shared_sink_topk import SharedSinkTopK
 from invariant_rag.methods.structured import Structured
 
 METHODS: dict[str, type[Method]] = {
@@ -25,6 +30,10 @@ METHODS: dict[str, type[Method]] = {
         SetBased,
         Structured,
         APE,
+        GraphKV,
+        SetLLM,
+        InvICL,
+        SharedSinkTopK,
     )
 }
 
@@ -32,6 +41,8 @@ __all__ = [
     "APE",
     "METHODS",
     "PINE",
+    "GraphKV",
+    "InvICL",
     "Isolated",
     "Method",
     "PINEInPlace",
@@ -41,6 +52,8 @@ __all__ = [
     "RowMethod",
     "Sequential",
     "SetBased",
+    "SetLLM",
+    "SharedSinkTopK",
     "Structured",
     "resolve_method",
 ]
@@ -54,6 +67,6 @@ def resolve_method(method: str | Method) -> Method:
     """
     if isinstance(method, Method):
         return method
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise UnknownName("method", method, METHODS)
     return METHODS[method]()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from invariant_rag.arrangement import Layout, WeightedArrangement, Weighting
+from invariant_rag.arrangement import Layout, Span, WeightedArrangement, Weighting
+from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidChoice
-from invariant_rag.methods.parallel_windows import ParallelWindows
+from invariant_rag.methods.set_based import SetBased
 
 
 @dataclass(frozen=True)
-class APE(ParallelWindows):
-    """Parallel windows after a shared prefix, attended to with temperature and scale (arXiv 2502.05431, section 4).
+class APE(SetBased):
+    """Parallel segments after a shared prefix, attended to with temperature and scale (arXiv 2502.05431, section 4).
 
     Tokens after a set divide the scores of its keys by `temperature`, and multiply their log-sum-exp by
     `scale * temperature` before it is merged with that of all other keys. A set of one segment gets plain attention.
@@ -32,6 +33,8 @@ class APE(ParallelWindows):
     stock_decoding: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "scale"):
+            check_real(name, getattr(self, name))
         if min(self.temperature, self.scale) <= 0:
             raise InvalidChoice(
                 f"expected a temperature and a scale above 0, got {self.temperature} and {self.scale}",
@@ -42,5 +45,9 @@ class APE(ParallelWindows):
         """Return which keys every token of a prompt with this layout sees."""
         rows = super().arrange(layout)
         adapted = Weighting(self.temperature, self.scale * self.temperature)
-        weightings = tuple(adapted if sum(map(bool, segments)) > 1 else None for segments in layout.sets)
-        return WeightedArrangement(layout, rows.blocks, rows.positions, weightings)
+        sets = [
+            ((Span(before.stop, after.start), adapted),) if count > 1 else ()
+            for before, after, count in zip(layout.text_spans, layout.text_spans[1:], layout.counts, strict=False)
+        ]
+        weighted = tuple(sum(sets[:ended], ()) for ended in range(len(layout.texts)))
+        return WeightedArrangement(layout, rows.blocks, rows.positions, weighted)

@@ -1,36 +1,51 @@
-"""Segments side by side: they do not see each other, and share their positions."""
+"""PCW: every segment in a window of its own, which starts with the prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import accumulate
+from math import log
 from typing import ClassVar
 
-from invariant_rag.arrangement import Slots
-from invariant_rag.methods.base import RowMethod
+from invariant_rag.arrangement import Layout, Span, Weighted, WeightedArrangement, Weighting
+from invariant_rag.methods.set_based import SetBased
 
 
-class ParallelWindows(RowMethod):
-    """PCW: segments start at the same position and do not see each other; the suffix sees all (arXiv 2212.10947).
+class ParallelWindows(SetBased):
+    """PCW: each window is the prefix and one segment; tokens after the set see all windows (arXiv 2212.10947).
 
-    The suffix starts after the longest segment. Nothing tells the segments apart but their contents, so the answer is
-    fair: up to rounding, it ignores the ordering too. In a model with a sliding window, the window counts tokens as
-    they lie in memory.
+    Windows share their positions, and the suffix starts after the longest one. The published code merges the windows'
+    keys and keeps one beginning-of-text token, so the suffix sees n copies of every other token of the prefix
+    (`combine_past_key_values` in AI21Labs/Parallel-Context-Windows; RoToR, arXiv 2502.08662, appendix C.1, joins the
+    prefix to every segment too). The copies have the same tokens at the same positions, so their keys are equal: the
+    prefix is computed and stored once, and tokens after the set count each of its keys n times, the first one once.
+
+    The published code takes the first token of every window for the beginning of the text; a prompt without a prefix
+    has none, and keeps all its tokens. With a prefix of at most one token this is `set-based`. Before a second set,
+    everything counts as the prefix of its windows. An empty segment has no window.
+
+    Cost: that of `set-based`, and the weighting, which keeps our attention while decoding. The published code prefills
+    and stores n prefixes.
     """
 
     name: ClassVar[str] = "parallel-windows"
     paper: ClassVar[str] = "arXiv 2212.10947"
-    cost: ClassVar[str] = "less than plain"
-    fair: ClassVar[bool] = True
-    context_free_segments: ClassVar[bool] = True
-    slots: ClassVar[Slots] = "shared"
+    stock_decoding: ClassVar[bool] = False
 
-    def row(self, segment: int, count: int) -> Sequence[int]:
-        """Only itself."""
-        return [segment]
+    def arrange(self, layout: Layout) -> WeightedArrangement:
+        """Return which keys every token of a prompt with this layout sees."""
+        rows = super().arrange(layout)
+        weighted = tuple(_copies(layout, ended) for ended in range(len(layout.texts)))
+        return WeightedArrangement(layout, rows.blocks, rows.positions, weighted)
 
 
-class SetBased(ParallelWindows):
-    """Set-Based Prompting: the attention of parallel windows, for sets inside a prompt (arXiv 2406.06581)."""
+def _copies(layout: Layout, ended: int) -> Weighted:
+    """Return the copies of keys that tokens see which have `ended` sets before them.
 
-    name: ClassVar[str] = "set-based"
-    paper: ClassVar[str] = "arXiv 2406.06581"
+    A key is copied into the windows of every set after it, and each of these copies into those of the next.
+    """
+    starts = [1, *(text.stop for text in layout.text_spans[:ended])]
+    spans = (Span(start, text.stop) for start, text in zip(starts, layout.text_spans[:ended], strict=False))
+    windows = [log(max(count, 1)) for count in layout.counts[:ended]]
+    offsets = reversed([*accumulate(reversed(windows))])
+    pairs = zip(spans, offsets, strict=True)
+    return tuple((span, Weighting(offset=offset)) for span, offset in pairs if offset and span.stop > span.start)

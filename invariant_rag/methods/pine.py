@@ -83,6 +83,7 @@ class PINEInPlace(RowMethod):
     name: ClassVar[str] = "pine-in-place"
     paper: ClassVar[str] = "arXiv 2407.01100"
     cost: ClassVar[str] = "attention both ways"
+    reads_later_positions: ClassVar[bool] = True
     slots: ClassVar[Slots] = "natural"
 
     def row(self, segment: int, count: int) -> Sequence[int]:

@@ -1,24 +1,43 @@
-"""Structured Prompting: parallel windows whose keys share the attention weight."""
+"""Structured Prompting: right-aligned groups, and a test input that counts as often as there are groups."""
 
 from __future__ import annotations
 
+import sys
+from itertools import accumulate, pairwise
 from math import log
 from typing import ClassVar
 
-from invariant_rag.arrangement import Layout, WeightedArrangement, Weighting
-from invariant_rag.methods.parallel_windows import ParallelWindows
+from invariant_rag.arrangement import Layout, Span, Weighted, WeightedArrangement, Weighting, shared_positions
+from invariant_rag.methods.set_based import SetBased
 
 
-class Structured(ParallelWindows):
-    """Parallel windows whose keys have 1/n of the weight for the tokens after them (arXiv 2212.06713, section 3.3)."""
+class Structured(SetBased):
+    """Right-aligned segments, jointly attended with rescaled attention (arXiv 2212.06713, section 3).
+
+    The segments of a set end at the same position, so that each of them is next to what follows, whatever its length;
+    the prefix, in the paper a beginning-of-text token, keeps its positions and is shared. Tokens after a set of n
+    segments count the keys after the set, generated ones included, n times; the keys of the prefix and of the segments
+    count once (`multihead_attention.py` and `make_positions` in microsoft/LMOps, structured_prompting).
+
+    Cost: as `set-based`, but decoding keeps our attention, and cached keys of a segment serve in the same set only,
+    because its distance from the prefix depends on the longest segment.
+    """
 
     name: ClassVar[str] = "structured"
     paper: ClassVar[str] = "arXiv 2212.06713"
+    context_free_segments: ClassVar[bool] = False
     stock_decoding: ClassVar[bool] = False
 
     def arrange(self, layout: Layout) -> WeightedArrangement:
         """Return which keys every token of a prompt with this layout sees."""
-        rows = super().arrange(layout)
-        counts = [sum(map(bool, segments)) for segments in layout.sets]
-        shares = [Weighting(offset=-log(count)) if count > 1 else None for count in counts]
-        return WeightedArrangement(layout, rows.blocks, rows.positions, tuple(shares))
+        blocks = super().arrange(layout).blocks
+        weighted = tuple(_rescaled(layout, ended) for ended in range(len(layout.texts)))
+        return WeightedArrangement(layout, blocks, shared_positions(layout, align="right"), weighted)
+
+
+def _rescaled(layout: Layout, ended: int) -> Weighted:
+    """Return how often tokens that have `ended` sets before them count the keys after each of these sets."""
+    starts = [*(text.start for text in layout.text_spans[1 : ended + 1]), sys.maxsize]  # generated tokens have no end
+    offsets = accumulate(log(max(count, 1)) for count in layout.counts[:ended])
+    pairs = zip(pairwise(starts), offsets, strict=True)
+    return tuple((Span(*span), Weighting(offset=offset)) for span, offset in pairs if offset)

@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -214,6 +215,14 @@ def test_a_tie_goes_to_the_first_answer_in_the_alphabet(
     assert votes[1] == (("any", 2),)
 
 
+def test_votes_have_no_log_probabilities_and_say_what_has(lm: InvariantModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="counts votes") as caught:
+        SelfConsistency(lm).score(PROMPT, CANDIDATES)
+    assert "PermutationAverage" in caught.value.hint
+    with pytest.raises(UnsupportedCombination, match="counts votes"):
+        ContextualCalibration(SelfConsistency(lm), [[9]]).score(PROMPT, CANDIDATES)
+
+
 def len_of(text: str) -> str:
     return "any"
 
@@ -221,18 +230,40 @@ def len_of(text: str) -> str:
 # --- calibration ----------------------------------------------------------------------------------------------------
 
 
-def test_calibration_divides_by_the_mean_of_the_content_free_probabilities(lm: InvariantModel) -> None:
+def test_calibration_averages_the_content_free_probabilities_before_it_normalises_them(lm: InvariantModel) -> None:
+    """As in the published code, in its words: p_cf is a normalised mean, and W = diag(p_cf)^-1."""
     blanks = [[9], [1, 2], []]
 
-    def shares(prompt: Prompt) -> list[float]:
-        values = [math.exp(each) for each in lm.score(prompt, CANDIDATES)]
-        return [value / sum(values) for value in values]
+    def label_probs(prompt: Prompt) -> np.ndarray:
+        return np.exp(lm.score(prompt, CANDIDATES))
 
-    free = [shares(Prompt(PROMPT.prefix, [blank] * 4, PROMPT.suffix)) for blank in blanks]
-    ratios = [p * 3 / sum(column) for p, *column in zip(shares(PROMPT), *free, strict=True)]
+    p_cf = np.mean([label_probs(Prompt(PROMPT.prefix, [blank] * 4, PROMPT.suffix)) for blank in blanks], axis=0)
+    p_cf = p_cf / p_cf.sum()
+    probs = label_probs(PROMPT)
+    expected = np.linalg.inv(np.diag(p_cf)) @ (probs / probs.sum())
     calibrated = ContextualCalibration(lm, blanks).score(PROMPT, CANDIDATES)
-    assert [math.exp(each) for each in calibrated] == pytest.approx([r / sum(ratios) for r in ratios], rel=1e-6)
+    np.testing.assert_allclose(np.exp(calibrated), expected / expected.sum(), rtol=1e-6)
     assert calibrated.cost.prefills == 4
+
+
+class _Table:
+    """A scorer with given probabilities, by the token of the first segment."""
+
+    model: Any = None
+    invariant = True
+
+    def __init__(self, model: PreTrainedModel, probabilities: dict[int, list[float]]) -> None:
+        self.model, self._probabilities = model, probabilities
+
+    def score(self, prompt: Prompt, candidates: Any) -> list[float]:
+        return [math.log(each) for each in self._probabilities[prompt.segments[0].token_ids[0]]]
+
+
+def test_calibration_gives_the_figures_of_the_published_arithmetic(llama: PreTrainedModel) -> None:
+    """By hand: p_cf is (0.61, 0.24) / 0.85, so equal probabilities become (0.24, 0.61) / 0.85."""
+    scorer = _Table(llama, {5: [0.3, 0.3], 8: [0.6, 0.2], 9: [0.01, 0.04]})
+    calibrated = ContextualCalibration(scorer, [[8], [9]]).score(Prompt([3], [[5]], [4]), [[1], [2]])
+    assert np.exp(calibrated).tolist() == pytest.approx([0.24 / 0.85, 0.61 / 0.85])
 
 
 def test_where_there_is_nothing_to_read_calibration_leaves_no_preference(lm: InvariantModel) -> None:

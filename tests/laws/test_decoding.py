@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.errors import InvalidPrompt, TokenizerRequired
+from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.contracts import plain_logits
 
@@ -159,7 +159,7 @@ def test_closing_a_stream_ends_its_generation_and_frees_the_model(chat: Invarian
 
 
 def test_an_error_while_streaming_reaches_the_reader(chat: InvariantModel) -> None:
-    with pytest.raises(ValueError, match="not_a_keyword"):
+    with pytest.raises(InvalidOption, match="not_a_keyword"):
         list(chat.stream(chat.chat_prompt("Why?", ["one"]), not_a_keyword=1))
 
 

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel, Prompt, SegmentSet
 from invariant_rag.methods import METHODS
 
-ORDERINGS = ("lexical", "lexical-reversed", "frequency")
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 token = st.integers(3, 127)
 segment = st.lists(token, min_size=0, max_size=6)
@@ -32,8 +31,10 @@ def model(request: pytest.FixtureRequest, golden_model: PreTrainedModel) -> PreT
     return copy.to(request.param).eval()
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "ordering"),
+    [*((method, "lexical") for method in METHODS), ("rotor", "lexical-reversed"), ("pine", "frequency")],
+)
 @quick
 @given(prefix=segment, chosen=segments, suffix=st.lists(token, min_size=1, max_size=4), shuffle=st.randoms())
 def test_logits_and_tokens_ignore_the_order_of_segments(
@@ -64,11 +65,11 @@ def test_every_permutation_of_four_segments_gives_the_same_bits(model: PreTraine
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "sequential"])
-def test_thirty_segments_in_fifty_orders_give_the_same_bits(model: PreTrainedModel, method: str) -> None:
+def test_thirty_segments_in_ten_orders_give_the_same_bits(model: PreTrainedModel, method: str) -> None:
     lm, state = InvariantModel(model, method=method), random.Random(7)
     prompt = Prompt([3, 4], [[state.randrange(5, 500) for _ in range(state.randrange(1, 6))] for _ in range(30)], [9])
     expected = lm.logits(prompt)
-    for _ in range(50):
+    for _ in range(10):
         assert torch.equal(lm.logits(prompt.shuffled(state)), expected)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from itertools import permutations
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment
-from invariant_rag.ensembles import AttentionSorting, PermutationAverage, RingAverage, SelfConsistency
+from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
+from invariant_rag.ensembles import AttentionSorting, ContextExperts, PermutationAverage, RingAverage, SelfConsistency
 from invariant_rag.generation import Generation
 from invariant_rag.methods import METHODS
 from invariant_rag.prompts import KnownDocument, Retrieval, Turn, recognize
 from invariant_rag.prompts.labels import translate_labels, translate_stream
+from invariant_rag.segments import Slot
 
 DOCUMENTS = [
     Segment("The ferry leaves at noon.", metadata={"source": "f.txt"}),
@@ -123,6 +125,14 @@ def test_ensembles_are_invariant_with_slots(rotor: InvariantModel, ensemble: Any
     assert len({(each.token_ids, each.logprobs) for each in generations}) == 1
 
 
+def test_context_experts_are_invariant_with_slots(rotor: InvariantModel) -> None:
+    experts = ContextExperts(rotor, beta=0.5, gamma=0)
+    generations = [
+        experts.generate(prompt_of("numbered", listed), max_new_tokens=3) for listed in permutations(DOCUMENTS)
+    ]
+    assert len({(each.token_ids, each.logprobs) for each in generations}) == 1
+
+
 def test_citations_lead_to_the_documents_as_they_were_listed(rotor: InvariantModel) -> None:
     for listed in permutations(DOCUMENTS):
         prompt = prompt_of("numbered", listed)
@@ -133,6 +143,21 @@ def test_citations_lead_to_the_documents_as_they_were_listed(rotor: InvariantMod
             assert "".join(translate_stream(answer, generation.labels)) == cited
             assert prompt.segments[index] == listed[int(cited[-2]) - 1]
             assert f"[{int(cited[-2])}]" in cited
+
+
+@pytest.mark.parametrize("written", ["({}) ", "#{} ", "Item {}: ", "D{}: ", "<doc id={}>", "Source {}: "])
+def test_citations_lead_to_the_same_document_in_whatever_way_it_was_numbered(
+    rotor: InvariantModel, written: str
+) -> None:
+    cited = set()
+    for listed in permutations(DOCUMENTS):
+        slots = [Slot((written.format(number),), ("\n",), str(number)) for number in (1, 2, 3)]
+        generation = rotor.generate(Prompt("", SegmentSet(listed, slots=slots), "Which?"), max_new_tokens=1)
+        answer = translate_labels(f"So it is, {written.format(2).strip()} source 2.", generation.labels)
+        numbers = re.findall(r"\d", answer)
+        cited.add(tuple(listed[int(number) - 1] for number in numbers))
+    assert len(cited) == 1
+    assert {len(set(each)) for each in cited} == {1}
 
 
 def test_prompts_of_two_retrievals_are_invariant_in_both(rotor: InvariantModel) -> None:

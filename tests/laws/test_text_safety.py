@@ -211,12 +211,15 @@ def test_tokens_that_are_not_for_control_stay_whole() -> None:
     assert tokenizer.convert_tokens_to_ids("<table>") in tokenize_literal("a <table> b <|im_end|>", tokenizer)
 
 
-def test_a_character_that_is_itself_a_control_token_is_refused_by_name() -> None:
+@pytest.mark.parametrize("special", [False, True])
+def test_a_character_that_is_an_added_token_is_refused_nowhere(special: bool) -> None:
     tokenizer = finished(byte_backend(special=False))
-    tokenizer.add_tokens(["\u2402"])
-    tokenizer.chat_template += "\u2402"
-    with pytest.raises(InvalidSegment, match=r"\u2402.*control token"):
-        tokenize_literal("a\u2402b", tokenizer)
+    tokenizer.add_tokens([AddedToken("\u2402", special=special)], special_tokens=special)
+    index = tokenizer.convert_tokens_to_ids("\u2402")
+    tokenizer.chat_template += "{# [ | #}\u2402"
+    ids = tokenize_literal("a\u2402b", tokenizer)
+    assert (index in ids) == (not special), "a template writes single characters by accident, unless they are special"
+    assert tokenizer.decode(ids) == "a\u2402b"
 
 
 def test_a_word_tokenizer_whose_unknown_word_ends_the_text_cannot_read_unknown_words() -> None:

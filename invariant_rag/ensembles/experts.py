@@ -1,0 +1,244 @@
+"""Parallel context-of-experts decoding: segments are read alone, the best-supported token wins (arXiv 2601.08670)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from transformers import LogitsProcessor
+
+from invariant_rag.ensembles.base import Candidates, Ensemble, require_unrouted
+from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores, count_cost
+from invariant_rag.ensembles.permutations import averaging_options
+from invariant_rag.ensembles.permuted_prompt import in_slots
+from invariant_rag.errors import InvalidChoice, InvalidSegment, UnsupportedCombination
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.outputs import Usage
+from invariant_rag.generation.scoring import continuation_logits
+from invariant_rag.segments import Prompt, Segment
+
+Beta: TypeAlias = float | Literal["dynamic"]
+
+_LEAST = 1e-9  # the least probability, as in the published code
+
+
+@dataclass(frozen=True)
+class ExpertGeneration(EnsembleGeneration):
+    """The answer of several experts. `usage` counts the prompts of all of them; `logprobs` are of the fused scores.
+
+    Attributes:
+        experts: For each generated token, the segment whose expert supported it most: indices into `prompt.segments`.
+            Of equal support, the first in the order of the content counts. Empty for a prompt without segments.
+    """
+
+    experts: tuple[int, ...] = ()
+
+
+class ContextExperts(Ensemble[ExpertGeneration]):
+    """Read every segment alone, contrast it with no segment at all, and take the best-supported token (PCED).
+
+    With logits s_k of the prompt with segment k alone, s_0 of the prompt without segments, and relevance r_k, which is
+    `Segment.score`, the next token is the v with the largest max_k of
+
+        (1 + beta) s_k(v) - beta s_0(v) + gamma log r_k
+
+    and every expert continues with it. The maximum over a set has no order, and the rows of the batch are sorted by
+    content: the result is bit-for-bit the same for every input order, whatever the ordering of the model. An expert
+    sees one segment, so the model's method makes no difference, and the segments need not fit the context window
+    together. Decoding is greedy.
+
+    The paper fuses a retriever's score a and a reranker's score b, both mapped to (0, 1), into r = 2ab / (a + b).
+
+    Its beta is dynamic: found for the first token, and kept. `dynamic` is that of the first author's code (`get_jsd` in
+    giulio98/langchain-pced): with p_0 and p_k the probabilities of the first token v without segments and with k alone,
+
+        beta_k(v) = (p_0(v) log(p_0(v) / m(v)) + p_k(v) log(p_k(v) / m(v))) / 2,  m = (p_0 + p_k) / 2
+
+    This is the term of v in the Jensen-Shannon divergence, so every expert has a beta for every token. The divergence
+    itself, the sum over v, would be one number for each expert; it is not implemented, because the code does not sum.
+
+    Args:
+        lm: The model.
+        beta: Strength of the contrast with the prompt without segments: `dynamic`, or a number; 0: no contrast.
+        gamma: Weight of the relevance; 2.5 as published. 0: segments need no score.
+
+    Raises:
+        InvalidChoice: `beta` or `gamma` is negative or not finite, or another word than `dynamic`.
+        UnsupportedCombination: The model is a `RoutedModel`; in `generate` and `score`, the prompt has several sets; in
+            `generate`, sampling, beams or a streamer.
+        InvalidSegment: In `generate` and `score`: a segment has no score in (0, 1], and `gamma` is not 0.
+    """
+
+    def __init__(self, lm: InvariantModel, *, beta: Beta = "dynamic", gamma: float = 2.5) -> None:
+        super().__init__(require_unrouted(lm))
+        for name, value in (("gamma", gamma), *((("beta", beta),) if beta != "dynamic" else ())):
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                also = ' or "dynamic"' if name == "beta" else ""
+                raise InvalidChoice(f"{name}: expected a finite number from 0 on{also}, got {value!r}")
+        self.beta = beta
+        self.gamma = gamma
+
+    @property
+    def invariant(self) -> bool:
+        """Whether permuting the input segments changes no bit of the output: always."""
+        return True
+
+    def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> ExpertGeneration:
+        experts = self._experts(prompt, max_new_tokens)
+        fusion = ExpertFusion(experts.priors, self.beta)
+        options = averaging_options(options, fusion)
+        rows = self._given_order_lm.generate(experts.prompts, max_new_tokens=max_new_tokens, **options)
+        chosen = fusion.chosen(rows[0].token_ids)
+        return ExpertGeneration.extend(
+            rows[0],
+            logprobs=tuple(logprob for _, logprob in chosen),
+            experts=tuple(experts.order[expert] for expert, _ in chosen) if experts.order else (),
+            usage=Usage(
+                sum(row.usage.prompt_tokens for row in rows),
+                len(rows[0].token_ids),
+                sum(row.usage.cached_tokens for row in rows),
+            ),
+            order=tuple(experts.order),
+            dropped=experts.dropped,
+            trimmed=tuple(index for index, row in zip(experts.order, rows[1:], strict=True) if row.trimmed),
+            sets=(len(experts.order),) if experts.order else (),
+        )
+
+    def score(self, prompt: Prompt, candidates: Candidates) -> Scores:
+        """Return the log-probability of each candidate under the softmax of the fused scores, and the cost."""
+        lm, options = self._given_order_lm, self.lm.candidate_ids(candidates)
+        if not options:
+            return Scores([], Cost())
+        longest = max(map(len, options))
+        experts = self._experts(prompt, longest)
+        with count_cost(self.model) as counter, lm.prefiller.exclusive():
+            prepared = [lm.prepare_to_generate(each, longest) for each in experts.prompts]
+            rows = (continuation_logits(lm.prefiller, each, options).float() for each in prepared)
+            amateur = next(rows)
+            contrasted = ((row, resolve_beta(self.beta, amateur[0, 0], row[0, 0])) for row in rows)
+            fused, _ = fuse_experts(amateur, contrasted, experts.priors)
+        logprobs = torch.log_softmax(fused, dim=-1)
+        return Scores(
+            (
+                float(logprobs[row, torch.arange(len(each)), torch.tensor(each)].double().sum())
+                for row, each in enumerate(options)
+            ),
+            counter.cost,
+        )
+
+    def _experts(self, prompt: Prompt, new_tokens: int) -> _Experts:
+        """Return the prompt without segments, and with each segment alone, in the order of their content."""
+        if len(prompt.sets) > 1:
+            raise UnsupportedCombination(
+                f"expected a prompt with one set of segments, got {len(prompt.sets)}: every expert reads one segment",
+                hint="Put the segments into one set, or use PermutationAverage.",
+            )
+        lm, segments = self._given_order_lm, prompt.segments
+        ranked = sorted(range(len(segments)), key=lambda index: segments[index].canonical_key)
+        alone = {index: prompt.with_sets([in_slots([segments[index]], prompt.sets[0])]) for index in ranked}
+        fit = [index for index in ranked if not lm.prepare(alone[index], new_tokens=new_tokens).dropped]
+        return _Experts(
+            prompts=[prompt.with_sets(in_slots([], each) for each in prompt.sets), *(alone[index] for index in fit)],
+            order=fit,
+            priors=[self._prior(segments[index]) for index in fit],
+            dropped=tuple(index for index in range(len(segments)) if index not in fit),
+        )
+
+    def _prior(self, segment: Segment) -> float:
+        """Return gamma log r of a segment."""
+        if not self.gamma:
+            return 0.0
+        if segment.score is None or not 0 < segment.score <= 1:
+            raise InvalidSegment(
+                f"expected a score above 0 and at most 1 on every segment, got {segment.score!r}",
+                hint="Map the retriever's scores to (0, 1], or set gamma=0 to ignore relevance.",
+            )
+        return self.gamma * math.log(segment.score)
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """The prompts of one decoding.
+
+    Attributes:
+        prompts: The prompt without segments, then with each segment alone.
+        order: The segment of each expert: indices into the input prompt.
+        priors: gamma log r of each expert.
+        dropped: Segments that do not fit the context window, even alone.
+    """
+
+    prompts: list[Prompt]
+    order: list[int]
+    priors: list[float]
+    dropped: tuple[int, ...]
+
+
+def resolve_beta(beta: Beta, amateur: torch.Tensor, expert: torch.Tensor) -> float | torch.Tensor:
+    """Return the strength of the contrast of one expert: as given, or `[vocabulary]` of a dynamic one.
+
+    Args:
+        beta: As for `ContextExperts`.
+        amateur: Logits `[vocabulary]` of the first token without segments.
+        expert: The same of the expert.
+    """
+    if beta != "dynamic":
+        return beta
+    p, q = (torch.softmax(each, dim=-1).clamp_min(_LEAST) for each in (amateur, expert))
+    middle = (p + q) / 2
+    return ((p * (p / middle).log() + q * (q / middle).log()) / 2).clamp_min(0)
+
+
+def fuse_experts(
+    amateur: torch.Tensor, experts: Iterable[tuple[torch.Tensor, float | torch.Tensor]], priors: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest score of every token over the experts, and which expert has it, the first of equal ones.
+
+    Args:
+        amateur: Logits without segments `[..., vocabulary]`. Without experts, they are the scores.
+        experts: Logits of each expert, of the same shape, and the strength of its contrast, for each token or for all.
+        priors: What is added to the logits of each expert.
+    """
+    best, winners = amateur, torch.zeros_like(amateur, dtype=torch.long)
+    for number, ((logits, beta), prior) in enumerate(zip(experts, priors, strict=True)):
+        scores = (1 + beta) * logits - beta * amateur + prior
+        # A token that is forbidden to one row has a logit of minus infinity there, of which no difference makes sense.
+        scores = scores.masked_fill(torch.isneginf(logits) | torch.isneginf(amateur), float("-inf"))
+        better = scores > best if number else torch.ones_like(scores, dtype=torch.bool)
+        best, winners = torch.where(better, scores, best), winners.masked_fill(better, number)
+    return best, winners
+
+
+class ExpertFusion(LogitsProcessor):
+    """A logits processor that gives every row the fused scores. The first row is the prompt without segments."""
+
+    def __init__(self, priors: Sequence[float], beta: Beta) -> None:
+        self._priors = priors
+        self._beta = beta
+        self._contrasts: list[float | torch.Tensor] = []
+        self._step: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._chosen: list[tuple[int, float]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores `[B, vocabulary]` with identical rows."""
+        self._settle(int(input_ids[0, -1]))
+        if not self._contrasts:  # the first token
+            self._contrasts = [resolve_beta(self._beta, scores[0], each) for each in scores[1:]]
+        fused, winners = fuse_experts(scores[0], zip(scores[1:], self._contrasts, strict=True), self._priors)
+        self._step = (torch.log_softmax(fused, dim=-1), winners)
+        return fused.expand(scores.shape[0], -1).clone()
+
+    def chosen(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
+        """Return, for each generated token, the number of its expert and its log-probability, after generation."""
+        if tokens:
+            self._settle(tokens[-1])
+        return self._chosen[: len(tokens)]
+
+    def _settle(self, token: int) -> None:
+        """Record the token of the last step: which one it is, is known only in the next."""
+        if self._step is not None:
+            logprobs, winners = self._step
+            self._chosen.append((int(winners[token]), float(logprobs[token])))
+            self._step = None

@@ -1,0 +1,236 @@
+"""Context experts: the published rule in float64, no order at any entry, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import jensenshannon
+from scipy.special import rel_entr
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from invariant_rag import ContextExperts, InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag.ensembles.experts import fuse_experts, resolve_beta
+from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnsupportedCombination
+
+DOCUMENTS = [([5, 6], 0.9), ([7], 0.2), ([8, 9, 10], 0.5), ([20, 21], 0.85)]
+PROMPT = Prompt([3, 4], [Segment(token_ids=tuple(ids), score=score) for ids, score in DOCUMENTS], [11, 12])
+CANDIDATES = [[40], [41, 42], [43]]
+
+
+@pytest.fixture
+def lm(golden_model: PreTrainedModel) -> InvariantModel:
+    return InvariantModel(golden_model, method="sequential", ordering="given")
+
+
+def published(lm: InvariantModel, written: list[int], beta: Any, gamma: float) -> np.ndarray[Any, Any]:
+    """The scores of every expert `[N, vocabulary]`, equation by equation, in float64."""
+
+    exact = copy.deepcopy(lm.model).double()
+
+    def logits(document: list[int], after: list[int] = written) -> np.ndarray[Any, Any]:
+        with torch.no_grad():
+            ids = torch.tensor([[3, 4, *document, 11, 12, *after]])
+            return np.asarray(exact(ids).logits[0, -1])
+
+    def strength(document: list[int]) -> Any:
+        if beta != "dynamic":
+            return beta
+        p, q = (np.exp(log_softmax(logits(each, []))) for each in ([], document))
+        return (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2
+
+    nothing = logits([])
+    betas = [strength(ids) for ids, _ in DOCUMENTS]
+    found = [
+        (1 + b) * logits(ids) - b * nothing + gamma * np.log(r) for b, (ids, r) in zip(betas, DOCUMENTS, strict=True)
+    ]
+    return np.stack(found)
+
+
+def log_softmax(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    result: np.ndarray[Any, Any] = scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
+    return result
+
+
+@pytest.mark.parametrize(("beta", "gamma"), [(0.0, 0.0), (0.5, 0.0), (0.5, 2.5), (1.0, 0.3), ("dynamic", 0.3)])
+def test_every_token_is_the_one_that_the_published_rule_chooses(lm: InvariantModel, beta: Any, gamma: float) -> None:
+    result = ContextExperts(lm, beta=beta, gamma=gamma).generate(PROMPT, max_new_tokens=6)
+    written: list[int] = []
+    for token, logprob, expert in zip(result.token_ids, result.logprobs, result.experts, strict=True):
+        scores = published(lm, written, beta, gamma)
+        assert token == int(scores.max(axis=0).argmax())
+        assert expert == int(scores[:, token].argmax())
+        assert logprob == pytest.approx(log_softmax(scores.max(axis=0))[token], abs=1e-4)
+        written.append(token)
+    assert len(written) == 6
+
+
+def test_the_cases_differ_so_that_each_part_of_the_rule_is_seen(lm: InvariantModel) -> None:
+    answers = [
+        ContextExperts(lm, beta=beta, gamma=gamma).generate(PROMPT, max_new_tokens=6)
+        for beta, gamma in [(0.0, 0.0), (0.5, 0.0), (0.5, 2.5)]
+    ]
+    assert len({each.logprobs for each in answers}) == 3
+    assert len(set(answers[0].experts)) > 1, "several experts must speak in one answer"
+
+
+def test_a_dynamic_beta_is_that_of_the_first_token_for_every_expert_and_token() -> None:
+    amateur, expert = torch.tensor([2.0, 0.0, -1.0]), torch.tensor([-1.0, 0.5, 3.0])
+    p, q = (torch.softmax(each.double(), -1).numpy() for each in (amateur, expert))
+    found = resolve_beta("dynamic", amateur, expert)
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == pytest.approx((rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2, abs=1e-6)
+    assert float(found.sum()) == pytest.approx(jensenshannon(p, q) ** 2, abs=1e-6)
+    assert resolve_beta("dynamic", amateur, amateur).tolist() == [0.0] * 3  # type: ignore[union-attr]
+
+
+def test_a_dynamic_beta_is_the_default_and_ignores_the_order(lm: InvariantModel) -> None:
+    outcomes = set()
+    for order in itertools.permutations(range(4)):
+        prompt = Prompt(PROMPT.prefix, PROMPT.segments.permuted(order), PROMPT.suffix)
+        result = ContextExperts(lm, gamma=0).generate(prompt, max_new_tokens=3)
+        outcomes.add((result.token_ids, result.logprobs, tuple(ContextExperts(lm, gamma=0).score(prompt, CANDIDATES))))
+    assert len(outcomes) == 1
+    assert outcomes.pop()[1] != ContextExperts(lm, beta=0, gamma=0).generate(PROMPT, max_new_tokens=3).logprobs
+
+
+@pytest.mark.parametrize("beta", [0.5, "dynamic"])
+def test_a_score_is_the_sum_over_the_tokens_of_the_same_rule(lm: InvariantModel, beta: Any) -> None:
+    expected = []
+    for candidate in CANDIDATES:
+        steps = [log_softmax(published(lm, candidate[:at], beta, 2.5).max(axis=0)) for at in range(len(candidate))]
+        expected.append(sum(step[token] for step, token in zip(steps, candidate, strict=True)))
+    experts = ContextExperts(lm, beta=beta)
+    scores = experts.score(PROMPT, CANDIDATES)
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert scores.cost.prefills == 5
+    assert experts.score(PROMPT, []) == []
+
+
+@pytest.mark.parametrize("method", ["sequential", "rotor", "pine"])
+@pytest.mark.parametrize("ordering", ["given", "lexical", "score"])
+def test_a_permutation_changes_no_bit_whatever_the_ordering(lm: InvariantModel, method: str, ordering: str) -> None:
+    experts = ContextExperts(lm.with_method(method, ordering=ordering), beta=0.5)
+    assert experts.invariant
+    outcomes, read = set(), set()
+    for order in list(itertools.permutations(range(4)))[::5]:
+        prompt = Prompt(PROMPT.prefix, PROMPT.segments.permuted(order), PROMPT.suffix)
+        result = experts.generate(prompt, max_new_tokens=3)
+        assert result.invariant
+        outcomes.add((result.token_ids, result.logprobs, result.cost, tuple(experts.score(prompt, CANDIDATES))))
+        read.add(
+            tuple(tuple(prompt.segments[i].canonical_key for i in each) for each in (result.order, result.experts))
+        )
+    assert len(outcomes) == len(read) == 1
+
+
+def test_of_experts_with_equal_support_the_first_by_content_is_named(lm: InvariantModel) -> None:
+    amateur, logits = torch.zeros(3), torch.tensor([1.0, 2.0, 0.0])
+    best, winners = fuse_experts(
+        amateur, [(logits, 0.5), (logits, 0.5), (logits + torch.tensor([0.0, 0.0, 1.0]), 0.5)], [0.0] * 3
+    )
+    assert winners.tolist() == [0, 0, 2]
+    assert best.tolist() == [1.5, 3.0, 1.5]
+    twins = [Segment(token_ids=(5, 6), metadata={"source": name}) for name in ("b", "a", "c")]
+    for listed in itertools.permutations(twins):
+        prompt = Prompt([3, 4], listed, [11, 12])
+        result = ContextExperts(lm, beta=0.5, gamma=0).generate(prompt, max_new_tokens=3)
+        assert {prompt.segments[index].metadata["source"] for index in result.experts} == {"a"}
+
+
+def test_without_segments_it_is_the_model_itself_and_with_one_and_no_contrast_too(lm: InvariantModel) -> None:
+    for segments, beta in (([], 0.7), ([[5, 6, 7]], 0.0)):
+        prompt = Prompt([3, 4], segments, [8, 9])
+        expected = lm.generate(prompt, max_new_tokens=4)
+        result = ContextExperts(lm, beta=beta, gamma=0).generate(prompt, max_new_tokens=4)
+        assert result.token_ids == expected.token_ids
+        assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        assert result.experts == (0,) * 4 * len(segments)
+
+
+def test_several_prompts_are_answered_as_each_alone(lm: InvariantModel) -> None:
+    experts, other = ContextExperts(lm, beta=0.5, gamma=0), Prompt([3], [[30], [31, 32]], [11])
+    single = [experts.generate(each, max_new_tokens=2) for each in (PROMPT, other)]
+    assert experts.generate([PROMPT, other], max_new_tokens=2) == single
+
+
+def test_the_cost_is_one_prefill_per_segment_and_one(lm: InvariantModel) -> None:
+    result = ContextExperts(lm, beta=0.5).generate(PROMPT, max_new_tokens=3)
+    assert (result.cost.prefills, result.cost.passes, result.cost.calls) == (5, 5 + 5 * 3, 5 + 3)
+    assert result.usage.prompt_tokens == 5 * 4 + 8
+    assert (result.sets, sorted(result.order)) == ((4,), [0, 1, 2, 3])
+
+
+def test_a_forbidden_token_is_never_written(lm: InvariantModel) -> None:
+    experts = ContextExperts(lm, beta=0.5)
+    first = experts.generate(PROMPT, max_new_tokens=1).token_ids[0]
+    result = experts.generate(PROMPT, max_new_tokens=3, suppress_tokens=[first])
+    assert first not in result.token_ids
+    assert all(map(math.isfinite, result.logprobs))
+
+
+def test_segments_need_not_fit_the_window_together(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    prompt = Prompt([3], [[5] * 200, [6] * 200, [7] * 200], [8])
+    with pytest.raises(ContextOverflow):
+        lm.generate(prompt, max_new_tokens=2)
+    assert len(ContextExperts(lm, beta=0.5, gamma=0).generate(prompt, max_new_tokens=2).order) == 3
+
+
+def test_a_segment_that_does_not_fit_alone_is_dropped_trimmed_or_refused_as_elsewhere(llama: PreTrainedModel) -> None:
+    prompt = Prompt([3], [[5] * 3, [6] * 900, [7] * 4], [8])
+    lm = InvariantModel(llama)
+    with pytest.raises(ContextOverflow):
+        ContextExperts(lm, beta=0.5, gamma=0).generate(prompt, max_new_tokens=2)
+    dropping = ContextExperts(lm.with_method(overflow="drop_last"), beta=0.5, gamma=0)
+    dropped = dropping.generate(prompt, max_new_tokens=2)
+    assert (dropped.dropped, sorted(dropped.order), dropped.cost.prefills) == ((1,), [0, 2], 3)
+    trimming = ContextExperts(lm.with_method(overflow="trim_segments"), beta=0.5, gamma=0)
+    assert trimming.generate(prompt, max_new_tokens=2).trimmed == (1,)
+
+
+def test_a_score_outside_of_its_range_is_refused_unless_relevance_is_ignored(lm: InvariantModel) -> None:
+    for score in (None, 0.0, -0.5, 1.5):
+        prompt = Prompt([3], [Segment(token_ids=(5,), score=score)], [8])
+        experts = ContextExperts(lm, beta=0.5)
+        with pytest.raises(InvalidSegment, match="at most 1") as caught:
+            experts.generate(prompt)
+        assert "gamma=0" in str(caught.value.hint)
+        with pytest.raises(InvalidSegment, match="at most 1"):
+            experts.score(prompt, CANDIDATES)
+        assert ContextExperts(lm, beta=0.5, gamma=0).generate(prompt, max_new_tokens=1).token_ids
+
+
+def test_what_would_not_be_one_greedy_text_of_one_set_is_refused(lm: InvariantModel) -> None:
+    experts = ContextExperts(lm, beta=0.5, gamma=0)
+    for option in ({"do_sample": True}, {"num_beams": 2}, {"num_return_sequences": 3}, {"streamer": object()}):
+        with pytest.raises(UnsupportedCombination, match=next(iter(option))):
+            experts.generate(PROMPT, **option)
+    two = Prompt.of([3], SegmentSet([[5]]), [4], SegmentSet([[6]]), [11])
+    with pytest.raises(UnsupportedCombination, match="one set"):
+        experts.generate(two)
+    with pytest.raises(UnsupportedCombination, match="without routing"):
+        ContextExperts(lm.with_method("rotor").with_routing(), beta=0.5)
+    for name, value in itertools.product(("beta", "gamma"), (-1.0, math.inf, math.nan)):
+        with pytest.raises(InvalidChoice, match=name):
+            ContextExperts(lm, **{"beta": 0.5, name: value})
+    with pytest.raises(InvalidChoice, match="dynamic"):
+        ContextExperts(lm, beta="jsd")  # type: ignore[arg-type]
+
+
+def test_texts_are_read_alone_through_the_chat_template(
+    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    experts = ContextExperts(InvariantModel(chat_llama, tokenizer), beta=0.3)
+    documents = [Segment("It rains.", title="Weather", score=0.4), Segment("Nothing.", score=0.7)]
+    answers = {
+        experts.generate(experts.chat_prompt("Why?", random.Random(seed).sample(documents, 2)), max_new_tokens=4).text
+        for seed in range(4)
+    }
+    assert len(answers) == 1
