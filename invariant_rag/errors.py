@@ -43,6 +43,21 @@ class OrderWarning(InvariantRAGError, UserWarning):
     hint = "Pass the documents as segments."
 
 
+class TokenWarning(InvariantRAGError, UserWarning):
+    """Names of a tokenizer look like those of roles, and text from outside can make these tokens."""
+
+    hint = (
+        "Set tokenizer.chat_template to the template that writes them, or flag them as special. "
+        "`invariant-rag models --check-tokens MODEL` tells what text can do."
+    )
+
+
+class CacheWarning(InvariantRAGError, UserWarning):
+    """A key-value cache is not used, since what the model computes now may differ from what is stored."""
+
+    hint = "Remove the hooks while the cache is in use, or use with_cache(None)."
+
+
 class UnknownName(InvariantRAGError, ValueError):
     """A name that is not in a registry."""
 
@@ -66,6 +81,12 @@ class InvalidChoice(InvariantRAGError, ValueError):
     """An argument whose value is not supported."""
 
     hint = "The message says what was expected."
+
+
+class InvalidOption(InvariantRAGError):
+    """A keyword of `generate` that does not exist, or whose value is of another kind or out of bounds."""
+
+    hint = "The keywords are those of transformers' generate. Leave one away for its default."
 
 
 class UnsupportedModel(InvariantRAGError):
@@ -103,6 +124,15 @@ class ImmutableModel(InvariantRAGError, AttributeError):
             f"expected {attribute!r} to be neither assigned nor deleted: a wrapper never changes",
             hint=f"Make another one: {call}." if call else None,
         )
+
+
+class ImmutableObject(InvariantRAGError, AttributeError):
+    """An attribute of an ordering or a method was assigned or deleted, after it was built."""
+
+    hint = "Build another one with other arguments."
+
+    def __init__(self, kind: str, attribute: str) -> None:
+        super().__init__(f"expected {attribute!r} of {kind} to be neither assigned nor deleted: it never changes")
 
 
 class ModelNotFound(InvariantRAGError, OSError):
@@ -150,6 +180,12 @@ class RetrievalError(InvariantRAGError):
     hint = "Give files or folders of .txt, .md, .jsonl or .pdf, and ask for at least one chunk."
 
 
+class DocumentSkipped(InvariantRAGError, UserWarning):
+    """A document that could not be read, so that the index is without it. Issued as a warning that names the file."""
+
+    hint = "Repair or remove the file; with strict=True (--strict) such a file is an error."
+
+
 class InvalidQuestion(InvariantRAGError, ValueError):
     """An audit question that cannot be parsed or cannot be asked."""
 
@@ -184,6 +220,24 @@ class InvalidRun(InvariantRAGError, ValueError):
     """A run folder whose records cannot be parsed."""
 
     hint = "Only the last line of records.jsonl may be torn. Repair the line that the message names, or run elsewhere."
+
+
+class UnusableFile(InvariantRAGError, OSError):
+    """A file or folder of output that cannot be created, read, written or locked."""
+
+    hint = "Look at its permissions and at the space on its disk, or choose another folder with --out."
+
+
+class DamagedEntry(InvariantRAGError, ValueError):
+    """A file of a key-value cache is no entry, or not the one that its name says."""
+
+    hint = "Remove the file; its keys and values are computed again."
+
+
+class FileInUse(UnusableFile):
+    """A file that another process is writing."""
+
+    hint = "Wait until the other process has ended and start again, or write elsewhere with --out."
 
 
 class ActorsLost(InvariantRAGError, RuntimeError):

@@ -5,7 +5,8 @@ construction: the position of an answer, because a set has no order, and the ass
 the sorted texts. Two remain, the same for every order:
 
 - `by="letters"`, the default, scores the label of each answer. A model may prefer a letter as such, and then it favours
-  the answer whose text comes first (or last) in the alphabet.
+  the answer whose text comes first (or last) in the alphabet. `calibration=CapCal()` measures that preference on
+  options without content, and subtracts it, for a second pass.
 - `by="texts"` shows no labels. It scores the text of each answer: its log-probability after the prompt, divided by its
   number of tokens, since the sum would favour short answers. It prefers texts that are easy to predict, so it suits
   short options rather than long responses.
@@ -21,8 +22,17 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal, TypeAlias, get_args
 
-from invariant_rag.errors import ContextOverflow, InvalidPrompt, TokenizerRequired, UnknownName, UnsupportedCombination
+from invariant_rag.checks import check_text
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidChoice,
+    InvalidPrompt,
+    TokenizerRequired,
+    UnknownName,
+    UnsupportedCombination,
+)
 from invariant_rag.generation.model import InvariantModel
+from invariant_rag.judge_calibration import CapCal
 from invariant_rag.prompts import Message, render_chat, tokenize_literal
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
@@ -89,21 +99,34 @@ class Judge:
             to descriptions, such as `{"brevity": "Is it short?"}`. A description may be empty; the order of a mapping
             means nothing.
         by: What is scored: `letters` or `texts`; see the module.
+        calibration: Subtracts the model's preference for some letters, for a second scoring pass. None: it stays.
 
     Raises:
         InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
         UnknownName: There is no such way of judging.
+        UnsupportedCombination: Calibration with `by="texts"`, which uses no letters.
+        InvalidChoice: `lm` is no model, or the calibration is no `CapCal`.
         TokenizerRequired: The model has no tokenizer.
     """
 
-    def __init__(self, lm: InvariantModel, *, criteria: Criteria = DEFAULT_CRITERIA, by: By = "letters") -> None:
-        check_judge_options(criteria, by)
+    def __init__(
+        self,
+        lm: InvariantModel,
+        *,
+        criteria: Criteria = DEFAULT_CRITERIA,
+        by: By = "letters",
+        calibration: CapCal | None = None,
+    ) -> None:
+        check_judge_options(criteria, by, calibration)
+        if not isinstance(lm, InvariantModel):
+            raise InvalidChoice(f"lm: expected an InvariantModel, got {type(lm).__name__}")
         if lm.tokenizer is None:
             raise TokenizerRequired("expected a model with a tokenizer: the prompt of a judge is text")
         self.lm = lm.with_method(overflow="error")
         self._tokenizer = lm.tokenizer
         self.criteria = criteria
         self.by = by
+        self.calibration = calibration
 
     def compare(
         self,
@@ -146,6 +169,8 @@ class Judge:
         Raises:
             InvalidPrompt: There is no answer, or there are more than 26 different ones to label with letters.
         """
+        if reference is not None:
+            check_text("reference", reference, error=InvalidPrompt)
         context = {"Question: ": question, "Right answer: ": reference, "Criteria:\n": _descriptions(self.criteria)}
         task = _Task(
             context="".join(f"{heading}{text}\n\n" for heading, text in context.items() if text is not None),
@@ -179,6 +204,8 @@ class Judge:
         return self._judge(task, options, explain, kwargs)
 
     def _judge(self, task: _Task, options: Sequence[str], explain: bool, generation: dict[str, Any]) -> Verdict:
+        if task.query is not None:
+            check_text("question", task.query, error=InvalidPrompt)
         if generation and not explain:
             raise UnsupportedCombination(
                 f"expected no keyword without an explanation, got {', '.join(generation)}",
@@ -208,8 +235,9 @@ class Judge:
 
     def _distinct(self, options: Sequence[str]) -> list[str]:
         """Return the different options, sorted, so that neither prompt nor labels depend on the order given."""
-        if isinstance(options, str) or not all(isinstance(each, str) for each in options):
-            got = type(options).__name__ if isinstance(options, str) else [type(each).__name__ for each in options]
+        listed = isinstance(options, Sequence) and not isinstance(options, str)
+        if not listed or not all(isinstance(each, str) for each in options):
+            got = [type(each).__name__ for each in options] if listed else type(options).__name__
             raise InvalidPrompt(f"expected a list of texts to judge, got {got}", hint="Give a list of str.")
         distinct = sorted(set(options))
         if not distinct or (self.by == "letters" and len(distinct) > len(ascii_uppercase)):
@@ -224,14 +252,22 @@ class Judge:
         if len(segments) == 1:
             return [1.0]
         if self.by == "letters":
-            prompt = self._prompt(task, segments, f"\n{task.instruction} Answer with its letter only.")
-            logprobs = self.lm.score(prompt, [str(segment.title) for segment in segments])
+            logprobs = self._letter_logprobs(task, segments)
+            if self.calibration is not None:
+                blank = [Segment(self.calibration.placeholder, title=segment.title) for segment in segments]
+                calibrated = self.calibration.calibrate(logprobs, self._letter_logprobs(task, blank))
+                return [each / max(calibrated) for each in calibrated]
         else:
             prompt = self._prompt(task, segments, f"\n{task.instruction} Repeat it word for word.")
             ids = [tokenize_literal(segment.text, self._tokenizer) for segment in segments]
             sums = self.lm.score(prompt, ids)
             logprobs = [logprob / len(tokens) for logprob, tokens in zip(sums, ids, strict=True)]
         return [math.exp(logprob - max(logprobs)) for logprob in logprobs]
+
+    def _letter_logprobs(self, task: _Task, segments: Sequence[Segment]) -> list[float]:
+        """Return the log-probability of each option's label."""
+        prompt = self._prompt(task, segments, f"\n{task.instruction} Answer with its letter only.")
+        return self.lm.score(prompt, [str(segment.title) for segment in segments])
 
     def _explanation(
         self, task: _Task, segments: Sequence[Segment], best: Sequence[Segment], generation: dict[str, Any]
@@ -268,20 +304,31 @@ class _Task:
     query: str | None
 
 
-def check_judge_options(criteria: Criteria, by: By) -> None:
+def check_judge_options(criteria: Criteria, by: By, calibration: CapCal | None) -> None:
     """Check the options of a `Judge` without a model, so that adapters can refuse them before weights are loaded.
 
     Raises:
         InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
         UnknownName: There is no such way of judging.
+        InvalidChoice: The calibration is no `CapCal`.
+        UnsupportedCombination: Calibration with `by="texts"`, which uses no letters.
     """
-    if by not in get_args(By):
+    if not isinstance(calibration, CapCal | None):
+        raise InvalidChoice(
+            f"calibration: expected a CapCal or None, got {calibration!r}", hint="Give CapCal(), from invariant_rag."
+        )
+    if not isinstance(by, str) or by not in get_args(By):
         raise UnknownName("way of judging", by, get_args(By))
     texts = [*criteria.keys(), *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
     if not criteria or not all(isinstance(text, str) for text in texts):
         raise InvalidPrompt(
             f"expected criteria as a text or a mapping of names to descriptions, got {criteria!r}",
             hint='For example "brevity", or {"brevity": "Is it short?", "depth": ""}.',
+        )
+    if calibration is not None and by != "letters":
+        raise UnsupportedCombination(
+            f"expected by='letters' with a calibration, which is of the letters, got by={by!r}",
+            hint="Remove the calibration, or judge by letters.",
         )
 
 

@@ -18,11 +18,15 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from invariant_rag.checks import shown
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, InvariantRAGError
 
 TokenIds: TypeAlias = tuple[int, ...]
 Text: TypeAlias = str | TokenIds
 """Text of a prompt: a string, or token ids that are used as they are."""
+
+
+_LARGEST_ID = 2**31 - 1  # tokenizers hold ids in 32 bits
 
 
 def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
@@ -37,6 +41,8 @@ def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
     for value in values:
         if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 0:
             raise error(f"expected token ids (integers >= 0), got {value!r}")
+        if int(value) > _LARGEST_ID:
+            raise error(f"expected token ids below the size of a vocabulary, got {shown(value)}")
         ids.append(int(value))
     return tuple(ids)
 
@@ -58,6 +64,13 @@ def _none_first(value: Any) -> tuple[Any, ...]:
     return () if value is None else (value,)
 
 
+def _is_score(value: Any) -> bool:
+    try:
+        return isinstance(value, Real) and not math.isnan(value)
+    except OverflowError:  # an int beyond every float
+        return False
+
+
 @dataclass(frozen=True, eq=False)
 class Segment:
     """One unit whose tokens keep their order: a retrieved chunk, an answer option, a candidate response.
@@ -68,6 +81,9 @@ class Segment:
         metadata: Other fields of the chunk (source, page...), with str keys. Never part of the model's input.
         score: The retriever's score, used by the `score` ordering. Higher is better.
         token_ids: Token ids to use instead of text; they are not tokenized again.
+        sources: Segments of the same set that this one builds on (the references of a paper, the premises of a claim),
+            for the method `graph-kv`: segments, strings or token ids, in any order. A source is found by equality, so
+            the order of the set does not matter, and no segment can be its own source, directly or in a circle.
 
     Raises:
         InvalidSegment: A field has the wrong type, or both text and token ids were given.
@@ -78,6 +94,7 @@ class Segment:
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     score: float | None = None
     token_ids: TokenIds | None = None
+    sources: tuple[Segment, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -86,12 +103,16 @@ class Segment:
             raise InvalidSegment(f"title: expected str or None, got {type(self.title).__name__}")
         if not isinstance(self.metadata, Mapping) or any(not isinstance(key, str) for key in self.metadata):
             raise InvalidSegment(f"metadata: expected a mapping with str keys, got {self.metadata!r}")
-        if self.score is not None and (not isinstance(self.score, Real) or math.isnan(self.score)):
-            raise InvalidSegment(f"score: expected a number other than nan, got {self.score!r}")
+        if self.score is not None and not _is_score(self.score):
+            raise InvalidSegment(f"score: expected a number other than nan, got {shown(self.score)}")
         if self.token_ids is not None:
             if self.text or self.title:
                 raise InvalidSegment("expected text or token ids, got both")
             object.__setattr__(self, "token_ids", as_token_ids(self.token_ids, InvalidSegment))
+        if isinstance(self.sources, str | bytes | Segment | Mapping) or not isinstance(self.sources, Iterable):
+            raise InvalidSegment(f"sources: expected a collection of segments, got {type(self.sources).__name__}")
+        unique = {each.canonical_key: each for each in map(Segment.of, self.sources)}
+        object.__setattr__(self, "sources", tuple(unique[key] for key in sorted(unique)))
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
     @classmethod
@@ -107,7 +128,7 @@ class Segment:
 
     @cached_property
     def canonical_key(self) -> tuple[Any, ...]:
-        """Sort key that depends on the content alone: text, token ids, title, metadata, score.
+        """Sort key that depends on the content alone: text, token ids, title, metadata, score, sources.
 
         Segments with equal keys are equal.
         """
@@ -117,6 +138,7 @@ class Segment:
             _none_first(self.title),
             _canonical_json(self.metadata),
             _none_first(self.score),
+            tuple(each.canonical_key for each in self.sources),
         )
 
     @cached_property
@@ -133,7 +155,8 @@ class Segment:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # MappingProxyType cannot be pickled, so the segment is rebuilt through its constructor.
-        return (type(self), (self.text, self.title, dict(self.metadata), self.score, self.token_ids))
+        fields = (self.text, self.title, dict(self.metadata), self.score, self.token_ids, self.sources)
+        return (type(self), fields)
 
 
 @dataclass(frozen=True)
@@ -170,10 +193,9 @@ class Slot:
 
 
 def value_of(segment: Segment, key: str, default: Any = None) -> Any:
-    """Return what a `Field` stands for: the title of a segment, or its metadata of that key, if it has it."""
-    if key == "title" and segment.title is not None:
-        return segment.title
-    return segment.metadata.get(key, default)
+    """Return what a `Field` stands for: the title, the score, or the metadata of that key, if a segment has it."""
+    own = segment.title if key == "title" else segment.score if key == "score" else None
+    return segment.metadata.get(key, default) if own is None else own
 
 
 class SegmentSet(Sequence[Segment]):
@@ -264,7 +286,9 @@ class Prompt:
     """A prompt: text, a set of segments, text; or several sets with text between them (`Prompt.of`).
 
     Args:
-        prefix: Text (or token ids) before the set.
+        prefix: Text (or token ids) before the set. Like the suffix it is written by you, and names of special tokens in
+            it are special tokens. Text from outside goes into segments, or into `InvariantModel.chat_prompt`, where it
+            is literal.
         segments: The set: strings, `Segment`s or lists of token ids.
         suffix: Text (or token ids) after the set, such as the question. The model continues it.
         query: Query that relevance orderings (MonoT5...) score segments against. Default: the last text of the prompt.
@@ -354,6 +378,18 @@ class Prompt:
         prompt._set_fields(self.texts, tuple(sets), self.query, self.rendering)
         if len(prompt.sets) != len(self.sets):
             raise InvalidPrompt(f"expected {len(self.sets)} sets, got {len(prompt.sets)}")
+        return prompt
+
+    def to_complete(self) -> Prompt:
+        r"""Return the prompt, with a line break behind segments that it ends with: a model continues text, not a set.
+
+        >>> Prompt("Summarise:", ["one", "two"]).to_complete().suffix
+        '\n'
+        """
+        if not self.segments or self.suffix:
+            return self
+        prompt = type(self).__new__(type(self))
+        prompt._set_fields((*self.texts[:-1], "\n"), self.sets, self.query, self.rendering)
         return prompt
 
     def shuffled(self, random_state: random.Random) -> Prompt:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
 import random
+import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +19,14 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFa
 
 from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, SegmentSet
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.evaluation.benchmarks import BENCHMARKS, Selection
+from invariant_rag.evaluation.benchmarks.mmlu.load import Settings as MMLUSettings
+from invariant_rag.evaluation.benchmarks.sources import DataSource
 from invariant_rag.evaluation.order_check import check_order
 from invariant_rag.routing import (
     ALPHAS,
     RoutedGeneration,
+    RoutedScores,
     RoutingRecord,
     candidate_confidence,
     route,
@@ -28,7 +36,14 @@ from invariant_rag.routing import (
 
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 CANDIDATES = [[40], [41, 42], [43]]
+MMLU = Path(os.environ.get("INVARIANT_RAG_DATA", "")) / "mmlu_validation.json"
 probability = st.floats(0, 1)
+
+
+def stored_scores() -> list[tuple[list[float], list[float]]]:
+    """Log-probabilities of ` A` to ` D` under the plain and the invariant model, for some questions of MMLU."""
+    stored = json.loads(Path(__file__).with_name("mmlu_scores.json").read_text())
+    return [(each["plain"], each["invariant"]) for each in stored]
 
 
 @pytest.fixture
@@ -47,8 +62,12 @@ def chat(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Inv
 def test_the_published_rule_on_stored_confidences() -> None:
     stored = [(0.31, 0.52, "invariant"), (0.31, 0.50, "plain"), (0.9, 0.99, "plain"), (0.0, 0.21, "invariant")]
     assert [route(plain, ours) for plain, ours, _ in stored] == [branch for *_, branch in stored]
-    assert route(0.25, 0.5, alpha=0.25) == "plain", "what is exactly as much is not more"
     assert route(0.5, 0.25, alpha=-0.5) == "invariant"
+
+
+def test_a_tie_takes_the_invariant_answer_as_in_the_paper() -> None:
+    assert route(0.25, 0.5, alpha=0.25) == "invariant"
+    assert route(0.5, 0.5, alpha=0) == "invariant"
 
 
 @given(plain=probability, ours=probability, alpha=st.floats(-1, 1), more=st.floats(0, 1))
@@ -59,10 +78,49 @@ def test_a_larger_margin_never_takes_the_invariant_answer_more_often(
         assert route(plain, ours, alpha) == "invariant"
 
 
-def test_confidence_is_the_geometric_mean_of_a_text_and_the_largest_probability_of_candidates() -> None:
-    assert text_confidence([math.log(0.5), math.log(0.125)]) == pytest.approx(0.25)
+def test_the_confidence_in_a_text_is_the_arithmetic_mean_of_its_token_probabilities() -> None:
+    assert text_confidence([math.log(0.5), math.log(0.125)]) == pytest.approx(0.3125)  # 0.25 in the geometric mean
     assert text_confidence([]) == 0
-    assert candidate_confidence([math.log(0.2), math.log(0.7), -800.0]) == pytest.approx(0.7)
+
+
+def test_the_confidence_in_candidates_is_the_largest_share_among_them_alone() -> None:
+    assert candidate_confidence([math.log(each) for each in (0.001, 0.002, 0.006, 0.001)]) == pytest.approx(0.6)
+    assert candidate_confidence([-800.0, -801.0]) == pytest.approx(1 / (1 + math.exp(-1)))
+    assert candidate_confidence([-3.0] * 4) == 0.25
+
+
+@given(st.lists(st.floats(-50, 0), min_size=1, max_size=5), st.floats(-900, 0))
+def test_the_share_among_candidates_does_not_depend_on_what_else_the_vocabulary_holds(
+    logprobs: list[float], elsewhere: float
+) -> None:
+    """As in the published code, which takes the softmax of the candidates' logits: a common factor cancels."""
+    confidence = candidate_confidence(logprobs)
+    assert candidate_confidence([each + elsewhere for each in logprobs]) == pytest.approx(confidence)
+    assert confidence == pytest.approx(float(torch.tensor(logprobs, dtype=torch.float64).softmax(0).max()))
+
+
+@pytest.mark.parametrize(("alpha", "routed"), [(-0.5, 24), (0.0, 13), (0.2, 2), (0.5, 0)])
+def test_the_published_margins_route_some_questions_and_leave_others(alpha: float, routed: int) -> None:
+    """Scores of the embedded model for 24 questions of MMLU; the paper's Table 11 reports 6 to 12 per cent for 0.2."""
+    branches = [RoutedScores(*both, alpha).branch for both in stored_scores()]
+    assert branches.count("invariant") == routed
+
+
+def test_the_best_option_has_little_of_the_vocabulary_and_much_among_the_options() -> None:
+    """With probabilities over the whole vocabulary, below 0.01 in the median, a margin of 0.2 would never be passed."""
+    plain = [scores for scores, _ in stored_scores()]
+    assert statistics.median(math.exp(max(scores)) for scores in plain) < 0.01
+    assert 0.5 < statistics.median(map(candidate_confidence, plain)) < 0.7
+
+
+@pytest.mark.skipif(not MMLU.is_file(), reason="INVARIANT_RAG_DATA has no mmlu_validation.json")
+def test_the_embedded_model_still_gives_the_stored_scores_of_mmlu() -> None:
+    lm = InvariantModel.from_pretrained()
+    load = BENCHMARKS["mmlu"].load
+    cases = load(DataSource(MMLU), MMLUSettings(orders="0"), Selection(171, 0, lm.tokenizer))
+    for case, (plain, invariant) in list(zip(cases, stored_scores(), strict=False))[:8]:
+        routed: Any = lm.with_routing(-2).score(case.prompt(lm), case.candidates)
+        assert (routed.rejected, [*routed]) == (pytest.approx(plain, abs=0.01), pytest.approx(invariant, abs=0.01))
 
 
 @settings(max_examples=30)
@@ -72,7 +130,7 @@ def test_tuning_finds_a_planted_optimum(best: float, seed: int) -> None:
     state, records = random.Random(seed), []
     for _ in range(400):
         plain, ours = state.random(), state.random()
-        ahead = plain + best < ours
+        ahead = not plain + best > ours
         records.append(RoutingRecord(plain, ours, plain_score=not ahead, invariant_score=ahead))
     tuned = tune_alpha(records)
     assert (tuned.alpha, tuned.score) == (best, 1)
@@ -105,10 +163,13 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alph
     assert result.branch == {-1.0: "invariant", 1.0: "plain"}.get(alpha, result.branch)
     kept = answers[result.branch]
     assert (result.token_ids, result.logprobs, result.order) == (kept.token_ids, kept.logprobs, kept.order)
+    rejected = answers["plain" if result.branch == "invariant" else "invariant"]
+    assert result.rejected == rejected
 
     scores = {name: model.score(PROMPT, CANDIDATES) for name, model in branches.items()}
     chosen: Any = routed.score(PROMPT, CANDIDATES)
     assert chosen == scores[chosen.branch]
+    assert chosen.rejected == scores["plain" if chosen.branch == "invariant" else "invariant"]
     assert chosen.plain_confidence == candidate_confidence(scores["plain"])
     assert chosen.invariant_confidence == candidate_confidence(scores["invariant"])
     assert chosen.branch == route(chosen.plain_confidence, chosen.invariant_confidence, alpha)

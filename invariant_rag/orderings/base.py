@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from invariant_rag.read_only import ReadOnly
 from invariant_rag.segments import Segment
 
 
@@ -30,8 +31,8 @@ class Candidate:
         return (*self.segment.canonical_key, self.token_ids)
 
 
-class Ordering(ABC):
-    """A rule that ranks segments. A subclass implements `sort_keys`.
+class Ordering(ReadOnly):
+    """A rule that ranks segments. A subclass implements `sort_keys`. Its attributes are read-only once it is built.
 
     Attributes:
         name: Name in the registry.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
-from invariant_rag.errors import UnsupportedModel
+from invariant_rag.errors import InvalidChoice, UnsupportedModel
 from invariant_rag.orderings.relevance import Relevance, load_error
 
 
@@ -27,6 +28,10 @@ class CrossEncoder(Relevance):
         batch_size: int = 32,
         device: str | None = None,
     ) -> None:
+        if not isinstance(model, str | Path) and not callable(getattr(model, "predict", None)):
+            raise InvalidChoice(
+                f"model: expected the name of a cross-encoder or a CrossEncoder, got {type(model).__name__}"
+            )
         super().__init__(model, batch_size=batch_size, device=device)
 
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:

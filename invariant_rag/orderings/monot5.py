@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from invariant_rag.checks import check_number, check_text
 from invariant_rag.errors import ContextOverflow, UnsupportedModel
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.models.hub import hub_reachable
@@ -48,6 +49,9 @@ class MonoT5(Relevance):
         false_word: str = "false",
     ) -> None:
         super().__init__(PUBLISHED if model is None else model, batch_size=batch_size, device=device)
+        check_number("max_length", max_length, 1)
+        for name, word in (("true_word", true_word), ("false_word", false_word)):
+            check_text(name, word)
         self._use_default = model is None
         if self.name_or_folder is None and tokenizer is None:
             raise UnsupportedModel(

@@ -9,7 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from invariant_rag.errors import InvalidChoice, InvariantRAGError, TokenizerRequired, UnsupportedModel
+from invariant_rag.checks import check_number, check_text
+from invariant_rag.errors import InvariantRAGError, TokenizerRequired, UnsupportedModel
 from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.segments import replace_surrogates
 
@@ -24,11 +25,15 @@ class Relevance(Ordering):
         model: A model id, a local folder, or a loaded model. Ids and folders are loaded on first use.
         batch_size: Texts per forward pass.
         device: Device to load the model on; default: the GPU if there is one. A loaded model is not moved.
+
+    Raises:
+        InvalidChoice: An argument is of another type, or too small.
     """
 
     def __init__(self, model: object, *, batch_size: int = 32, device: str | None = None) -> None:
-        if batch_size < 1:
-            raise InvalidChoice(f"batch_size: expected at least 1, got {batch_size}")
+        check_number("batch_size", batch_size, 1)
+        if device is not None:
+            check_text("device", device)
         self.model = model
         self.name_or_folder = str(model) if isinstance(model, str | Path) else None
         self.batch_size = batch_size
@@ -76,8 +81,8 @@ class Relevance(Ordering):
         return {**{name: value for name, value in vars(self).items() if name != "_lock"}, "_loaded": loaded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
         self._lock = Lock()
+        super().__setstate__(state)
 
     def __repr__(self) -> str:
         shown = type(self.model).__name__ if self.name_or_folder is None else repr(self.name_or_folder)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from invariant_rag.prompts.labels import find_labels, without_labels
+from invariant_rag.checks import check_text
+from invariant_rag.prompts.labels import find_labels, spellings_of, without_labels
 from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Prompt, Segment, plain_rendering
 
@@ -56,6 +57,8 @@ def cite(
     >>> [(each.index, each.exact) for each in cite("Noon, I think.", "When does the ferry leave?", chunks)]
     []
     """
+    check_text("answer", answer)
+    check_text("question", question)
     answer_words = split_words(answer)
     if not answer_words:
         return []
@@ -124,11 +127,11 @@ def cite_spans(
     indices = range(len(segments)) if included is None else sorted(included)
     found: dict[tuple[Any, ...], CitedSpan] = {}
     for sentence in _SENTENCE.finditer(answer):
-        for each in cite(without_labels(sentence[0]), question, segments, indices):
+        for each in cite(without_labels(sentence[0], numbers or ()), question, segments, indices):
             if each.exact:
                 span = CitedSpan(*sentence.span(), each.index, each.segment)
                 found.setdefault((span.start, span.end, each.segment.canonical_key), span)
-    for start, end, number in find_labels(answer):
+    for start, end, number in find_labels(answer, numbers or ()):
         index = (numbers or {}).get(number)
         if index is not None and index in indices:
             found.setdefault((start, end, segments[index].canonical_key), CitedSpan(start, end, index, segments[index]))
@@ -138,12 +141,18 @@ def cite_spans(
 def numbers_of(prompt: Prompt) -> dict[str, int]:
     """Return which running number of a prompt names which segment; none that two segments have.
 
+    Numbers that the prompt writes in a way of its own, such as `(1)`, are there in that way, too.
+
     >>> from invariant_rag.segments import SegmentSet, Slot
     >>> slots = [Slot(("[1] ",), number="1"), Slot(("[2] ",), number="2")]
     >>> numbers_of(Prompt("", SegmentSet(["a", "b"], slots=slots), ""))
     {'1': 0, '2': 1}
     """
-    listed = [
-        None if slot is None else slot.number for each in prompt.sets for slot in (each.slots or [None] * len(each))
-    ]
-    return {number: index for index, number in enumerate(listed) if number is not None and listed.count(number) == 1}
+    slots = [slot for each in prompt.sets for slot in (each.slots or [None] * len(each))]
+    listed = [None if slot is None else slot.number for slot in slots]
+    return {
+        name: index
+        for index, slot in enumerate(slots)
+        if slot is not None and listed.count(slot.number) == 1
+        for name in spellings_of(slot)
+    }

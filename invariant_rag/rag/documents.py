@@ -1,4 +1,4 @@
-"""Load documents from files (`.txt`, `.md`, `.jsonl`, `.pdf`) and split them into chunks.
+"""Split documents into chunks.
 
 The splitter prefers coarse separators (blank line, sentence, line, word, character) and drops only the white space at
 its cuts.
@@ -6,60 +6,18 @@ its cuts.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from invariant_rag.checks import check_items, check_number
 from invariant_rag.errors import RetrievalError
+from invariant_rag.rag.readers import Document, load_documents
 from invariant_rag.segments import Segment
+
+__all__ = ["Document", "chunk_documents", "load_documents"]
 
 _SEPARATORS = tuple(re.compile(each) for each in (r"\n\s*\n", r"(?<=[.!?])\s+|(?<=[。！？])", r"\n", r"\s+"))  # noqa: RUF001
 _WORD_START = re.compile(r"(?<!\S)\S")
-_MARKDOWN_HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*")
-_MAX_HEADING_CHARS = 100
-
-
-@dataclass(frozen=True)
-class Document:
-    """A document before chunking.
-
-    Attributes:
-        text: The whole text, without its title.
-        title: The title, or None.
-        metadata: `source` (the path of the file), `page` for a PDF, `line` and all further fields of the record for
-            a .jsonl file.
-    """
-
-    text: str
-    title: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-
-def load_documents(paths: str | Path | Iterable[str | Path]) -> list[Document]:
-    """Read documents from files and folders.
-
-    Folders are searched recursively, sorted by path, without hidden files and other suffixes. A file that is given or
-    found twice is read once. A PDF gives one document per page with text.
-
-    Args:
-        paths: One path or several, of files (`.txt`, `.md`, `.jsonl`, `.pdf`) or folders.
-
-    Returns:
-        The documents, in the order of the paths.
-
-    Raises:
-        RetrievalError: A path does not exist, a named file has another suffix, a file cannot be read (the message
-            names it), or no file was found.
-    """
-    roots = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    files = {file.resolve(): file for root in roots for file in _list_files(root)}
-    if not files:
-        listed = ", ".join(map(str, roots)) or "an empty list"
-        raise RetrievalError(f"no document in {listed}; looked for {_supported_suffixes()}")
-    return [document for file in files.values() for document in _read_file(file)]
 
 
 def chunk_documents(documents: Iterable[Document], *, max_chars: int = 1000, overlap: int = 0) -> list[Segment]:
@@ -79,11 +37,14 @@ def chunk_documents(documents: Iterable[Document], *, max_chars: int = 1000, ove
         Segments with title and metadata of their document, and `chunk` (index) and `start` (character offset).
 
     Raises:
-        RetrievalError: `max_chars` is not positive, or `overlap` is not in `0..max_chars - 1`.
+        RetrievalError: `max_chars` is not positive, `overlap` is not in `0..max_chars - 1`, or one is no document.
     """
+    check_number("max_chars", max_chars, error=RetrievalError)
+    check_number("overlap", overlap, error=RetrievalError)
     if max_chars < 1 or not 0 <= overlap < max_chars:
         raise RetrievalError(f"expected max_chars >= 1 and 0 <= overlap < max_chars, got {max_chars} and {overlap}")
-    return [segment for document in documents for segment in _chunk_document(document, max_chars, overlap)]
+    listed = check_items("documents", documents, Document, error=RetrievalError)
+    return [segment for document in listed for segment in _chunk_document(document, max_chars, overlap)]
 
 
 def _chunk_document(document: Document, max_chars: int, overlap: int) -> Iterator[Segment]:
@@ -116,102 +77,3 @@ def _split_spans(
                 begin = resume
             end, resume = cut, after
         yield from _split_spans(text, begin, end, size, separators[1:])
-
-
-def _list_files(path: Path) -> list[Path]:
-    """Return the supported files in a folder, or the file itself."""
-    if path.is_dir():
-        return [file for file in sorted(path.rglob("*")) if _is_supported(file.relative_to(path)) and file.is_file()]
-    if not path.exists():
-        raise RetrievalError(f"no such file or folder: {path}")
-    if path.suffix.lower() not in _READERS:
-        raise RetrievalError(
-            f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {_supported_suffixes()}"
-        )
-    return [path]
-
-
-def _is_supported(relative: Path) -> bool:
-    return relative.suffix.lower() in _READERS and not any(part.startswith(".") for part in relative.parts)
-
-
-def _supported_suffixes() -> str:
-    return ", ".join(sorted(_READERS))
-
-
-def _read_file(file: Path) -> Iterator[Document]:
-    """Read one file with the reader for its suffix; errors name the file."""
-    try:
-        yield from _READERS[file.suffix.lower()](file)
-    except OSError as error:
-        raise RetrievalError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise RetrievalError(f"{file}: is not UTF-8 text: {error}", hint="Convert the file to UTF-8.") from error
-
-
-def _read_text(file: Path) -> Iterator[Document]:
-    title, text = _split_heading(file.read_text(encoding="utf-8-sig"))
-    yield Document(text, title, {"source": file.as_posix()})
-
-
-def _split_heading(text: str) -> tuple[str | None, str]:
-    """Split a text into title and body.
-
-    The title is a Markdown heading, or a short first line before a blank one that does not end like a sentence.
-    """
-    first, _, rest = text.strip().partition("\n")
-    body = rest.strip()
-    if body and (heading := _MARKDOWN_HEADING.fullmatch(first.strip())):
-        return heading[1] or None, body
-    followed_by_blank = not rest.partition("\n")[0].strip()
-    looks_like_heading = first[:1].isalnum() and first.strip()[-1:] not in ".,;:" and len(first) <= _MAX_HEADING_CHARS
-    return (first.strip(), body) if body and followed_by_blank and looks_like_heading else (None, text.strip())
-
-
-def _read_jsonl(file: Path) -> Iterator[Document]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _parse_record(line, file, number)
-
-
-def _parse_record(line: str, file: Path, number: int) -> Document:
-    where = f"{file}, line {number}"
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RetrievalError(f"{where}: is not JSON: {error}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise RetrievalError(f'{where}: expected an object with a string in "text"')
-    text, title = record.pop("text"), record.pop("title", None)
-    if title is not None and not isinstance(title, str):
-        raise RetrievalError(f'{where}: expected a string or null in "title", got {type(title).__name__}')
-    return Document(text, title, {"source": file.as_posix(), "line": number, **record})
-
-
-def _read_pdf(file: Path) -> Iterator[Document]:
-    from pypdf import PdfReader
-    from pypdf.errors import DependencyError, PyPdfError
-
-    try:
-        reader = PdfReader(file)
-        title = reader.metadata.title if reader.metadata else None
-        pages = [page.extract_text().strip() for page in reader.pages]
-    except (PyPdfError, DependencyError) as error:
-        raise RetrievalError(f"{file}: cannot be read as PDF: {error}") from error
-    if not any(pages):
-        raise RetrievalError(
-            f"{file}: no text on its {len(pages)} pages",
-            hint="It probably holds scanned images: run OCR on it first, or leave it out.",
-        )
-    for number, text in enumerate(pages, start=1):
-        if text:
-            yield Document(text, title or None, {"source": file.as_posix(), "page": number})
-
-
-_READERS: dict[str, Callable[[Path], Iterator[Document]]] = {
-    ".txt": _read_text,
-    ".md": _read_text,
-    ".jsonl": _read_jsonl,
-    ".pdf": _read_pdf,
-}

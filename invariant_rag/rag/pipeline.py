@@ -8,10 +8,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import RetrievalError, UnknownName, UnsupportedCombination
+from invariant_rag.checks import check_number, check_text
+from invariant_rag.errors import InvalidChoice, RetrievalError, UnknownName, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.rag.citations import Citation, cite
 from invariant_rag.rag.documents import chunk_documents, load_documents
+from invariant_rag.rag.readers import warn_skipped
 from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever, Retriever
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
@@ -29,15 +31,18 @@ def index_documents(
     *,
     max_chars: int = 1000,
     overlap: int = 0,
+    strict: bool = False,
+    on_skipped: Callable[[RetrievalError], object] = warn_skipped,
 ) -> Retriever:
     """Load and chunk documents, and build a retriever over the chunks.
 
-    Arguments and errors are those of `RAG.from_documents`.
+    Arguments and errors are those of `RAG.from_documents` and, for `on_skipped`, of `load_documents`.
     """
     factory = RETRIEVERS.get(retriever) if isinstance(retriever, str) else retriever
-    if factory is None:
+    if not callable(factory):
         raise UnknownName("retriever", retriever, RETRIEVERS)
-    chunks = chunk_documents(load_documents(paths), max_chars=max_chars, overlap=overlap)
+    loaded = load_documents(paths, strict=strict, on_skipped=on_skipped)
+    chunks = chunk_documents(loaded, max_chars=max_chars, overlap=overlap)
     if not chunks:
         raise RetrievalError(f"expected documents with text, got none in {paths}", hint="Give files with text in them.")
     return factory(chunks)
@@ -109,14 +114,25 @@ class RAG:
 
     Raises:
         RetrievalError: `k` is below 1.
+        InvalidChoice: Another argument is of another type.
     """
 
     def __init__(self, model: InvariantModel, retriever: Retriever, k: int = 10, *, system: str | None = None) -> None:
-        if k < 1:
-            raise RetrievalError(f"k: expected at least 1, got {k}")
+        if not callable(getattr(model, "chat_prompt", None)):
+            raise InvalidChoice(
+                f"model: expected an InvariantModel, got {type(model).__name__}",
+                hint="RAG.from_documents takes the name of a model.",
+            )
+        if not callable(getattr(retriever, "retrieve", None)):
+            raise InvalidChoice(
+                f"retriever: expected an object with retrieve(query, k), got {type(retriever).__name__}",
+                hint="index_documents and RAG.from_documents take documents.",
+            )
+        if system is not None:
+            check_text("system", system)
         self.model = model
         self.retriever = retriever
-        self.k = k
+        self.k = check_number("k", k, 1, error=RetrievalError)
         self.system = system
 
     @classmethod
@@ -130,6 +146,7 @@ class RAG:
         system: str | None = None,
         max_chars: int = 1000,
         overlap: int = 0,
+        strict: bool = False,
         **model_options: Any,
     ) -> RAG:
         """Load and chunk documents, index the chunks, and load the model.
@@ -143,24 +160,28 @@ class RAG:
             system: System message.
             max_chars: Maximum characters per chunk.
             overlap: Maximum characters shared by two adjacent chunks.
+            strict: Whether a document that cannot be read is an error. Otherwise it is skipped, with a
+                `DocumentSkipped` warning.
             **model_options: Keywords of `InvariantModel.from_pretrained`, such as `method` and `ordering`.
 
         Raises:
             UnknownName: There is no retriever of that name.
-            RetrievalError: The documents cannot be read, or have no text.
+            RetrievalError: The documents cannot be read, or have no text; or a number is below its least value.
             UnsupportedCombination: `model_options` are given together with a loaded model.
         """
+        check_number("k", k, 1, error=RetrievalError)
         if isinstance(model, InvariantModel) and model_options:
             raise UnsupportedCombination(
                 f"expected no model options beside a loaded model, got {', '.join(model_options)}",
                 hint="Use model.with_method(...) first.",
             )
-        index = index_documents(paths, retriever, max_chars=max_chars, overlap=overlap)
+        index = index_documents(paths, retriever, max_chars=max_chars, overlap=overlap, strict=strict)
         loaded = model if isinstance(model, InvariantModel) else InvariantModel.from_pretrained(model, **model_options)
         return cls(loaded, index, k, system=system)
 
     def prompt(self, question: str) -> Prompt:
         """Retrieve chunks for a question and build a chat prompt with them as one set."""
+        check_text("question", question)
         return self.model.chat_prompt(question, self.retriever.retrieve(question, self.k), system=self.system)
 
     def ask(self, question: str, **generation: Any) -> Answer:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from invariant_rag.checks import check_items, check_number, check_text
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.rag.text import split_words
@@ -72,7 +73,8 @@ class FaissRetriever:
 
     def retrieve(self, query: str, k: int) -> list[Segment]:
         """Return the `k` chunks with the largest cosine similarity to the query, which is their `score`."""
-        _check_k(k)
+        k = min(check_number("k", k, 1, error=RetrievalError), sum(map(len, self._duplicates)))
+        check_text("query", query, error=RetrievalError)
         if not self._duplicates:
             return []
         with _EMBEDDER_LOCK:
@@ -132,7 +134,8 @@ class BM25Retriever:
 
     def retrieve(self, query: str, k: int) -> list[Segment]:
         """Return the `k` chunks with the largest BM25 score."""
-        _check_k(k)
+        k = min(check_number("k", k, 1, error=RetrievalError), len(self._segments))
+        check_text("query", query, error=RetrievalError)
         scores = np.zeros(len(self._segments), dtype=np.float32)
         if self._index:
             scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(split_words(query)))
@@ -143,7 +146,7 @@ class BM25Retriever:
 
 def _sort_by_content(segments: Iterable[Segment]) -> list[Segment]:
     """Sort by content hash, and segments with the same hash by metadata and score."""
-    corpus = list(segments)
+    corpus = check_items("segments", segments, Segment, error=RetrievalError)
     if any(segment.token_ids is not None for segment in corpus):
         raise RetrievalError("expected segments with text, got one with token ids", hint="Give segments with text.")
     return sorted(corpus, key=lambda segment: (segment.content_hash, segment.canonical_key))
@@ -153,8 +156,3 @@ def _normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return `[N, D]` vectors of unit length as contiguous float32, for FAISS. Zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(lengths == 0, 1, lengths), dtype=np.float32)
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise RetrievalError(f"k: expected at least 1, got {k}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,8 @@ from invariant_rag.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from invariant_rag.attention.positions import PositionEncoding
 
 _SIZE: dict[str, Any] = {
     "vocab_size": 128,
@@ -72,10 +74,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", {}),
     "diffllama": ("diffllama", {}),
     "bloom": ("bloom", {}),
-    "xglm": ("xglm", {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": 4}),
-    "gptj": ("gptj", {"n_embd": 32, "n_head": 4, "n_layer": 4, "rotary_dim": 8}),
+    "mpt": ("mpt", {}),
     "falcon": ("falcon", {"head_dim": ...}),  # a property there
-    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 4}),
+    "falcon (ALiBi)": ("falcon", {"head_dim": ..., "alibi": True}),
+    "gptj": ("gptj", {"rotary_dim": 8}),
+    "codegen": ("codegen", {"rotary_dim": 8}),
+    "xglm": ("xglm", {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": 4}),
     "mamba": ("mamba", {}),
     "qwen3_next": ("qwen3_next", _EXPERTS),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
@@ -118,11 +122,20 @@ def probe_families() -> Iterator[FamilyReport]:
 
     for family in FAMILIES:
         try:
-            rotations = probe(tiny_model(family))
+            encodings = probe(tiny_model(family))
         except UnsupportedModel as error:
             yield FamilyReport(family, supported=False, detail=str(error))
         else:
-            no_rope = sum(rotation.module is None for rotation in rotations)
-            layout = "interleaved" if any(rotation.interleaved for rotation in rotations) else "half-split"
-            detail = f"rotary, {layout}" + (f"; {no_rope} of {len(rotations)} layers do not rotate" if no_rope else "")
-            yield FamilyReport(family, supported=True, detail=detail)
+            yield FamilyReport(family, supported=True, detail=_detail(encodings))
+
+
+def _detail(encodings: Sequence[PositionEncoding]) -> str:
+    """Return in words what the probe found in the layers of a model."""
+    from invariant_rag.attention.rope import Rotation
+
+    rotations = [each for each in encodings if isinstance(each, Rotation)]
+    if not rotations:
+        return "ALiBi"
+    no_rope = sum(each.module is None for each in rotations)
+    layout = "interleaved" if any(each.interleaved for each in rotations) else "half-split"
+    return f"rotary, {layout}" + (f"; {no_rope} of {len(rotations)} layers do not rotate" if no_rope else "")

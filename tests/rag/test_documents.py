@@ -1,6 +1,11 @@
 """Documents from files, and chunks from documents."""
 
 import json
+import os
+import re
+import subprocess
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,7 @@ from hypothesis import strategies as st
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from invariant_rag.errors import RetrievalError
+from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.rag.documents import Document, chunk_documents, load_documents
 
 
@@ -139,7 +144,9 @@ def test_finding_nothing_is_an_error(tmp_path, paths):
 def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path, line, message):
     file = write(tmp_path / "a.jsonl", '{"text": "good"}\n' + line)
     with pytest.raises(RetrievalError, match=rf"a\.jsonl, line 2: {message}"):
-        load_documents(file)
+        load_documents(file, strict=True)
+    with pytest.warns(DocumentSkipped, match=rf"skipped .*a\.jsonl, line 2: {message}"):
+        assert [each.text for each in load_documents(file)] == ["good"]
 
 
 def test_text_that_is_not_utf_8_is_refused_with_its_path(tmp_path):
@@ -153,7 +160,7 @@ def test_a_file_that_the_system_refuses_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     file = write(tmp_path / "a.txt", "text")
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
         load_documents(file)
 
@@ -172,6 +179,143 @@ def test_a_broken_pdf_is_refused_with_its_path(tmp_path):
 def test_a_pdf_behind_a_password_is_refused_with_its_path(tmp_path):
     with pytest.raises(RetrievalError, match=r"a\.pdf: cannot be read as PDF"):
         load_documents(write_pdf(tmp_path / "a.pdf", ["secret"], password="key"))
+
+
+# What cannot be read
+
+
+def bad_files(folder: Path) -> dict[str, str]:
+    """Write one file of every kind that cannot be read; name -> what is said of it."""
+    write(folder / "broken.pdf", "this is no PDF")
+    write_pdf(folder / "locked.pdf", ["secret"], password="key")
+    encrypted = (folder / "locked.pdf").read_bytes()
+    (folder / "handler.pdf").write_bytes(encrypted.replace(b"/Filter /Standard", b"/Filter /Unheard0"))
+    write_pdf(folder / "scan.pdf", ["", ""])
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "utf16.md").write_bytes("text".encode("utf-16"))
+    write(folder / "deep.jsonl", '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    write(folder / "digits.jsonl", '{"text": "a", "x": ' + "9" * 5000 + "}")
+    write(folder / "nested.jsonl", '{"text": "a", "x": ' + "[" * 300 + "]" * 300 + "}")
+    return {
+        "broken.pdf": "cannot be read as PDF",
+        "locked.pdf": "cannot be read as PDF",
+        "handler.pdf": "cannot be read as PDF",
+        "scan.pdf": "no text on its 2 pages",
+        "latin.txt": "is not UTF-8 text",
+        "utf16.md": "is not UTF-8 text",
+        "deep.jsonl": "line 1: is not JSON: expected JSON nested at most 100 deep",
+        "digits.jsonl": "line 1: is not JSON: Exceeds the limit",
+        "nested.jsonl": "line 1: is not JSON: expected JSON nested at most 100 deep",
+    }
+
+
+def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
+    expected = bad_files(tmp_path)
+    write(tmp_path / "good.txt", "good")
+    with pytest.warns(DocumentSkipped) as caught:
+        documents = load_documents(tmp_path)
+    assert [each.text for each in documents] == ["good"]
+    messages = [str(each.message) for each in caught]
+    for name, message in expected.items():
+        assert any(name in each and message in each for each in messages), (name, messages)
+    assert len(messages) == len(expected)
+
+
+@pytest.mark.parametrize("name", bad_files(Path(tempfile.mkdtemp())))
+def test_strict_stops_at_each_of_them(tmp_path, name):
+    expected = bad_files(tmp_path)
+    write(tmp_path / "good.txt", "good")
+    with pytest.raises(RetrievalError, match=re.escape(name)) as caught:
+        load_documents([tmp_path / "good.txt", tmp_path / name], strict=True)
+    assert expected[name] in str(caught.value)
+
+
+def test_nothing_that_can_be_read_is_an_error(tmp_path):
+    bad_files(tmp_path)
+    with pytest.raises(RetrievalError, match=r"none of the documents can be read: .*; and 4 more"):
+        load_documents(tmp_path)
+
+
+def test_pages_of_a_pdf_that_can_be_read_are_kept(tmp_path):
+    file = write_pdf(tmp_path / "a.pdf", ["The first page.", "The second page."])
+    content = file.read_bytes()
+    start = content.index(b"(The second page.)")
+    file.write_bytes(content[:start] + b"<7g" + content[start + 3 :])
+    with pytest.warns(DocumentSkipped, match=r"a\.pdf, page 2: cannot be read as PDF"):
+        (document,) = load_documents(file)
+    assert document.text == "The first page."
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(RetrievalError, match=r"pipe\.txt: .*expected a file, got a named pipe"):
+        load_documents(tmp_path / "pipe.txt")
+    write(tmp_path / "good.txt", "good")
+    assert len(load_documents(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("path", ["x" * 5000 + ".txt", "x/" * 3000])
+def test_a_path_that_the_system_cannot_take_is_an_error(path):
+    with pytest.raises(RetrievalError, match="is no path of a file"):
+        load_documents(path)
+
+
+def test_a_folder_1100_deep_is_read_to_its_end(tmp_path):
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        for _ in range(1100):
+            Path("d").mkdir()
+            os.chdir("d")
+        Path("end.txt").write_text("the end")
+    finally:
+        os.chdir(before)
+    try:
+        assert [each.text for each in load_documents(tmp_path)] == ["the end"]
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # shutil.rmtree recurses
+
+
+@pytest.mark.parametrize("paths", [None, 3, b"a.txt", [None], ["a", 3]])
+def test_what_is_no_path_is_refused(paths):
+    with pytest.raises(RetrievalError, match="expected paths of documents"):
+        load_documents(paths)
+
+
+HEADINGS = {
+    "# A": "A",
+    "## A ##": "A",
+    "### C#": "C#",
+    "# A #B": "A #B",
+    "###### six": "six",
+    "####### seven": None,
+    "#tag": None,
+    "## ##": None,
+}
+
+
+@pytest.mark.parametrize(("line", "title"), HEADINGS.items())
+def test_a_heading_is_that_of_markdown(tmp_path, line, title):
+    (document,) = load_documents(write(tmp_path / "a.md", f"{line}\nA body follows."))
+    assert document.title == title
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# a" + " " * 200_000 + "b",
+        "# a " + "#" * 200_000 + " b",
+        "#" * 400_000,
+        "# " + "# " * 200_000 + "b",
+        "!" * 200_000,
+    ],
+    ids=["spaces", "closing", "opening", "both", "marks"],
+)
+def test_headings_take_linear_time(tmp_path, line):
+    file = write(tmp_path / "a.md", f"{line}\nA body follows.")
+    start = time.process_time()
+    chunk_documents(load_documents(file))
+    assert time.process_time() - start < 2  # a quadratic one takes minutes
 
 
 # Chunking
@@ -220,6 +364,21 @@ def test_a_document_without_text_gives_no_chunk(text):
 def test_impossible_sizes_are_refused(max_chars, overlap):
     with pytest.raises(RetrievalError, match="expected max_chars >= 1 and 0 <= overlap < max_chars"):
         chunk_documents([Document("text")], max_chars=max_chars, overlap=overlap)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_chars": "10"}, {"max_chars": None}, {"max_chars": 10.5}, {"overlap": "1"}, {"overlap": float("nan")}],
+)
+def test_sizes_that_are_no_whole_numbers_are_refused(options):
+    with pytest.raises(RetrievalError, match=f"{next(iter(options))}: expected a whole number"):
+        chunk_documents([Document("text")], **options)
+
+
+@pytest.mark.parametrize("documents", [None, "text", ["text"], [None], 7])
+def test_what_is_no_document_is_refused(documents):
+    with pytest.raises(RetrievalError, match="documents: expected a list of Document"):
+        chunk_documents(documents)
 
 
 texts = st.text(st.sampled_from("ab.!。 \n\t\r\0"), max_size=200) | st.text(st.characters(), max_size=200)

@@ -1,0 +1,116 @@
+"""Files that people name, read and written, and JSON: only typed or documented errors come out."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from invariant_rag.errors import UnusableFile
+
+MAX_DEPTH = 100
+"""Deepest nesting of JSON that is read: what comes after, such as sort keys of metadata, recurses too."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file: reading a named pipe would wait for ever.
+    """
+    check_regular(path)
+    return path.read_bytes()
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is no regular file.
+
+    Raises:
+        OSError: It is none, does not exist, or its path is none that the system takes.
+    """
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:  # a null character in the path
+        raise OSError(f"no path of a file: {error}") from error
+    if not stat.S_ISREG(mode):
+        raise OSError(f"expected a file, got {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}")
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: It is none, is nested more than `MAX_DEPTH` deep, or holds a number with thousands of digits.
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"expected JSON nested at most {MAX_DEPTH} deep, got far more") from None
+    brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+    if sum(map(text.count, brackets)) > MAX_DEPTH:  # type: ignore[arg-type]
+        _check_depth(document)
+    return document
+
+
+def _check_depth(document: Any) -> None:
+    level = [document]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise ValueError(f"expected JSON nested at most {MAX_DEPTH} deep, got more")
+
+
+def encode_json(document: Any, *, indent: int | None = None, default: Any = None) -> bytes:
+    r"""Return JSON as UTF-8. Half of a surrogate pair, which UTF-8 cannot hold, is written as its escape.
+
+    >>> encode_json({"a": "\u00e9 \ud800"}).decode()
+    '{"a": "é \\ud800"}'
+    """
+    return json.dumps(document, indent=indent, ensure_ascii=False, default=default).encode("utf-8", "backslashreplace")
+
+
+def make_folder(folder: Path) -> Path:
+    """Create a folder for output, if it does not exist, and return it.
+
+    Raises:
+        UnusableFile: It cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise UnusableFile(
+            f"cannot make the folder {str(folder)!r}: {error}", hint="Choose another folder (--out)."
+        ) from error
+    return folder
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file as a whole: a process that is killed, or a full disk, leaves the one that was there.
+
+    Raises:
+        UnusableFile: It cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except (OSError, ValueError) as error:
+        partial.unlink(missing_ok=True)
+        raise UnusableFile(f"cannot write {str(path)!r}: {error}") from error

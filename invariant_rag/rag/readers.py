@@ -1,0 +1,266 @@
+"""Load documents from files (`.txt`, `.md`, `.jsonl`, `.pdf`).
+
+What cannot be read is skipped and named, one file, page or line at a time, or is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from invariant_rag.errors import DocumentSkipped, RetrievalError
+from invariant_rag.files import check_regular, parse_json, read_bytes
+
+_MAX_HEADING_CHARS = 100
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document before chunking.
+
+    Attributes:
+        text: The whole text, without its title.
+        title: The title, or None.
+        metadata: `source` (the path of the file), `page` for a PDF, `line` and all further fields of the record for
+            a .jsonl file.
+    """
+
+    text: str
+    title: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+Found: TypeAlias = Document | RetrievalError
+"""What a reader yields: a document, or what is wrong with a part of the file."""
+
+
+def warn_skipped(error: RetrievalError) -> None:
+    """Issue a `DocumentSkipped` warning for what cannot be read."""
+    warnings.warn(DocumentSkipped(f"skipped {error}"), stacklevel=2)
+
+
+def load_documents(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    strict: bool = False,
+    on_skipped: Callable[[RetrievalError], object] = warn_skipped,
+) -> list[Document]:
+    """Read documents from files and folders.
+
+    Folders are searched recursively, sorted by path, without hidden files and other suffixes; links to folders are not
+    followed. A file that is given or found twice is read once. A PDF gives one document per page with text. A file, a
+    page of a PDF, or a line of a .jsonl file that cannot be read is skipped and reported.
+
+    Args:
+        paths: One path or several, of files (`.txt`, `.md`, `.jsonl`, `.pdf`) or folders.
+        strict: Whether what cannot be read is an error.
+        on_skipped: Called with the error of each file, page and line that is skipped. Default: a `DocumentSkipped`
+            warning.
+
+    Returns:
+        The documents, in the order of the paths.
+
+    Raises:
+        RetrievalError: A path does not exist, a named file has another suffix, no file was found, or nothing in the
+            files can be read; with `strict`, one cannot be read. The message names the file.
+    """
+    if not isinstance(paths, str | Path | Iterable) or isinstance(paths, bytes):
+        raise RetrievalError(f"expected paths of documents, got {type(paths).__name__}")
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    if wrong := [each for each in given if not isinstance(each, str | Path)]:
+        raise RetrievalError(f"expected paths of documents, got {type(wrong[0]).__name__}")
+    roots = list(map(Path, given))
+    found: list[Path | RetrievalError] = [each for root in roots for each in _list_files(root)]
+    files = {_resolved(each): each for each in found if isinstance(each, Path)}
+    failed = [each for each in found if isinstance(each, RetrievalError)]
+    if not files and not failed:
+        listed = ", ".join(map(str, roots)) or "an empty list"
+        raise RetrievalError(f"no document in {listed}; looked for {_supported_suffixes()}")
+    documents = []
+    for each in (*failed, *(part for file in files.values() for part in _read_file(file))):
+        if isinstance(each, Document):
+            documents.append(each)
+        elif strict:
+            raise each
+        else:
+            failed.append(each)
+    if failed and not documents:
+        raise failed[0] if len(failed) == 1 else _nothing_left(failed)
+    for error in failed:
+        on_skipped(error)
+    return documents
+
+
+def _nothing_left(failed: list[RetrievalError]) -> RetrievalError:
+    reasons = "; ".join(map(str, failed[:5])) + (f"; and {len(failed) - 5} more" if len(failed) > 5 else "")
+    return RetrievalError(f"none of the documents can be read: {reasons}")
+
+
+def _resolved(file: Path) -> str:
+    # Not Path.resolve(), which recurses into deep folders.
+    return os.path.realpath(file)
+
+
+def _list_files(path: Path) -> Iterator[Path | RetrievalError]:
+    """Yield the supported files in a folder, or the file itself."""
+    try:
+        if path.is_dir():
+            yield from _search_folder(path)
+            return
+        there = path.exists()
+    except (OSError, ValueError) as error:  # a path that is too long, or holds a null character
+        raise RetrievalError(f"{str(path)[:200]!r} is no path of a file: {error}") from error
+    if not there:
+        raise RetrievalError(f"no such file or folder: {path}")
+    if path.suffix.lower() not in _READERS:
+        raise RetrievalError(
+            f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {_supported_suffixes()}"
+        )
+    yield path
+
+
+def _search_folder(folder: Path) -> list[Path | RetrievalError]:
+    """Return the supported files below a folder, sorted by path, and the folders that cannot be listed."""
+    found: list[Path] = []
+    failed: list[RetrievalError] = []
+    folders = [str(folder)]
+    while folders:  # no recursion: folders may be nested deeper than calls can be
+        current = folders.pop()
+        try:
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif os.path.splitext(entry.name)[1].lower() in _READERS and entry.is_file():  # noqa: PTH122
+                        found.append(Path(entry.path))
+        except OSError as error:
+            failed.append(RetrievalError(f"{current}: cannot be listed: {error.strerror or error}"))
+    return [*failed, *sorted(found)]
+
+
+def _supported_suffixes() -> str:
+    return ", ".join(sorted(_READERS))
+
+
+def _read_file(file: Path) -> Iterator[Found]:
+    """Read one file with the reader for its suffix; errors name the file."""
+    try:
+        check_regular(file)
+        yield from _READERS[file.suffix.lower()](file)
+    except OSError as error:
+        yield _error(f"{file}: cannot be read: {error.strerror or error}", error)
+    except UnicodeDecodeError as error:
+        yield _error(f"{file}: is not UTF-8 text: {error}", error, hint="Convert the file to UTF-8.")
+
+
+def _error(message: str, cause: BaseException | None = None, hint: str | None = None) -> RetrievalError:
+    error = RetrievalError(message, hint=hint)
+    error.__cause__ = cause
+    return error
+
+
+def _read_text(file: Path) -> Iterator[Document]:
+    title, text = _split_heading(_decode(file))
+    yield Document(text, title, {"source": file.as_posix()})
+
+
+def _decode(file: Path) -> str:
+    """Return the text of a file, with line breaks as in Python."""
+    text = read_bytes(file).decode("utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _split_heading(text: str) -> tuple[str | None, str]:
+    """Split a text into title and body.
+
+    The title is a Markdown heading, or a short first line before a blank one that does not end like a sentence.
+    """
+    first, _, rest = text.strip().partition("\n")
+    body = rest.strip()
+    if body and (heading := _parse_heading(first.strip())) is not None:
+        return heading or None, body
+    followed_by_blank = not rest.partition("\n")[0].strip()
+    looks_like_heading = first[:1].isalnum() and first.strip()[-1:] not in ".,;:" and len(first) <= _MAX_HEADING_CHARS
+    return (first.strip(), body) if body and followed_by_blank and looks_like_heading else (None, text.strip())
+
+
+def _parse_heading(line: str) -> str | None:
+    """Return the text of a Markdown heading, without closing `#`; None if the line is none. Linear in its length."""
+    marked = line.lstrip("#")
+    if not 1 <= len(line) - len(marked) <= 6 or not marked[:1].isspace():
+        return None
+    title = marked.strip()
+    unclosed = title.rstrip("#")
+    return unclosed.rstrip() if not unclosed or unclosed[-1].isspace() else title
+
+
+def _read_jsonl(file: Path) -> Iterator[Found]:
+    for number, line in enumerate(_decode(file).split("\n"), start=1):
+        if line.strip():
+            yield _parse_record(line, file, number)
+
+
+def _parse_record(line: str, file: Path, number: int) -> Found:
+    where = f"{file}, line {number}"
+    try:
+        record = parse_json(line)
+    except ValueError as error:
+        return _error(f"{where}: is not JSON: {error}", error)
+    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+        return _error(f'{where}: expected an object with a string in "text"')
+    text, title = record.pop("text"), record.pop("title", None)
+    if title is not None and not isinstance(title, str):
+        return _error(f'{where}: expected a string or null in "title", got {type(title).__name__}')
+    return Document(text, title, {"source": file.as_posix(), "line": number, **record})
+
+
+def _read_pdf(file: Path) -> Iterator[Found]:
+    from pypdf import PdfReader
+
+    # A malformed PDF makes pypdf raise whatever its code runs into: KeyError, RecursionError, NotImplementedError...
+    try:
+        reader = PdfReader(file)
+        count = len(reader.pages)
+    except Exception as error:  # noqa: BLE001
+        yield _error(f"{file}: cannot be read as PDF: {_told(error)}", error)
+        return
+    try:
+        title = reader.metadata.title if reader.metadata else None
+    except Exception as error:  # noqa: BLE001
+        title = None
+        yield _error(f"{file}: its title cannot be read: {_told(error)}", error)
+    with_text = failed = False
+    for number in range(1, count + 1):
+        try:
+            text = reader.pages[number - 1].extract_text().strip()
+        except Exception as error:  # noqa: BLE001
+            failed = True
+            yield _error(f"{file}, page {number}: cannot be read as PDF: {_told(error)}", error)
+            continue
+        if text:
+            with_text = True
+            shown = title if isinstance(title, str) and title else None
+            yield Document(text, shown, {"source": file.as_posix(), "page": number})
+    if not with_text and not failed:
+        yield _error(
+            f"{file}: no text on its {count} pages",
+            hint="It probably holds scanned images: run OCR on it first, or leave it out.",
+        )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Found]]] = {
+    ".txt": _read_text,
+    ".md": _read_text,
+    ".jsonl": _read_jsonl,
+    ".pdf": _read_pdf,
+}

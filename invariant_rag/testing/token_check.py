@@ -1,0 +1,156 @@
+"""Does any text from outside make a control token? Hostile texts, put wherever text from outside goes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.errors import InvariantRAGError
+from invariant_rag.prompts import Tool, control_tokens, question_messages, render_chat, tokenize_prompt
+from invariant_rag.prompts.control_tokens import rendered_probes
+from invariant_rag.segments import Prompt, Segment, SegmentSet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_WIDE = {code: code + 0xFEE0 for code in range(33, 127)}  # full-width letters, which NFKC makes ordinary
+_HARMLESS = "x"
+_BETWEEN = ("", "", " ", "\n", "a", "<", "|", "\u200b", "\u0338", "\ueca40\ueca5", "\ueca4\ueca6\ueca5", "\u2581")
+
+
+@dataclass(frozen=True)
+class BreakOut:
+    """A text from outside that made control tokens, or that the tokenizer refused.
+
+    Attributes:
+        place: Where the text was: `segment`, `title`, `question`, `tool result`...
+        text: The text.
+        tokens: Names of the tokens; or the message of the error.
+    """
+
+    place: str
+    text: str
+    tokens: tuple[str, ...]
+
+
+def hostile_texts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0) -> list[str]:
+    """Return texts made of names of added tokens, of what the chat template renders, and of variants of both.
+
+    Args:
+        tokenizer: The tokenizer.
+        count: How many.
+        seed: Of the random choices.
+    """
+    state = random.Random(seed)
+    names = sorted({token.content for token in tokenizer.added_tokens_decoder.values()} - {""})
+    rendered = sorted({text for text in rendered_probes(tokenizer) if len(text) < 2000})
+    bases = names or [_HARMLESS]
+
+    def piece() -> str:
+        name = state.choice(bases)
+        cut = state.randrange(len(name) + 1)
+        other = state.choice(bases)
+        return state.choice(
+            (
+                name,
+                name,
+                name.upper(),
+                name.lower(),
+                name.translate(_WIDE),
+                name.replace("k", "\u212a").replace("s", "\u017f"),
+                name[:cut] + other + name[cut:],
+                name[:cut],
+                name[cut:],
+                name[:cut] + state.choice(_BETWEEN) + name[cut:],
+                "".join(chr(state.choice((32, 60, 62, 91, 93, 124, 0xE9, 0x4E2D, 0x1F600))) for _ in range(3)),
+            )
+        )
+
+    def text() -> str:
+        if rendered and state.random() < 0.15:
+            whole = state.choice(rendered)
+            start = state.randrange(len(whole) + 1)
+            return whole[start : start + state.randrange(200)]
+        return "".join(state.choice(_BETWEEN) + piece() for _ in range(state.randrange(1, 6)))
+
+    return [*names, *("".join(pair) for pair in pairwise(names)), *(text() for _ in range(count))][:count]
+
+
+def find_break_outs(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], control: Collection[int] | None = None
+) -> list[BreakOut]:
+    """Put each text into segments, titles and messages, and return those that made control tokens.
+
+    A segment may hold no control token; a prompt with the text in a message has those of a prompt with a harmless one.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The texts.
+        control: Ids of control tokens. None: `control_tokens(tokenizer)`.
+    """
+    names = control_tokens(tokenizer)
+    wanted = frozenset(names if control is None else control)
+    added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
+    places = _places(tokenizer)
+
+    def control_of(build: Callable[[str], Prompt], text: str) -> list[int]:
+        return [index for ids in tokenize_prompt(build(text), tokenizer).texts for index in ids if index in wanted]
+
+    expected = {place: control_of(build, _HARMLESS) for place, build in places.items()}
+    found = []
+    for text in texts:
+        for place, segment in (("segment", Segment(text)), ("title", Segment(_HARMLESS, title=text))):
+            try:
+                ids = tokenize_prompt(Prompt("", [segment], ""), tokenizer).sets[0][0].token_ids
+            except InvariantRAGError as error:
+                found.append(BreakOut(place, text, (str(error),)))
+                continue
+            if tokens := [added.get(index, str(index)) for index in ids if index in wanted]:
+                found.append(BreakOut(place, text, tuple(tokens)))
+        for place, build in places.items():
+            try:
+                ids_of = control_of(build, text)
+            except InvariantRAGError as error:
+                found.append(BreakOut(place, text, (str(error),)))
+                continue
+            if ids_of != expected[place]:
+                more = Counter(ids_of) - Counter(expected[place])
+                tokens = [added.get(index, str(index)) for index in more.elements()]
+                found.append(BreakOut(place, text, tuple(tokens) or ("fewer than the template writes",)))
+    return found
+
+
+def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Prompt]]:
+    """Return what puts a text into a message, by the name of the place, if the template takes it."""
+
+    def of(messages: Callable[[str], Sequence[Any]], **options: Any) -> Callable[[str], Prompt]:
+        return lambda text: render_chat(messages(text), tokenizer, **options)
+
+    asked = {"role": "user", "content": "q"}
+    call = {"id": "abcdef123", "name": "search", "args": {"query": "q"}}
+    tool = Tool("search", "Search.")
+
+    def called(text: str, result: str) -> list[Any]:
+        calls = {"role": "assistant", "content": "", "tool_calls": [{**call, "args": {"query": text}}]}
+        return [asked, calls, {"role": "tool", "tool_call_id": "abcdef123", "content": result}]
+
+    places: dict[str, Callable[[str], Prompt]] = {
+        "question": of(lambda text: question_messages(text, SegmentSet(["d"]))),
+        "system message": of(lambda text: question_messages("q", SegmentSet(["d"]), text)),
+        "earlier answer": of(lambda text: [asked, {"role": "assistant", "content": f"a{text}"}, asked]),
+        "tool result": of(lambda text: called("q", text), tools=[tool]),
+        "tool call": of(lambda text: called(text, "r"), tools=[tool]),
+        "tool description": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", text)]),
+    }
+    usable = {}
+    for place, build in places.items():
+        try:
+            build(_HARMLESS)
+        except InvariantRAGError:
+            continue
+        usable[place] = build
+    return usable
