@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 from invariant_rag.errors import UnknownName, UnsupportedCombination
 
 if TYPE_CHECKING:
+    import torch
+
     from invariant_rag.attention.call import Backend
 
 BACKENDS = ("reference", "sdpa", "flex", "varlen")
-"""Names of the backends. `auto` picks the fastest that the device has."""
+"""Names of the backends. `auto` is `varlen` on CUDA, and `sdpa` elsewhere."""
 
 
-def resolve_backend(backend: str | Backend) -> Backend:
-    """Return the backend of that name, or the instance as it is. `auto` is `sdpa`.
+def resolve_backend(backend: str | Backend, device: torch.device | None = None) -> Backend:
+    """Return the backend of that name, or the instance as it is.
+
+    Args:
+        backend: A name from `BACKENDS`, `auto`, or an instance.
+        device: Where the model is, by which `auto` chooses. None: not known yet.
 
     Raises:
         UnknownName: No backend has that name; the message lists the valid ones.
@@ -30,7 +36,8 @@ def resolve_backend(backend: str | Backend) -> Backend:
     from invariant_rag.attention.sdpa import SDPA
     from invariant_rag.attention.varlen import Varlen
 
-    classes: dict[str, type[Backend]] = {"auto": SDPA, "reference": Reference, "sdpa": SDPA, "varlen": Varlen}
+    auto = Varlen if device is not None and device.type == "cuda" else SDPA
+    classes: dict[str, type[Backend]] = {"auto": auto, "reference": Reference, "sdpa": SDPA, "varlen": Varlen}
     if backend not in classes:
         raise UnknownName("backend", backend, ("auto", *BACKENDS))
     return classes[backend]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class Blockwise(ABC):
     """A backend that computes an arrangement block by block; a subclass says how it computes a ring."""
+
+    reads_together: ClassVar[bool] = False
 
     @abstractmethod
     def ring(self, block: Ring, call: AttentionCall, out: torch.Tensor) -> None:

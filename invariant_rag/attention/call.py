@@ -89,9 +89,15 @@ class BatchCall:
 
 
 class Backend(Protocol):
-    """A way to compute arrangements. All backends compute the same function, up to rounding."""
+    """A way to compute arrangements. All backends compute the same function, up to rounding.
+
+    Attributes:
+        name: Its name.
+        reads_together: Whether the prompts of a batch are prefilled in one forward pass, padded, rather than one by one.
+    """
 
     name: ClassVar[str]
+    reads_together: ClassVar[bool]
 
     def batch(
         self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: dict[Any, Any]

@@ -20,6 +20,7 @@ class Reference:
     """The reference backend. It computes attention for one head and one query at a time, in float64."""
 
     name: ClassVar[str] = "reference"
+    reads_together: ClassVar[bool] = False
 
     def batch(self, *_: object) -> None:
         """Compute each row of a batch by itself."""

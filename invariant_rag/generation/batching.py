@@ -32,10 +32,11 @@ class _Request:
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
 
-        Sampled requests cannot: the result of a seed would depend on the other rows.
+        Sampled requests cannot: the result of a seed would depend on the other rows. Nor can those of a deterministic
+        model.
         """
         return (
-            not resolve_option(self.options, "do_sample")
+            not (resolve_option(self.options, "do_sample") or self.lm.deterministic)
             and self.options == other.options
             and self.lm.model is other.lm.model
             and self.identity == other.identity

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from invariant_rag.attention import resolve_backend
+from invariant_rag.attention.probe import input_device
+from invariant_rag.checks import shown
 from invariant_rag.errors import ImmutableModel, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.overflow import Overflow, TokenLimits
@@ -34,6 +36,7 @@ class Choices:
         limits: How long prompts may be, and what happens to longer ones.
         intervention: A change to the plain model's attention; None for none.
         cache: Keeps keys and values of prompt prefixes; None for none.
+        deterministic: Whether the prompts of a batch are computed one by one, so that they change no bit of each other.
     """
 
     method: Method
@@ -42,6 +45,7 @@ class Choices:
     limits: TokenLimits
     intervention: Intervention | None = None
     cache: KeyValueCache | None = None
+    deterministic: bool = False
 
     @property
     def stock_decoding(self) -> bool:
@@ -60,15 +64,17 @@ class Choices:
         overflow: Overflow,
         intervention: str | Intervention | None,
         cache: KeyValueCache | None,
+        deterministic: bool,
     ) -> Self:
         """Resolve the arguments of `InvariantModel`, which documents them and the errors."""
         method = resolve_method(method)
         choices = cls(
             method=method,
             ordering=resolve_ordering(ordering, method.default_ordering),
-            backend=resolve_backend(backend),
+            backend=resolve_backend(backend, input_device(model)),
             limits=TokenLimits(context_window(model.config), max_segment_tokens, overflow),
             intervention=resolve_intervention(intervention, method, model),
+            deterministic=_checked_switch(deterministic),
         )
         _check_positions(model, method)
         return choices.with_cache(model, cache)
@@ -83,6 +89,7 @@ class Choices:
         max_segment_tokens: int | None,
         overflow: Overflow | None,
         intervention: str | Intervention | None,
+        deterministic: bool | None,
     ) -> Self:
         """Return other choices; None keeps a choice. A new method brings its default ordering and no intervention."""
         changes: dict[str, Any] = {}
@@ -94,13 +101,15 @@ class Choices:
         if ordering is not None:
             changes["ordering"] = resolve_ordering(ordering)
         if backend is not None:
-            changes["backend"] = resolve_backend(backend)
+            changes["backend"] = resolve_backend(backend, input_device(model))
         if max_segment_tokens is not None:
             changes["limits"] = replace(self.limits, max_segment_tokens=max_segment_tokens)
         if overflow is not None:
             changes["limits"] = replace(changes.get("limits", self.limits), overflow=overflow)
         if intervention is not None:
             changes["intervention"] = resolve_intervention(intervention, changes.get("method", self.method), model)
+        if deterministic is not None:
+            changes["deterministic"] = _checked_switch(deterministic)
         return replace(self, **changes).with_cache(model, self.cache)
 
     def with_cache(self, model: PreTrainedModel, cache: KeyValueCache | None) -> Self:
@@ -117,6 +126,12 @@ class Choices:
         if cache is not None:
             check_cacheable(model, self.method, self.intervention)
         return replace(self, cache=cache)
+
+
+def _checked_switch(deterministic: object) -> bool:
+    if not isinstance(deterministic, bool):
+        raise InvalidChoice(f"deterministic: expected True or False, got {shown(deterministic)}")
+    return deterministic
 
 
 def _check_positions(model: PreTrainedModel, method: Method) -> None:
@@ -177,6 +192,11 @@ class ReadOnlyChoices(ABC):
     def overflow(self) -> Overflow:
         """Strategy for prompts that are too long."""
         return self.choices.limits.overflow
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the prompts of a batch are computed one by one, so that they change no bit of each other."""
+        return self.choices.deterministic
 
     @property
     def max_segment_tokens(self) -> int | None:

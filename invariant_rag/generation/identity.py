@@ -55,6 +55,7 @@ def identity(lm: InvariantModel) -> str:
         "backend": describe_choice(lm.backend),
         "intervention": None if lm.intervention is None else describe_choice(lm.intervention),
         "limits": describe_data(lm.choices.limits),
+        "deterministic": lm.deterministic,
         "routing": [getattr(lm, name, None) for name in ("alpha", "plain_order")],
     }
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()

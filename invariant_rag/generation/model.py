@@ -71,13 +71,16 @@ class InvariantModel(ReadOnlyChoices):
         method: Which segments each segment attends to: a name from `invariant-rag methods`, or a `Method`.
         ordering: How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's
             default (`lexical`, but `given` for `sequential`).
-        backend: The attention implementation: `auto`, `sdpa`, `flex` or `reference`.
+        backend: The attention implementation: `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa`, `flex` or
+            `reference`.
         max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
         overflow: Strategy for prompts that are too long: `error`, `drop_last` or `trim_segments`.
         intervention: A change to the plain model's attention that reduces its position bias, for the method
             `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It does
             not make the output invariant; the ordering does.
         cache: Stores keys and values of sets and segments for later prompts, in any order. None: no cache.
+        deterministic: Whether a prompt's answer changes no bit with what else is in its batch. Its prompts are then
+            computed one by one. Without it they are one batch, and answers may differ by rounding.
 
     Raises:
         UnsupportedModel: The model failed the probe; the message gives the reason.
@@ -100,6 +103,7 @@ class InvariantModel(ReadOnlyChoices):
         overflow: Overflow = "error",
         intervention: str | Intervention | None = None,
         cache: KeyValueCache | None = None,
+        deterministic: bool = False,
     ) -> None:
         choices = Choices.resolve(
             model,
@@ -110,6 +114,7 @@ class InvariantModel(ReadOnlyChoices):
             overflow=overflow,
             intervention=intervention,
             cache=cache,
+            deterministic=deterministic,
         )
         vars(self).update(_tokenizer=tokenizer, prefiller=Prefiller(model, choices, shared_state(model)))
 
@@ -130,6 +135,7 @@ class InvariantModel(ReadOnlyChoices):
         overflow: Overflow = "error",
         intervention: str | Intervention | None = None,
         cache: KeyValueCache | None = None,
+        deterministic: bool = False,
         **kwargs: Any,
     ) -> InvariantModel:
         """Load a model and its tokenizer. Without a tokenizer, prompts must be token ids; a warning is issued.
@@ -146,6 +152,7 @@ class InvariantModel(ReadOnlyChoices):
             overflow: As for `InvariantModel`.
             intervention: As for `InvariantModel`.
             cache: As for `InvariantModel`.
+            deterministic: As for `InvariantModel`.
             **kwargs: Passed to `AutoModelForCausalLM.from_pretrained` (`revision`, `quantization_config`...).
 
         Raises:
@@ -153,7 +160,8 @@ class InvariantModel(ReadOnlyChoices):
             UnknownName: Unknown method, ordering, backend, overflow or intervention.
             UnsupportedModel: The model failed the probe; the message gives the reason.
         """
-        method, backend = resolve_method(method), resolve_backend(backend)  # before anything is loaded
+        method = resolve_method(method)  # before anything is loaded
+        resolve_backend(backend)
         ordering = resolve_ordering(ordering, method.default_ordering)
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **kwargs)
         if tokenizer is not None:
@@ -168,6 +176,7 @@ class InvariantModel(ReadOnlyChoices):
             overflow=overflow,
             intervention=intervention,
             cache=cache,
+            deterministic=deterministic,
         )
 
     def with_method(
@@ -179,6 +188,7 @@ class InvariantModel(ReadOnlyChoices):
         max_segment_tokens: int | None = None,
         overflow: Overflow | None = None,
         intervention: str | Intervention | None = None,
+        deterministic: bool | None = None,
     ) -> Self:
         """Return a wrapper of the same weights with other choices; cheap. Omitted arguments are unchanged.
 
@@ -192,6 +202,7 @@ class InvariantModel(ReadOnlyChoices):
             max_segment_tokens=max_segment_tokens,
             overflow=overflow,
             intervention=intervention,
+            deterministic=deterministic,
         )
         return self._with(choices)
 
@@ -348,7 +359,7 @@ class InvariantModel(ReadOnlyChoices):
         """Generate with the model's own `generate`, from an arranged prefill.
 
         Args:
-            prompt: One prompt, or several, which are decoded as one batch.
+            prompt: One prompt, or several, which are one batch. On CUDA they are read together, too.
             max_new_tokens: Maximum number of tokens to generate per prompt. None: that of `generation_config`, or 64.
             seed: Seed for sampling; the global random state is restored afterwards. The state is shared by the whole
                 process, so results are reproducible only if no other thread uses it at the same time. None: sample from
@@ -371,14 +382,16 @@ class InvariantModel(ReadOnlyChoices):
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
-        stock = self.prefiller.stock_decoding(prepared)
-        options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
-        if not prepared:
-            return []
-        with self.prefiller.exclusive(), nullcontext() if seed is None else torch.random.fork_rng():
-            if seed is not None:
-                torch.manual_seed(seed)
-            generations = self._generate(prepared, wanted, options)
+        generations: list[Generation] = []
+        for batch in self.prefiller.batches(prepared):
+            stock = self.prefiller.stock_decoding(batch)
+            options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
+            if not batch:
+                return []
+            with self.prefiller.exclusive(), nullcontext() if seed is None else torch.random.fork_rng():
+                if seed is not None:
+                    torch.manual_seed(seed)
+                generations += self._generate(batch, wanted, options)
         return generations[0] if isinstance(prompt, Prompt) and len(generations) == 1 else generations
 
     def stream(
@@ -500,14 +513,14 @@ class InvariantModel(ReadOnlyChoices):
         if batch.positions is not None:
             options |= prefiller.position_ids(batch.positions)
         copies = max(options["num_beams"], options["num_return_sequences"])
-        if len(prepared) == copies == 1:  # the first forward pass of `generate` prefills what the cache lacks
-            prefilled = [prefiller.load_cached_prefix(prepared[0])]
-            cache, attention = prefilled[0].cache, prefiller.generation_attention(prefilled[0])
-        else:  # every prompt is prefilled by itself
-            prefilled = [prefiller.prefill(each) for each in prepared]
-            cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
-            padded = zip(prefilled, batch.padding, strict=True)
-            attention = prefiller.decoding_attention([replace(each.state, padding=by) for each, by in padded])
+        # The first forward pass of `generate` prefills what the cache lacks, or every prompt is prefilled by itself.
+        together = copies == 1 and prefiller.can_read_together(batch)
+        read = prefiller.load_cached_prefix if together else prefiller.prefill
+        prefilled = [read(each) for each in prepared]
+        cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
+        states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
+        whole = together and not cache.get_seq_length()
+        attention = prefiller.generation_attention(states) if whole else prefiller.decoding_attention(states)
         with attention:
             decoded = decode(self.model, batch.ids, batch.mask, cache, max_new_tokens, options)
         return to_generations(decoded, prepared, [each.cached_tokens for each in prefilled], self.tokenizer, options)

@@ -15,10 +15,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
-from invariant_rag.attention.dynamic_rope import private_dynamic_rope
+from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device, takes_position_ids
+from invariant_rag.generation.padding import PaddedBatch
 from invariant_rag.generation.prefix_cache import load_prefix, prompt_prefix, warn_of_foreign_code
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
@@ -113,11 +114,31 @@ class Prefiller:
             return nullcontext()
         return self.arranged_attention(prompts, last_text_only=True)
 
-    def generation_attention(self, prefix: PrefillResult) -> AbstractContextManager[None]:
-        """Use arranged attention while prefilling the uncached tokens of a prompt, then the decoding attention."""
-        if prefix.length or not self.stock_decoding([prefix.state]):
-            return self.decoding_attention([prefix.state])
-        return self.arranged_attention([prefix.state], last_text_only=True, once=True)
+    def generation_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
+        """Use arranged attention while prefilling whole prompts, then the decoding attention."""
+        if not self.stock_decoding(prompts):
+            return self.decoding_attention(prompts)
+        return self.arranged_attention(prompts, last_text_only=True, once=True)
+
+    def batches(self, prompts: Sequence[PreparedPrompt]) -> list[Sequence[PreparedPrompt]]:
+        """Return the batches of some prompts: one, unless they must change nothing of each other.
+
+        With rotary frequencies that depend on the length, the longest prompt of a batch would change all others.
+        """
+        apart = self.choices.deterministic or has_dynamic_rope(self.model)
+        return [[each] for each in prompts] if apart else [prompts]
+
+    def can_read_together(self, batch: PaddedBatch) -> bool:
+        """Return whether one forward pass may prefill all prompts of a batch: one prompt always, several if it pays.
+
+        It does not where most of the batch would be padding, or a cache has the beginnings of some prompts. And
+        interventions and ALiBi know no padding.
+        """
+        if len(batch.padding) == 1:
+            return True
+        choices = self.choices
+        apart = choices.cache or choices.intervention or self.shared.has_alibi
+        return choices.backend.reads_together and not apart and 2 * sum(batch.padding) <= batch.ids.numel()
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
@@ -177,7 +198,8 @@ class Prefiller:
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
-        with self.generation_attention(prefix):
+        attention = self.decoding_attention if prefix.length else self.generation_attention
+        with attention([prefix.state]):
             return self.forward(prepared, keep, prefix.length, past_key_values=prefix.cache, use_cache=True)
 
 

@@ -31,6 +31,7 @@ class Varlen(SDPA):
     """
 
     name: ClassVar[str] = "varlen"
+    reads_together: ClassVar[bool] = True
 
     def __init__(self, kernel: VarlenKernel | None = None) -> None:
         self.kernel = kernel
