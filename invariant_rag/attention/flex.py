@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _masks: dict[tuple[Ring, int | None, torch.device], BlockMask] = {}
 _MAX_MASKS = 64
+_BLOCK = 128
+"""Queries, and keys, of a block: FlexAttention's own choice."""
 
 
 class Flex(Blockwise):
@@ -83,25 +85,47 @@ def _softcap(softcap: float) -> Any:
 
 
 def _doubled_mask(ring: Ring, sliding_window: int | None, device: torch.device) -> BlockMask:
-    """Return which of `[segments after the first, rotated | segments]` each query sees; kept for each ring."""
+    """Return which of `[segments after the first, rotated | segments]` each query sees; kept for each ring.
+
+    What a query sees of these are neighbours, and both ends move on with the queries. So which blocks are seen follows
+    from the first and the last query of each block, without a mask of every query and key.
+    """
     key = (ring, sliding_window, device)
     if key not in _masks:
         if len(_masks) >= _MAX_MASKS:
             _masks.pop(next(iter(_masks)))
-        start, first_end = ring.origin, ring.ends[0]
-        rotated, count = ring.stop - first_end, ring.ends[-2] - start
+        rotated, count = ring.stop - ring.ends[0], ring.ends[-2] - ring.origin
         ends = torch.tensor([each.stop for each in ring.segments for _ in range(len(each))], device=device)
-        limit = sliding_window if sliding_window is not None else 1 << 30
+        last = torch.arange(count, device=device) + rotated
+        first = ends - ring.ends[0]
+        if sliding_window is not None:
+            first = torch.maximum(first, last - sliding_window + 1)
 
         def sees(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            is_rotated = key < rotated
-            token = torch.where(is_rotated, key + first_end, key - rotated + start)
-            position = torch.where(is_rotated, token + ring.shift, token)
-            distance = query + start - position
-            return torch.where(is_rotated, token >= ends[query], distance >= 0) & (distance < limit)
+            return (key >= first[query]) & (key <= last[query])
 
-        _masks[key] = create_block_mask(sees, None, None, count, rotated + count, device=device)
+        _masks[key] = _window_mask(first, last, rotated + count, sees)
     return _masks[key]
+
+
+def _window_mask(first: torch.Tensor, last: torch.Tensor, num_keys: int, sees: Any) -> BlockMask:
+    """Return the block mask of queries that see the keys from `first` to `last` `[Q]`, which never go back."""
+    blocks = -(-first.shape[0] // _BLOCK)
+    starts = torch.arange(blocks, device=first.device) * _BLOCK
+    stops = (starts + _BLOCK - 1).clamp(max=first.shape[0] - 1)
+    key = torch.arange(-(-num_keys // _BLOCK), device=first.device) * _BLOCK
+    some = (key + _BLOCK > first[starts, None]) & (key <= last[stops, None])
+    is_whole = starts + _BLOCK <= first.shape[0]
+    every = (key >= first[stops, None]) & (key + _BLOCK - 1 <= last[starts, None]) & is_whole[:, None]
+
+    def listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return how many blocks of keys each block of queries sees, and which, those first."""
+        which = (~seen).to(torch.int8).argsort(dim=-1, stable=True)
+        return seen.sum(dim=-1).int()[None, None], which.int()[None, None]
+
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~every), *listed(every), BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(first.shape[0], num_keys)
+    )
 
 
 def _prefix_mask(ring: Ring, sliding_window: int, device: torch.device) -> BlockMask:

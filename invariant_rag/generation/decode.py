@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import DynamicCache, StoppingCriteriaList
+from transformers import Cache, StoppingCriteriaList
 
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.errors import UnsupportedCombination
@@ -41,7 +41,7 @@ def decode(
     model: PreTrainedModel,
     ids: torch.Tensor,
     mask: torch.Tensor,
-    cache: DynamicCache,
+    cache: Cache,
     max_new_tokens: int,
     options: dict[str, Any],
 ) -> Decoded:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
@@ -31,7 +31,7 @@ from invariant_rag.generation.option_checks import check_options, check_seed
 from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, to_generations
 from invariant_rag.generation.overflow import Overflow
-from invariant_rag.generation.padding import batch_caches, left_pad
+from invariant_rag.generation.padding import batch_caches, left_pad, to_static
 from invariant_rag.generation.prefill import Prefiller
 from invariant_rag.generation.prepare import PreparedPrompt, prepare
 from invariant_rag.generation.scoring import score_continuations
@@ -365,7 +365,8 @@ class InvariantModel(ReadOnlyChoices):
                 process, so results are reproducible only if no other thread uses it at the same time. None: sample from
                 the global state.
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
-                `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
+                `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling. With
+                `cache_implementation="static"`, transformers compiles decoding where it can (on CUDA).
 
         Returns:
             One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which the
@@ -514,10 +515,13 @@ class InvariantModel(ReadOnlyChoices):
             options |= prefiller.position_ids(batch.positions)
         copies = max(options["num_beams"], options["num_return_sequences"])
         # The first forward pass of `generate` prefills what the cache lacks, or every prompt is prefilled by itself.
-        together = copies == 1 and prefiller.can_read_together(batch)
+        is_static, options["cache_implementation"] = options["cache_implementation"] == "static", None
+        together = copies == 1 and not is_static and prefiller.can_read_together(batch)
         read = prefiller.load_cached_prefix if together else prefiller.prefill
         prefilled = [read(each) for each in prepared]
-        cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
+        cache: Cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
+        if is_static:
+            cache = to_static(cache, self.model.config, batch.ids.shape[1] + max_new_tokens)
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
         whole = together and not cache.get_seq_length()
         attention = prefiller.generation_attention(states) if whole else prefiller.decoding_attention(states)

@@ -29,7 +29,6 @@ _OWN_PREFILL = (
 _OWN_INPUTS = (
     "attention_mask",
     "cache_config",
-    "cache_implementation",
     "cache_position",
     "input_ids",
     "inputs",
@@ -41,6 +40,9 @@ _OWN_INPUTS = (
     "return_dict_in_generate",
 )
 """Options of transformers' `generate` that the prompt and its arrangement determine."""
+
+_CACHES = (None, "dynamic", "static")
+"""Kinds of caches for decoding. What the model's own `generation_config` says is not asked."""
 
 _FOREIGN_CODE = (
     "constraints",
@@ -75,14 +77,15 @@ def generation_options(
     Raises:
         InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
         TokenizerRequired: Stop strings without a tokenizer.
-        UnsupportedCombination: Assisted decoding, token healing, `use_cache=False` or chunked prefill; or guidance
-            without `stock_decoding`.
+        UnsupportedCombination: Assisted decoding, token healing, `use_cache=False` or chunked prefill; guidance or a
+            static cache without `stock_decoding`; or a cache that is neither dynamic nor static.
     """
     options = {name: value for name, value in kwargs.items() if value is not None}
     defaults = model.generation_config
     _refuse_own_prefill(options, defaults, stock_decoding)
     check_options(options, model)
     options["use_cache"] = True
+    options["cache_implementation"] = _cache_implementation(options, stock_decoding)
     options["do_sample"] = bool(resolve_option(options, "do_sample"))
     for name in ("num_beams", "num_return_sequences"):
         options[name] = resolve_option(options, name, defaults) or 1
@@ -146,6 +149,24 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
             "unconditional prompt would get the attention of this prompt",
             hint="Use a method with stock decoding, such as 'rotor', without an intervention.",
         )
+
+
+def _cache_implementation(options: Mapping[str, Any], stock_decoding: bool) -> str | None:
+    """Return `static`, or None for a cache that grows."""
+    wanted = resolve_option(options, "cache_implementation")
+    if wanted not in _CACHES:
+        raise UnsupportedCombination(
+            f"expected cache_implementation 'dynamic' or 'static', got {wanted!r}: the cache starts with the arranged "
+            "prefill",
+            hint="Remove the option.",
+        )
+    if wanted == "static" and not stock_decoding:
+        raise UnsupportedCombination(
+            "expected no static cache with a method or an intervention that changes attention while decoding: it would "
+            "read the room that is not filled yet",
+            hint="Remove cache_implementation, or use a method with stock decoding, such as 'rotor'.",
+        )
+    return "static" if wanted == "static" else None
 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:

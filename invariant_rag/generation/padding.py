@@ -1,4 +1,4 @@
-"""Left padding: batches of prompts of different lengths, and of their caches."""
+"""Left padding: batches of prompts of different lengths, and of their caches; and caches of a fixed size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig, StaticCache
 
 from invariant_rag.generation.prepare import PreparedPrompt
 
@@ -58,6 +58,15 @@ def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies:
     if copies > 1:
         cache.batch_repeat_interleave(copies)
     return cache
+
+
+def to_static(cache: DynamicCache, config: PreTrainedConfig, length: int) -> StaticCache:
+    """Copy a cache into one with room for `length` tokens, whose tensors stay where they are: decoding compiles."""
+    static = StaticCache(config=config, max_cache_len=length)
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
+        static.update(layer.keys, layer.values, index)
+    return static
 
 
 def _left_pad_states(states: torch.Tensor, count: int) -> torch.Tensor:

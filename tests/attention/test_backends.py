@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
+from invariant_rag.arrangement import Layout
 from invariant_rag.attention import BACKENDS, available_backends, resolve_backend
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
@@ -18,12 +19,20 @@ from invariant_rag.attention.kernels import causal_mask
 from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
+from invariant_rag.methods import resolve_method
+from invariant_rag.methods.rotor import Ring
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 
 needs_flex = pytest.mark.skipif(
     "flex" not in available_backends(), reason=f"PyTorch {torch.__version__} lacks the FlexAttention of 2.9"
 )
+
+
+def test_auto_chooses_by_the_device() -> None:
+    assert resolve_backend("auto", torch.device("cuda")).name == "varlen"
+    assert resolve_backend("auto", torch.device("cpu")).name == resolve_backend("auto").name == "sdpa"
+    assert InvariantModel(tiny_model("llama")).with_method(backend="auto").backend.name == "sdpa"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -175,3 +184,22 @@ def test_long_rows_are_read_in_blocks_of_queries(family: str, monkeypatch: pytes
     blocks = [InvariantModel(model, method=each).logits(prompt) for each in ("rotor", "sequential", "isolated")]
     for one, other in zip(whole, blocks, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_the_block_mask_of_a_ring_is_the_one_that_pytorch_finds_query_by_query() -> None:
+    flex = pytest.importorskip("invariant_rag.attention.flex", reason="needs FlexAttention of PyTorch 2.9")
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    chance = random.Random(0)
+    for sliding_window in (None, 30, 300):
+        lengths = tuple(chance.randint(1, 300) for _ in range(chance.randint(2, 6)))
+        arrangement = resolve_method("rotor").arrange(Layout((chance.randint(0, 9), 3), (lengths,)))
+        ring = next(each for each in arrangement.blocks_from(0, arrangement.layout.length) if isinstance(each, Ring))
+        found = flex._doubled_mask(ring, sliding_window, torch.device("cpu"))
+        expected = create_block_mask(found.mask_mod, None, None, *found.seq_lengths, device="cpu")
+        for kind in ("kv", "full_kv"):
+            counts = getattr(expected, f"{kind}_num_blocks")
+            assert torch.equal(getattr(found, f"{kind}_num_blocks"), counts)
+            for row, count in enumerate(counts[0, 0].tolist()):
+                blocks = [getattr(each, f"{kind}_indices")[0, 0, row, :count].sort().values for each in (found, expected)]
+                assert torch.equal(*blocks)

@@ -84,7 +84,7 @@ def test_a_misspelt_keyword_is_refused_with_the_nearest_one(
 @pytest.mark.parametrize(
     "name",
     [
-        *("attention_mask", "cache_config", "cache_implementation", "cache_position", "input_ids", "inputs"),
+        *("attention_mask", "cache_config", "cache_position", "input_ids", "inputs"),
         *("inputs_embeds", "labels", "logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate"),
         *("custom_generate", "trust_remote_code", "penalty_alpha", "max_length", "is_assistant"),
     ],
