@@ -44,7 +44,7 @@ LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-
 VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo effect test test-core fuzz test-integrations test-vllm test-lowest notebooks lint types docs check format embedded clean
+.PHONY: help demo effect test test-core fuzz test-integrations test-vllm test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -71,6 +71,12 @@ test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and L
 
 test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)
 	cd integrations/vllm && $(abspath $(VLLM_VENV))/bin/python -m pytest $(VLLM_PYTEST_ARGS)
+
+test-gpu: $(VENV)/.test ## Run the tests that need a CUDA device; without one, say so
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/gpu
+
+bench-gpu: $(VENV)/.test ## Measure RoToR and PINE on a CUDA device into cookbook/costs/gpu.md; without one, say so
+	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/costs/gpu.py
 
 # Old and new releases warn of each other; only here is a warning no error.
 test-lowest: $(LOWEST_VENV)/.lowest ## Run a part of the tests with the lowest versions that pyproject.toml allows

@@ -201,5 +201,7 @@ def test_the_block_mask_of_a_ring_is_the_one_that_pytorch_finds_query_by_query()
             counts = getattr(expected, f"{kind}_num_blocks")
             assert torch.equal(getattr(found, f"{kind}_num_blocks"), counts)
             for row, count in enumerate(counts[0, 0].tolist()):
-                blocks = [getattr(each, f"{kind}_indices")[0, 0, row, :count].sort().values for each in (found, expected)]
+                blocks = [
+                    getattr(each, f"{kind}_indices")[0, 0, row, :count].sort().values for each in (found, expected)
+                ]
                 assert torch.equal(*blocks)

@@ -45,7 +45,9 @@ def test_a_batch_that_is_read_together_answers_as_each_prompt_alone(method: str,
 def test_so_it_is_in_other_families(family: str) -> None:
     lm = InvariantModel(tiny_model(family), backend="varlen")
     together = lm.generate(prompts(), max_new_tokens=4)
-    assert [each.token_ids for each in together] == [lm.generate(each, max_new_tokens=4).token_ids for each in prompts()]
+    assert [each.token_ids for each in together] == [
+        lm.generate(each, max_new_tokens=4).token_ids for each in prompts()
+    ]
 
 
 def test_one_forward_pass_reads_all_prompts_of_a_batch() -> None:
@@ -71,7 +73,8 @@ def test_no_order_of_segments_changes_a_bit_of_a_batch(llama: PreTrainedModel) -
 
 
 @pytest.mark.parametrize(
-    "choice", [{"cache": KeyValueCache()}, {"backend": "sdpa"}, {"method": "sequential", "intervention": MsPoE(first_layer=0)}]
+    "choice",
+    [{"cache": KeyValueCache()}, {"backend": "sdpa"}, {"method": "sequential", "intervention": MsPoE(first_layer=0)}],
 )
 def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(
     choice: dict[str, Any], llama: PreTrainedModel

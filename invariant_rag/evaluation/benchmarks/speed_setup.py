@@ -49,7 +49,8 @@ SHAPES: dict[str, dict[str, int]] = {
         "layers": 1,
     },
 }
-"""Sizes of Qwen2.5-0.5B, Llama-3.2-1B, one layer of Llama-3.1-8B, and a tiny model for tests."""
+SHAPES["8b"] = {**SHAPES["8b-layer"], "layers": 32}
+"""Sizes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and one layer of it, and a tiny model for tests."""
 
 _TEXT_TOKENS = 32  # tokens of the prefix, and of the suffix
 VOCABULARY = 4096

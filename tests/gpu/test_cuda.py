@@ -1,0 +1,122 @@
+"""The laws on CUDA: golden logits, invariance in half precision, kernels, batches, caches and memory."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from invariant_rag import InvariantModel, KeyValueCache, Prompt
+from invariant_rag.attention.varlen import fastest_kernel
+from invariant_rag.attention.varlen.kernels import difference
+from invariant_rag.methods import METHODS
+from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
+
+HALF = (torch.float16, torch.bfloat16)
+INVARIANT = [name for name in METHODS if name != "sequential"]
+SHAPES = ((30, 51, 20), (40, 11), (25, 25, 25, 25), (60, 35))
+
+
+def prompts() -> list[Prompt]:
+    return [random_prompt(random.Random(number), shape) for number, shape in enumerate(SHAPES)]
+
+
+def shuffled(prompt: Prompt, chance: random.Random) -> Prompt:
+    return Prompt(prompt.prefix, chance.sample(prompt.segments, len(prompt.segments)), prompt.suffix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+def test_the_kernel_that_is_chosen_agrees_with_matrix_products(device: torch.device, dtype: torch.dtype) -> None:
+    kernel = fastest_kernel(device, dtype)
+    assert not difference(kernel, device, dtype)
+    assert dtype not in HALF or kernel.name == "torch-varlen"
+
+
+@pytest.mark.parametrize(("published", "method"), [("rotor_lexical", "rotor"), ("pine", "pine"), ("sbp", "set-based")])
+def test_golden_logits(
+    published: str,
+    method: str,
+    device: torch.device,
+    golden_model: PreTrainedModel,
+    golden_manifest: dict[str, Any],
+    golden_arrays: dict[str, np.ndarray],
+) -> None:
+    lm = InvariantModel(golden_model.to(device), method=method, ordering="lexical")
+    try:
+        for entry in golden_manifest["entries"]:
+            if entry["method"] != published:
+                continue
+            case = golden_manifest["cases"][entry["case"]]
+            expected = torch.from_numpy(golden_arrays[f"{entry['model']}/{entry['case']}/{published}/suffix_logits"])
+            found = lm.logits(Prompt(case["prefix"], case["segs"], case["suffix"]))
+            torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=0)
+    finally:
+        golden_model.to("cpu")
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("backend", ["varlen", "sdpa"])
+@pytest.mark.parametrize("method", INVARIANT)
+def test_no_order_changes_a_bit(method: str, backend: str, dtype: torch.dtype, device: torch.device) -> None:
+    lm = InvariantModel(tiny_model("llama").to(device, dtype), method=method, ordering="lexical", backend=backend)
+    chance = random.Random(0)
+    for prompt in prompts():
+        expected, answer = lm.logits(prompt), lm.generate(prompt, max_new_tokens=8)
+        for _ in range(5):
+            other = shuffled(prompt, chance)
+            assert torch.equal(lm.logits(other), expected)
+            found = lm.generate(other, max_new_tokens=8)
+            assert (found.token_ids, found.logprobs) == (answer.token_ids, answer.logprobs)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_no_order_changes_a_bit_of_a_batch(dtype: torch.dtype, device: torch.device) -> None:
+    lm = InvariantModel(tiny_model("llama").to(device, dtype))
+    chance = random.Random(0)
+    expected = [(each.token_ids, each.logprobs) for each in lm.generate(prompts(), max_new_tokens=8)]
+    for _ in range(10):
+        found = lm.generate([shuffled(each, chance) for each in prompts()], max_new_tokens=8)
+        assert [(each.token_ids, each.logprobs) for each in found] == expected
+
+
+@pytest.mark.parametrize("method", INVARIANT)
+def test_a_batch_a_static_cache_and_a_warm_cache_answer_as_a_single_call(method: str, device: torch.device) -> None:
+    lm = InvariantModel(tiny_model("llama").to(device), method=method)
+    alone = [lm.generate(each, max_new_tokens=6).token_ids for each in prompts()]
+    assert [each.token_ids for each in lm.generate(prompts(), max_new_tokens=6)] == alone
+    if lm.method.stock_decoding:
+        static = [lm.generate(each, max_new_tokens=6, cache_implementation="static").token_ids for each in prompts()]
+        assert static == alone
+    warm = lm.with_cache(KeyValueCache())
+    for _ in range(2):
+        assert [warm.generate(each, max_new_tokens=6).token_ids for each in prompts()] == alone
+
+
+def test_a_deterministic_model_answers_alike_in_every_batch(device: torch.device) -> None:
+    lm = InvariantModel(tiny_model("llama").to(device, torch.bfloat16), deterministic=True)
+    alone = [lm.generate(each, max_new_tokens=8) for each in prompts()]
+    found = lm.generate(prompts() * 2, max_new_tokens=8)
+    assert [(each.token_ids, each.logprobs) for each in found] == [
+        (each.token_ids, each.logprobs) for each in alone * 2
+    ]
+
+
+def test_a_long_prompt_takes_no_more_memory_than_the_plain_model(device: torch.device) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
+    model = tiny_model("llama", **sizes, num_key_value_heads=8, head_dim=64, max_position_embeddings=1 << 16)
+    model = model.to(device, torch.bfloat16)
+    prompt = random_prompt(random.Random(0), (1600,) * 20)
+
+    def peak(method: str) -> int:
+        torch.cuda.reset_peak_memory_stats()
+        InvariantModel(model, method=method).generate(prompt, max_new_tokens=1)
+        return torch.cuda.max_memory_allocated()
+
+    plain = peak("sequential")
+    assert peak("rotor") <= 1.25 * plain
+    assert peak("pine") <= 8 * plain
