@@ -93,7 +93,7 @@ class Backend(Protocol):
 
     Attributes:
         name: Its name.
-        reads_together: Whether the prompts of a batch are prefilled in one forward pass, padded, rather than one by one.
+        reads_together: Whether one forward pass, padded, prefills the prompts of a batch, rather than one each.
     """
 
     name: ClassVar[str]

@@ -365,8 +365,8 @@ class InvariantModel(ReadOnlyChoices):
                 process, so results are reproducible only if no other thread uses it at the same time. None: sample from
                 the global state.
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
-                `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling. With
-                `cache_implementation="static"`, transformers compiles decoding where it can (on CUDA).
+                `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
+                With `cache_implementation="static"`, transformers compiles decoding where it can (on CUDA).
 
         Returns:
             One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedConfig, StaticCache
+from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 
 from invariant_rag.generation.prepare import PreparedPrompt
 
@@ -60,7 +60,7 @@ def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies:
     return cache
 
 
-def to_static(cache: DynamicCache, config: PreTrainedConfig, length: int) -> StaticCache:
+def to_static(cache: Cache, config: PreTrainedConfig, length: int) -> StaticCache:
     """Copy a cache into one with room for `length` tokens, whose tensors stay where they are: decoding compiles."""
     static = StaticCache(config=config, max_cache_len=length)
     layers: list[Any] = cache.layers
