@@ -125,7 +125,7 @@ def _check(request: dict[str, Any], facts: ServerFacts) -> None:
         return
     if request.get("prompt_logprobs") is not None or request.get("echo"):
         raise RequestRefused(COMPUTES_PROMPT)
-    if not KeyValueCache(0, folder=facts.folder).on_disk(admitted.key):
+    if not KeyValueCache(0, folder=facts.folder).is_stored(admitted.key):
         raise EntryUnusable(
             f"no keys and values {admitted.key[:16]}... in the folder that vLLM reads: never written, removed for "
             "space, or damaged; prefill the prompt again"

@@ -123,11 +123,11 @@ class PrefillWorker:
 
     def _write(self, key: str, compute: Callable[[], Entry]) -> bool:
         """Have an entry in the folder; return whether it was known."""
-        if self.cache.on_disk(key):
+        if self.cache.is_stored(key):
             return True
         known = self.cache.get(key)
         self.cache.put(key, compute() if known is None else known)
-        if not self.cache.on_disk(key):
+        if not self.cache.is_stored(key):
             raise EntryUnusable(
                 "expected to write keys and values for vLLM, but the folder took none; the log says why",
                 hint="Look at the space on the disk and at max_disk_bytes.",
