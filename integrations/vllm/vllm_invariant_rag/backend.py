@@ -64,6 +64,8 @@ class VLLMBackend(InvariantModel):
         url: Address of a vLLM server.
         llm: Or a `vllm.LLM` in this process.
         folder: The folder that vLLM's connector reads, as this process sees it. None: as vLLM sees it.
+        redis_url: Or the address of the Redis that it reads. None: as vLLM sees it, but for user and password, which no
+            server tells.
         tenant: Whose documents these are. Tenants share no keys and values.
         method: As for `InvariantModel`. None: that of the model, or `rotor`.
         ordering: As for `InvariantModel`. None: that of the model, or the method's default.
@@ -89,6 +91,7 @@ class VLLMBackend(InvariantModel):
         url: str | None = None,
         llm: LLM | None = None,
         folder: str | Path | None = None,
+        redis_url: str | None = None,
         tenant: str = "",
         method: str | Method | None = None,
         ordering: str | Ordering | None = None,
@@ -122,7 +125,9 @@ class VLLMBackend(InvariantModel):
                 f"expected a model in {facts.dtype}, as vLLM serves it, got {lm.model.dtype}",
                 hint="Load the model with dtype=..., or start vLLM with --dtype.",
             )
-        worker = PrefillWorker(lm, folder or facts.folder, tenant=tenant, max_disk_bytes=max_disk_bytes)
+        if folder is None and redis_url is None:
+            folder, redis_url = facts.folder, facts.redis_url
+        worker = PrefillWorker(lm, folder, redis_url=redis_url, tenant=tenant, max_disk_bytes=max_disk_bytes)
         if worker.model != facts.model:
             raise UnsupportedServer(
                 f"expected a vLLM that serves the files of {lm.name!r}, got one that serves {facts.source!r}",
