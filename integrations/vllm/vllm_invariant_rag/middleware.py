@@ -139,6 +139,9 @@ def _check(request: dict[str, Any], served: _Served) -> None:
         return
     if request.get("prompt_logprobs") is not None or request.get("echo"):
         raise RequestRefused(COMPUTES_PROMPT)
+    for name in ("use_beam_search", "truncate_prompt_tokens"):
+        if request.get(name):
+            raise RequestRefused(f"expected no {name}, with which vLLM starts from other tokens than those of the set")
     if not served.cache.is_stored(admitted.key):
         raise EntryUnusable(
             f"no keys and values {admitted.key[:16]}... where vLLM reads them: never written, removed for space, or "
