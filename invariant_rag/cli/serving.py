@@ -66,7 +66,7 @@ def serve(
     print_table(
         [
             {
-                "clients": each["clients"],
+                "clients": str(each["clients"]),
                 "system": f"{each['system']}, {each['state']}",
                 "throughput": f"{each['throughput']:.2f}x ({each['lowest']:.2f} to {each['highest']:.2f})",
                 "first token": f"{each['first token']:.2f}x",

@@ -36,6 +36,11 @@ _SERVER, _FAMILY = pytest.StashKey[Server](), pytest.StashKey[Family]()
 BLOCKS = 96  # of 32 tokens: few enough that a dozen long requests preempt each other
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run last what needs the server, and the restart of the server after everything: starting takes long."""
+    items.sort(key=lambda item: ("server" in getattr(item, "fixturenames", ()), "restarts" in item.name))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ the tokens that the grammar allows.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +69,16 @@ def structure_of(lm: InvariantModel, processors: Sequence[Any], criteria: Sequen
     complete = [each for each in criteria if isinstance(each, TextComplete | CallComplete)]
     if len(processors) == len(complete) == 1:
         if isinstance(processors[0], ContinuingText):
-            return _structure(lm, _json(processors[0].text.schema), frozenset(), complete[0], banned=True)
+            tag = _json(processors[0].text.schema)
+            return Structure(_fields(tag) | _without_control_tokens(lm, frozenset()), frozenset(), complete[0])
         if isinstance(processors[0], CallProcessor):
             decoding = processors[0].decoding
-            tag = _calls(decoding, "first") if decoding.forced else _text_or_calls(decoding)
-            return _structure(lm, tag, decoding.stops, complete[0], banned=decoding.forced)
+            if not decoding.forced:
+                return Structure(_fields(_text_or_calls(decoding)), decoding.stops, complete[0])
+            fields = _fields(_calls(decoding, "first")) | _without_control_tokens(
+                lm, decoding.stops, _literals(decoding)
+            )
+            return Structure(fields, decoding.stops, complete[0])
     raise UnsupportedCombination(
         f"expected no logits processors, got {', '.join(type(each).__name__ for each in processors)}: they change "
         "scores while tokens are made, and vLLM makes them elsewhere",
@@ -81,16 +86,24 @@ def structure_of(lm: InvariantModel, processors: Sequence[Any], criteria: Sequen
     )
 
 
-def _structure(
-    lm: InvariantModel, tag: dict[str, Any], stops: frozenset[int], complete: StoppingCriteria, *, banned: bool
-) -> Structure:
-    written = json.dumps({"type": "structural_tag", "format": tag})
-    fields: dict[str, Any] = {"structured_outputs": {"structural_tag": written}}
-    if banned and lm.tokenizer is not None:  # inside strings, xgrammar takes control tokens for their names
-        ends = {*stops, *as_ids(resolve_option({}, "eos_token_id", lm.model.generation_config))}
-        others = set(control_tokens(lm.tokenizer)) - _tokens(tag) - ends
-        fields["logit_bias"] = {str(token): _UNLIKELY for token in sorted(others)}
-    return Structure(fields, stops, complete)
+def _fields(tag: dict[str, Any]) -> dict[str, Any]:
+    return {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", "format": tag})}}
+
+
+def _without_control_tokens(lm: InvariantModel, *needed: Iterable[int]) -> dict[str, Any]:
+    """Return what bans control tokens, which xgrammar would take for their names inside strings."""
+    if lm.tokenizer is None:
+        return {}
+    ends = as_ids(resolve_option({}, "eos_token_id", lm.model.generation_config))
+    banned = set(control_tokens(lm.tokenizer)).difference(ends, *needed)
+    return {"logit_bias": {str(token): _UNLIKELY for token in sorted(banned)}}
+
+
+def _literals(decoding: CallDecoding) -> set[int]:
+    """Return the tokens of literals, some of which are control tokens."""
+    grammar = decoding.grammar
+    literals = [(*each.first, *each.resumed, *(each.again or ())) for each in grammar.openings]
+    return {token for tokens in (*literals, grammar.closing) for token in tokens}
 
 
 def _json(schema: str) -> dict[str, Any]:
@@ -104,10 +117,16 @@ def _json(schema: str) -> dict[str, Any]:
 def _calls(decoding: CallDecoding, literal: str) -> dict[str, Any]:
     """Return `literal JSON (again JSON)* closing`."""
     openings = decoding.grammar.openings
-    first = [_sequence(*_literal(getattr(each, literal)), _json(each.json.schema)) for each in openings]
-    again = [_sequence(*_literal(each.again), _json(each.json.schema)) for each in openings if each.again is not None]
+    words = decoding.grammar.words.words
+
+    def text(tokens: Sequence[int]) -> dict[str, Any]:
+        # By its bytes. xgrammar 0.2.8 takes the mask of another grammar for one whose tokens are told by their ids.
+        return {"type": "const_string", "value": b"".join(words[token] for token in tokens).decode()}
+
+    first = [_sequence(text(getattr(each, literal)), _json(each.json.schema)) for each in openings]
+    again = [_sequence(text(each.again), _json(each.json.schema)) for each in openings if each.again is not None]
     further = [{"type": "star", "content": _either(again)}] if again and decoding.parallel else []
-    return _sequence(_either(first), *further, *_literal(decoding.grammar.closing))
+    return _sequence(_either(first), *further, text(decoding.grammar.closing))
 
 
 def _text_or_calls(decoding: CallDecoding) -> dict[str, Any]:
@@ -124,21 +143,9 @@ def _text_or_calls(decoding: CallDecoding) -> dict[str, Any]:
     return {"type": "dispatch", "rules": [[trigger, _calls(decoding, "resumed")]], "loop": False}
 
 
-def _literal(tokens: Sequence[int]) -> list[dict[str, Any]]:
-    return [{"type": "token", "token": token} for token in tokens]
-
-
 def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": list(elements)}
 
 
 def _either(elements: list[dict[str, Any]]) -> dict[str, Any]:
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
-
-
-def _tokens(tag: Any) -> set[int]:
-    """Return the tokens that a tag names."""
-    if isinstance(tag, dict):
-        own = {tag["token"]} if tag.get("type") == "token" else set()
-        return own.union(*map(_tokens, tag.values()))
-    return set().union(*map(_tokens, tag)) if isinstance(tag, list) else set()
