@@ -69,16 +69,14 @@ def structure_of(lm: InvariantModel, processors: Sequence[Any], criteria: Sequen
     complete = [each for each in criteria if isinstance(each, TextComplete | CallComplete)]
     if len(processors) == len(complete) == 1:
         if isinstance(processors[0], ContinuingText):
-            tag = _json(processors[0].text.schema)
-            return Structure(_fields(tag) | _without_control_tokens(lm, frozenset()), frozenset(), complete[0])
+            fields = _fields(_json(processors[0].text.schema)) | _without_control_tokens(lm)
+            return Structure(fields, frozenset(), complete[0])
         if isinstance(processors[0], CallProcessor):
             decoding = processors[0].decoding
             if not decoding.forced:
                 return Structure(_fields(_text_or_calls(decoding)), decoding.stops, complete[0])
-            fields = _fields(_calls(decoding, "first")) | _without_control_tokens(
-                lm, decoding.stops, _literals(decoding)
-            )
-            return Structure(fields, decoding.stops, complete[0])
+            banned = _without_control_tokens(lm, decoding.stops, _literals(decoding))
+            return Structure(_fields(_calls(decoding, "first")) | banned, decoding.stops, complete[0])
     raise UnsupportedCombination(
         f"expected no logits processors, got {', '.join(type(each).__name__ for each in processors)}: they change "
         "scores while tokens are made, and vLLM makes them elsewhere",
@@ -119,14 +117,16 @@ def _calls(decoding: CallDecoding, literal: str) -> dict[str, Any]:
     openings = decoding.grammar.openings
     words = decoding.grammar.words.words
 
-    def text(tokens: Sequence[int]) -> dict[str, Any]:
+    def text(tokens: Sequence[int]) -> list[dict[str, Any]]:
         # By its bytes. xgrammar 0.2.8 takes the mask of another grammar for one whose tokens are told by their ids.
-        return {"type": "const_string", "value": b"".join(words[token] for token in tokens).decode()}
+        return (
+            [{"type": "const_string", "value": b"".join(words[token] for token in tokens).decode()}] if tokens else []
+        )
 
-    first = [_sequence(text(getattr(each, literal)), _json(each.json.schema)) for each in openings]
-    again = [_sequence(text(each.again), _json(each.json.schema)) for each in openings if each.again is not None]
+    first = [_sequence(*text(getattr(each, literal)), _json(each.json.schema)) for each in openings]
+    again = [_sequence(*text(each.again), _json(each.json.schema)) for each in openings if each.again is not None]
     further = [{"type": "star", "content": _either(again)}] if again and decoding.parallel else []
-    return _sequence(_either(first), *further, text(decoding.grammar.closing))
+    return _sequence(_either(first), *further, *text(decoding.grammar.closing))
 
 
 def _text_or_calls(decoding: CallDecoding) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def _text_or_calls(decoding: CallDecoding) -> dict[str, Any]:
     trigger = decoding.grammar.trigger.decode()
     if decoding.grammar.anchored or decoding.reasons:
         raise UnsupportedCombination(
-            "expected calls behind a marker, of a model that does not reason, for tool_choice='auto' on vLLM, got "
+            "expected calls behind a marker, of a model that does not reason, for text with tools on vLLM, got "
             + ("a model that reasons" if decoding.reasons else f"calls that begin with {trigger!r}"),
-            hint="Use tool_choice='required' or the name of a tool, or 'none'; or run this call without vLLM.",
+            hint="Use tool_choice='required' or the name of a tool, or run this call without vLLM.",
         )
     if not decoding.allowed:
         return {"type": "any_text", "excludes": [trigger]}
