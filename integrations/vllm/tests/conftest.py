@@ -16,7 +16,9 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 
+import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,10 +28,17 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.models.embedded import EMBEDDED
 
-from tests.servers import Server
+from tests.families import Family
+from tests.servers import RedisServer, Server
 from vllm_invariant_rag import VLLMBackend
 
+_SERVER, _FAMILY = pytest.StashKey[Server](), pytest.StashKey[Family]()
 BLOCKS = 96  # of 32 tokens: few enough that a dozen long requests preempt each other
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run last what needs the server, and the restart of the server after everything: starting takes long."""
+    items.sort(key=lambda item: ("server" in getattr(item, "fixturenames", ()), "restarts" in item.name))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,10 +92,38 @@ def on_vllm(llm: Any, lm: InvariantModel) -> VLLMBackend:
     return VLLMBackend(lm, llm=llm)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _launched(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Launch what takes long to start, while the tests before those that need it run."""
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    with ExitStack() as stack:
+        if "server" in wanted:
+            request.config.stash[_SERVER] = stack.enter_context(Server(folder))
+        if "family" in wanted:
+            request.config.stash[_FAMILY] = stack.enter_context(Family(tmp_path_factory.mktemp("family")))
+        yield
+
+
 @pytest.fixture(scope="session")
-def server(folder: Path) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Server:
     """A vLLM server, with blocks of vLLM's own choice."""
-    with Server(folder) as running:
+    running = request.config.stash[_SERVER]
+    running.wait()
+    return running
+
+
+@pytest.fixture(scope="session")
+def family(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What another family of models answered, on a vLLM that reads from Redis where there is one."""
+    return request.config.stash[_FAMILY].answers()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis server."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    with RedisServer(tmp_path) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Start and stop vLLM servers over the embedded model."""
+"""Start and stop vLLM servers over the embedded model, and Redis."""
 
 from __future__ import annotations
 
@@ -34,16 +34,21 @@ def launch_arguments(folder: Path, port: int) -> list[str]:
     ]
 
 
-class Server:
-    """A vLLM server; a context manager. `stop` and `start` restart it at the same port."""
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """A Redis server with a password; a context manager. `stop` and `start` restart it, empty, at the same port."""
+
+    PASSWORD = "open-sesame"
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._folder, self.port = folder, free_port()
+        self.url = f"redis://:{self.PASSWORD}@127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -53,6 +58,45 @@ class Server:
         self.stop()
 
     def start(self) -> None:
+        options = f"--port {self.port} --bind 127.0.0.1 --requirepass {self.PASSWORD} --dir {self._folder}"
+        command = ["redis-server", *options.split(), "--appendonly", "no", "--save", ""]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        for _ in range(500):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                time.sleep(0.01)
+            else:
+                return
+        raise RuntimeError("redis-server did not start")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Server:
+    """A vLLM server; a context manager. `stop` and `start` restart it at the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.launch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Begin to start, which takes longer than most tests."""
         command = [
             sys.executable,
             "-m",
@@ -63,8 +107,11 @@ class Server:
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def wait(self) -> None:
+        """Wait until it answers."""
         deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline and self._process.poll() is None:
+        while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
             try:
                 if httpx.get(self.url + "/health", timeout=5).status_code == 200:
                     return

@@ -38,6 +38,8 @@ def test_the_launch_line_of_the_readme_is_served() -> None:
         ({"kv_transfer_config__kv_connector_extra_config": {}}, "folder"),
         ({"kv_transfer_config__kv_connector_extra_config": {"folder": 3}}, "folder"),
         ({"kv_transfer_config__kv_connector_extra_config": {"folder": "/x", "fodler": 1}}, "fodler"),
+        ({"kv_transfer_config__kv_connector_extra_config": {"folder": "/x", "redis_url": "redis://x"}}, "redis_url"),
+        ({"kv_transfer_config__kv_connector_extra_config": {"redis_url": "redis://:$NOT_SET@x"}}, "NOT_SET"),
         ({"kv_transfer_config__kv_role": "kv_both"}, "kv_consumer"),
         ({"kv_transfer_config__kv_load_failure_policy": "recompute"}, "causally"),
         ({"model_config__use_mla": True}, "MLA"),

@@ -193,9 +193,9 @@ def test_what_vllm_cannot_do_is_refused(options: dict[str, Any], lm: InvariantMo
 
 
 def test_preempted_requests_resume_with_their_keys(llm: Any, lm: InvariantModel, on_vllm: VLLMBackend) -> None:
-    """Twelve requests that need five times the blocks that there are."""
-    prompts = [prompt_of(lm, 20, seed=100 + index) for index in range(12)]
-    options: dict[str, Any] = {"max_new_tokens": 160, "min_new_tokens": 160}
+    """Requests that need several times the blocks that there are."""
+    prompts = [prompt_of(lm, 20, seed=100 + index) for index in range(8)]
+    options: dict[str, Any] = {"max_new_tokens": 96, "min_new_tokens": 96}
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     preempted: list[str] = []
     original = scheduler._preempt_request

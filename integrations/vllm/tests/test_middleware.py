@@ -12,6 +12,7 @@ import httpx
 import pytest
 from invariant_rag.models.embedded import EMBEDDED
 
+from tests.servers import RedisServer
 from vllm_invariant_rag import ClearRefusals, EntryUnusable, RequestRefused, UnsupportedServer, VLLMError
 from vllm_invariant_rag.checkpoint import fingerprint
 from vllm_invariant_rag.http_engine import _raise_for
@@ -26,17 +27,18 @@ INTERNAL = {"error": {"message": "Internal server error", "type": "InternalServe
 class Config:
     """What `facts_of` reads of vLLM's configuration."""
 
-    def __init__(self, folder: Path, connector: str = "InvariantRAGConnector") -> None:
+    def __init__(self, place: Path | str, connector: str = "InvariantRAGConnector") -> None:
         self.kv_transfer_config = self.model_config = self
-        self.kv_connector, self.kv_connector_extra_config = connector, {"folder": str(folder)}
+        name = "folder" if isinstance(place, Path) else "redis_url"
+        self.kv_connector, self.kv_connector_extra_config = connector, {name: str(place)}
         self.model, self.revision, self.dtype, self.max_model_len = str(FILES), None, "torch.float32", 100
 
 
 class Application:
     """Answers a fixed response; with a key, only to those that send it."""
 
-    def __init__(self, folder: Path, status: int = 500, answer: Any = INTERNAL, key: str | None = None) -> None:
-        self.state = type("State", (), {"vllm_config": Config(folder)})
+    def __init__(self, place: Path | str, status: int = 500, answer: Any = INTERNAL, key: str | None = None) -> None:
+        self.state = type("State", (), {"vllm_config": Config(place)})
         self.status, self.answer, self.key = status, answer, key
         self.bodies: list[bytes] = []
         self.paths: list[str] = []
@@ -69,7 +71,7 @@ def call(application: Application, method: str, path: str, **more: Any) -> httpx
     return asyncio.run(request())
 
 
-def named(folder: Path, ids: list[int]) -> dict[str, Any]:
+def named(ids: list[int]) -> dict[str, Any]:
     parameters = SetParameters("rotor", "lexical", "", 3, "contents")
     model = fingerprint(FILES)
     salt = parameters.salt(model, parameters.key(model, ids))
@@ -84,7 +86,7 @@ def test_a_plain_request_passes_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_failed_request_is_told_why_and_others_are_not_touched(tmp_path: Path) -> None:
-    body = named(tmp_path, [1, 2, 3, 4, 5])
+    body = named([1, 2, 3, 4, 5])
     missing = call(Application(tmp_path), "POST", "/v1/completions", json=body)
     assert (missing.status_code, missing.json()["error"]["type"]) == (424, "EntryUnusable")
     wrong = call(Application(tmp_path), "POST", "/v1/completions", json={**body, "cache_salt": "mine"})
@@ -93,6 +95,19 @@ def test_a_failed_request_is_told_why_and_others_are_not_touched(tmp_path: Path)
     assert (fine.status_code, fine.json()) == (200, {"choices": []})
     other = {"error": {"message": "engine died", "type": "Other", "code": 500}}
     assert call(Application(tmp_path, 500, other), "POST", "/v1/completions", json=body).json() == other
+
+
+def test_a_server_that_reads_from_redis_tells_its_address_without_the_password(redis: RedisServer) -> None:
+    told = call(Application(redis.url, 200, {"data": []}), "GET", FACTS_PATH).json()
+    assert (told["folder"], told["redis_url"]) == (None, f"redis://127.0.0.1:{redis.port}")
+    body = named([1, 2, 3, 4, 5])
+    application = Application(redis.url)
+    missing = call(application, "POST", "/v1/completions", json=body)
+    assert (missing.status_code, missing.json()["error"]["type"]) == (424, "EntryUnusable")
+    assert "never written" in missing.json()["error"]["message"]
+    redis.stop()
+    down = call(application, "POST", "/v1/completions", json=body)
+    assert (down.status_code, down.json()["error"]["type"]) == (424, "EntryUnusable")
 
 
 def test_facts_are_told_to_those_who_have_the_key_only(tmp_path: Path) -> None:

@@ -233,6 +233,20 @@ def test_tenants_share_nothing_and_cannot_name_each_others_sets(llm: Any, lm: In
     assert ask(llm, replace(first, cache_salt=second.cache_salt))[0].failed
 
 
+def test_tenants_share_no_segments_either(lm: InvariantModel, tmp_path: Path) -> None:
+    chosen, segments = lm.with_method("set-based"), documents(8, 271)
+    few, more = (lm.chat_prompt("How long is it?", each) for each in (segments[1:], segments))
+    for tenant, prompt, reused in (
+        ("one", few, False),
+        ("two", more, False),
+        ("two", few, True),
+        ("three", more, False),
+    ):
+        worker = PrefillWorker(lm, tmp_path, tenant=tenant)
+        assert prefill(worker, chosen, prompt).cached_tokens == 0
+        assert (worker.cache.stats().hits > 0) == reused
+
+
 def test_plain_prompts_of_two_tenants_have_other_salts(lm: InvariantModel, folder: Path) -> None:
     prompt = lm.chat_prompt("How long is the Lume?", [Segment("The Lume is 80 miles long.")])
     salts = {prefill(PrefillWorker(lm, folder, tenant=name), lm, prompt).cache_salt for name in ("", "one", "two")}

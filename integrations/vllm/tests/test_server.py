@@ -108,6 +108,8 @@ def test_every_refusal_is_a_clear_error_of_that_request(server: Server, lm: Inva
         (400, "expected an object", body_of(replace(good, kv_transfer_params={"invariant_rag": 3}))),
         (400, "prompt_logprobs", body_of(good, prompt_logprobs=1)),
         (400, "token ids", body_of(good, prompt="text")),
+        (400, "use_beam_search", body_of(good, use_beam_search=True, n=2)),
+        (400, "truncate_prompt_tokens", body_of(good, truncate_prompt_tokens=50)),
     ]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(server.post, [body for *_, body in cases]))

@@ -14,6 +14,7 @@ from invariant_rag.generation.kv_cache_files import Entry
 from vllm_invariant_rag import UnsupportedServer
 from vllm_invariant_rag.heads import local_heads
 from vllm_invariant_rag.scheduler_side import Load
+from vllm_invariant_rag.store import open_cache
 from vllm_invariant_rag.worker_side import CacheShape, WorkerSide
 
 HEADS, TOKENS, SIZE, LAYERS = 4, 11, 8, 2
@@ -50,11 +51,14 @@ def worker(
     return side, layers
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> KeyValueCache:
-    cache = KeyValueCache(folder=tmp_path)
-    cache.put("key", entry())
-    return cache
+@pytest.fixture(params=["folder", "redis"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> KeyValueCache:
+    """Another cache than the one into which the entry was put, as in vLLM."""
+    place = {"folder": str(tmp_path)}
+    if request.param == "redis":
+        place = {"redis_url": request.getfixturevalue("redis").url}
+    open_cache(place).put("key", entry())
+    return open_cache(place)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 import torch
 from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.generation.prefix_cache import check_cacheable
@@ -64,6 +65,8 @@ class VLLMBackend(InvariantModel):
         url: Address of a vLLM server.
         llm: Or a `vllm.LLM` in this process.
         folder: The folder that vLLM's connector reads, as this process sees it. None: as vLLM sees it.
+        redis_url: Or the address of the Redis that it reads. None: as vLLM sees it, but for user and password, which no
+            server tells.
         tenant: Whose documents these are. Tenants share no keys and values.
         method: As for `InvariantModel`. None: that of the model, or `rotor`.
         ordering: As for `InvariantModel`. None: that of the model, or the method's default.
@@ -89,6 +92,7 @@ class VLLMBackend(InvariantModel):
         url: str | None = None,
         llm: LLM | None = None,
         folder: str | Path | None = None,
+        redis_url: str | None = None,
         tenant: str = "",
         method: str | Method | None = None,
         ordering: str | Ordering | None = None,
@@ -122,7 +126,9 @@ class VLLMBackend(InvariantModel):
                 f"expected a model in {facts.dtype}, as vLLM serves it, got {lm.model.dtype}",
                 hint="Load the model with dtype=..., or start vLLM with --dtype.",
             )
-        worker = PrefillWorker(lm, folder or facts.folder, tenant=tenant, max_disk_bytes=max_disk_bytes)
+        if folder is None and redis_url is None:
+            folder, redis_url = facts.folder, facts.redis_url
+        worker = PrefillWorker(lm, folder, redis_url=redis_url, tenant=tenant, max_disk_bytes=max_disk_bytes)
         if worker.model != facts.model:
             raise UnsupportedServer(
                 f"expected a vLLM that serves the files of {lm.name!r}, got one that serves {facts.source!r}",
@@ -192,17 +198,19 @@ class VLLMBackend(InvariantModel):
             seed: Seed of vLLM's sampling, for each prompt.
             **kwargs: As for `InvariantModel.generate`: `do_sample`, `temperature`, `top_p`, `top_k`, `min_p`,
                 `repetition_penalty`, `stop_strings`, `min_new_tokens`, `num_return_sequences`, `eos_token_id`,
-                `generation_config`, `streamer`.
+                `generation_config`, `streamer`, and what `constrain` and `ToolCalling.constrain` return.
 
         Raises:
+            InvalidOption: As for `InvariantModel.generate`.
             EntryUnusable: Keys and values could not be loaded, also after another prefill.
             UnsupportedCombination: vLLM does not know a keyword.
             VLLMError: vLLM answered an error, or cannot be reached.
         """
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
-        prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
+        check_options({**kwargs, "seed": seed}, self.model)
         sampling = sampling_of(self, wanted, seed, kwargs)
+        prepared = [self.prepare_to_generate(each, sampling.fields["max_tokens"]) for each in prompts]
         if not prepared:
             return []
         if sampling.streamer is None and sampling.stopped is None:
@@ -214,7 +222,7 @@ class VLLMBackend(InvariantModel):
                 )
             answers = [self._complete(each, sampling) for each in prepared]
         generations = [
-            self._generation(each, completion, prefilled)
+            self._generation(each, _finished(each, completion, sampling), prefilled)
             for each, (prefilled, completions) in zip(prepared, answers, strict=True)
             for completion in completions
         ]
@@ -263,7 +271,7 @@ class VLLMBackend(InvariantModel):
 
     def _complete(self, prepared: PreparedPrompt, sampling: Sampling) -> tuple[Prefilled, list[Completion]]:
         """Run one prompt, token by token."""
-        emitted = False
+        emitted = 0
         prefilled = self._prefill(prepared, sampling.fields["max_tokens"])
         request = _request(prefilled, sampling)
         on_tokens: OnTokens | None = None
@@ -272,8 +280,9 @@ class VLLMBackend(InvariantModel):
 
             def emit(_: int, tokens: Sequence[int]) -> None:
                 nonlocal emitted
-                emitted = True
-                streamer.put(torch.tensor(tokens))
+                if shown := tokens[: sampling.max_new_tokens - emitted]:
+                    streamer.put(torch.tensor(shown))
+                emitted += len(shown)
 
             on_tokens = emit
         engine = self._connection.engine
@@ -345,6 +354,17 @@ def _check_supported(lm: InvariantModel, choices: Choices) -> None:
 
 def _request(prefilled: Prefilled, sampling: Sampling) -> EngineRequest:
     return EngineRequest(prefilled.token_ids, prefilled.cache_salt, prefilled.kv_transfer_params, sampling.fields)
+
+
+def _finished(prepared: PreparedPrompt, completion: Completion, sampling: Sampling) -> Completion:
+    """Return what vLLM wrote, without what it needs to end a grammar."""
+    if sampling.structure is None:
+        return completion
+    end, most = sampling.structure.end(prepared.input_ids, completion.token_ids), sampling.max_new_tokens
+    if end is None or end > most:
+        reason = "length" if len(completion.token_ids) > most else completion.finish_reason
+        return Completion(completion.token_ids[:most], completion.logprobs[:most], reason)
+    return Completion(completion.token_ids[:end], completion.logprobs[:end], "stop")
 
 
 def _step_request(prefilled: Prefilled, before: TokenIds, token: int) -> EngineRequest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from invariant_rag.generation.kv_cache import KeyValueCache
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 from vllm.model_executor.models.utils import extract_layer_index
@@ -18,6 +17,7 @@ from vllm_invariant_rag.checkpoint import checkpoint_folder, fingerprint
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.heads import local_heads
 from vllm_invariant_rag.scheduler_side import Loads, SchedulerSide
+from vllm_invariant_rag.store import open_cache, place_of
 from vllm_invariant_rag.worker_side import CacheShape, WorkerSide
 
 if TYPE_CHECKING:
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-_OPTIONS = {"folder", "memory_bytes"}
-
 
 class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM has an environment of its own
     """Loads arranged keys and values, for requests that name a set; other requests are untouched.
 
     Options in `kv_connector_extra_config`:
         folder: The folder that the prefill worker writes to.
+        redis_url: Or the address of the Redis server that it writes to; `$NAME` stands for an environment variable.
         memory_bytes: Size of the cache of entries in memory, per worker; default 1 GiB.
 
     Raises:
@@ -49,7 +48,8 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM h
             model = vllm_config.model_config
             self._scheduler = SchedulerSide(fingerprint(checkpoint_folder(model.model, model.revision)))
         else:
-            self._worker = WorkerSide(_open_cache(vllm_config), _cache_shape(vllm_config, kv_cache_config))
+            cache = open_cache(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self._worker = WorkerSide(cache, _cache_shape(vllm_config, kv_cache_config))
 
     # The scheduler's side.
 
@@ -121,12 +121,7 @@ def check_server(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
         UnsupportedServer: It cannot; the message says why.
     """
     transfer, model, parallel = vllm_config.kv_transfer_config, vllm_config.model_config, vllm_config.parallel_config
-    options = transfer.kv_connector_extra_config
-    if not isinstance(options.get("folder"), str) or set(options) - _OPTIONS:
-        raise UnsupportedServer(
-            f"kv_connector_extra_config: expected 'folder' and perhaps 'memory_bytes', got {sorted(options)}",
-            hint="folder is the folder that the prefill worker writes to.",
-        )
+    place_of(transfer.kv_connector_extra_config)
     reasons = {
         f"kv_role: expected 'kv_consumer', got {transfer.kv_role!r}": transfer.kv_role != "kv_consumer",
         f"kv_load_failure_policy: expected 'fail', got {transfer.kv_load_failure_policy!r}, with which vLLM computes "
@@ -145,11 +140,6 @@ def check_server(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     for reason, applies in reasons.items():
         if applies:
             raise UnsupportedServer(reason)
-
-
-def _open_cache(vllm_config: VllmConfig) -> KeyValueCache:
-    options = vllm_config.kv_transfer_config.kv_connector_extra_config
-    return KeyValueCache(int(options.get("memory_bytes", 1 << 30)), folder=options["folder"])
 
 
 def _cache_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> CacheShape:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
 from vllm_invariant_rag.errors import EntryUnusable
@@ -76,7 +76,12 @@ class LLMEngine(Engine):
 def _sampling_params(request: EngineRequest) -> SamplingParams:
     parameters = request.kv_transfer_params
     extra = None if parameters is None else {"kv_transfer_params": dict(parameters)}
-    return SamplingParams(**request.fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
+    fields = dict(request.fields)
+    if "structured_outputs" in fields:
+        fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
+    return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
 
 
 def _extended(

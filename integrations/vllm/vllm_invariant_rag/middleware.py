@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from invariant_rag.generation.kv_cache import KeyValueCache
@@ -19,6 +19,7 @@ from invariant_rag.generation.kv_cache import KeyValueCache
 from vllm_invariant_rag.errors import EntryUnusable, RequestRefused
 from vllm_invariant_rag.parameters import COMPUTES_PROMPT, FIELD, SALT_PREFIX, admit
 from vllm_invariant_rag.server_facts import ServerFacts, facts_of
+from vllm_invariant_rag.store import open_cache
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -43,7 +44,7 @@ class ClearRefusals:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._facts: ServerFacts | None = None
+        self._served: _Served | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -65,7 +66,7 @@ class ClearRefusals:
         """Return a `send` that replaces a successful answer by what the server serves."""
 
         async def answer(_: bytes) -> tuple[int, dict[str, Any]]:
-            return 200, asdict(await self._serves(scope))
+            return 200, asdict((await self._serves(scope)).facts)
 
         return _replacing(200, answer, send)
 
@@ -85,33 +86,46 @@ class ClearRefusals:
 
         return _replacing(_FAILED, answer, in_streams)
 
-    async def _serves(self, scope: MutableMapping[str, Any]) -> ServerFacts:
-        if self._facts is None:
-            self._facts = await asyncio.to_thread(facts_of, scope["app"].state.vllm_config)
-        return self._facts
+    async def _serves(self, scope: MutableMapping[str, Any]) -> _Served:
+        if self._served is None:
+            self._served = await asyncio.to_thread(_Served.by, scope["app"].state.vllm_config)
+        return self._served
 
 
-def _reason(body: bytes, content: bytes, facts: ServerFacts) -> tuple[int, dict[str, Any]]:
+@dataclass(frozen=True)
+class _Served:
+    """What a server serves, and where it reads keys and values."""
+
+    facts: ServerFacts
+    cache: KeyValueCache
+
+    @classmethod
+    def by(cls, vllm_config: Any) -> _Served:
+        facts = facts_of(vllm_config)
+        return cls(facts, open_cache(vllm_config.kv_transfer_config.kv_connector_extra_config, 0))
+
+
+def _reason(body: bytes, content: bytes, served: _Served) -> tuple[int, dict[str, Any]]:
     """Return status and error object of a request that failed.
 
     Args:
         body: The request.
         content: The error that vLLM answered.
-        facts: What the server serves.
+        served: What the server serves.
     """
     original: dict[str, Any] = json.loads(content)
     if original["error"].get("type") != "InternalServerError":
         return int(original["error"].get("code") or _FAILED), original
     try:
         request = json.loads(body)
-        _check(request, facts)
+        _check(request, served)
     except (RequestRefused, EntryUnusable) as error:
         status = _STATUS[type(error)]
         return status, {"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": status}}
     return _FAILED, original
 
 
-def _check(request: dict[str, Any], facts: ServerFacts) -> None:
+def _check(request: dict[str, Any], served: _Served) -> None:
     """Raise the reason for which the connector failed a request, if it did."""
     transfer = request.get("kv_transfer_params")
     transfer = transfer if isinstance(transfer, dict) else {}
@@ -120,15 +134,18 @@ def _check(request: dict[str, Any], facts: ServerFacts) -> None:
         raise RequestRefused(
             "expected the token ids of one prompt beside the set that a request names, got another form"
         )
-    admitted = admit(transfer.get(FIELD), facts.model, ids, request.get("cache_salt"))
+    admitted = admit(transfer.get(FIELD), served.facts.model, ids, request.get("cache_salt"))
     if admitted is None:
         return
     if request.get("prompt_logprobs") is not None or request.get("echo"):
         raise RequestRefused(COMPUTES_PROMPT)
-    if not KeyValueCache(0, folder=facts.folder).on_disk(admitted.key):
+    for name in ("use_beam_search", "truncate_prompt_tokens"):
+        if request.get(name):
+            raise RequestRefused(f"expected no {name}, with which vLLM starts from other tokens than those of the set")
+    if not served.cache.is_stored(admitted.key):
         raise EntryUnusable(
-            f"no keys and values {admitted.key[:16]}... in the folder that vLLM reads: never written, removed for "
-            "space, or damaged; prefill the prompt again"
+            f"no keys and values {admitted.key[:16]}... where vLLM reads them: never written, removed for space, or "
+            "damaged; or Redis does not answer. Prefill the prompt again"
         )
     raise EntryUnusable(f"the keys and values {admitted.key[:16]}... could not be loaded; the log of vLLM says why")
 

@@ -1,7 +1,7 @@
 """`PrefillWorker`: computes the keys and values of a prompt's sets, and writes them where vLLM's connector reads.
 
 They are those of everything before the last text of a prompt, in canonical order, so one entry serves every question
-about the same sets, in any order, by every vLLM that reads the folder. The last text and the answer are vLLM's.
+about the same sets, in any order, by every vLLM that reads there. The last text and the answer are vLLM's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
+from invariant_rag.errors import InvalidChoice, UnsupportedCombination, UnsupportedModel
 from invariant_rag.generation.fingerprint import foreign_code
 from invariant_rag.generation.identity import describe_choice, weights_digest
 from invariant_rag.generation.kv_cache import KeyValueCache, key_of
@@ -38,7 +38,7 @@ class Prefilled:
         token_ids: The prompt, for vLLM. Tokens whose keys count several times are in it several times.
         cache_salt: The salt of its requests.
         kv_transfer_params: The parameters of its requests; None for a prompt that is plain causal attention.
-        cached_tokens: Tokens of the prompt that were not computed, because the folder had them.
+        cached_tokens: Tokens of the prompt that were not computed, because they were stored.
     """
 
     token_ids: tuple[int, ...]
@@ -48,17 +48,19 @@ class Prefilled:
 
 
 class PrefillWorker:
-    """Writes the keys and values of prompts into a folder that vLLM's connector reads. Safe for threads.
+    """Writes the keys and values of prompts to where vLLM's connector reads. Safe for threads.
 
     Args:
         lm: The model. vLLM serves the files that it was loaded from.
         folder: The folder: on a RAM disk such as `/dev/shm`, or on a disk that several machines share.
+        redis_url: Or the address of a Redis server, as for `KeyValueCache`.
         tenant: Whose documents these are. Tenants share no keys and values, neither here nor in vLLM.
         max_bytes: Size of the cache of entries in memory.
         max_disk_bytes: Size of the folder. The least recently used entries are removed. It should hold the sets of all
             requests that run at the same time.
 
     Raises:
+        InvalidChoice: There is neither a folder nor Redis, or both.
         UnsupportedCombination: The intervention or the model cannot be decoded by vLLM; the message says why.
         UnsupportedModel: The weights in memory are not those of the model's files.
     """
@@ -66,22 +68,28 @@ class PrefillWorker:
     def __init__(
         self,
         lm: InvariantModel,
-        folder: str | Path,
+        folder: str | Path | None = None,
         *,
+        redis_url: str | None = None,
         tenant: str = "",
         max_bytes: int = 1 << 30,
         max_disk_bytes: int = 10 << 30,
     ) -> None:
+        if folder is None and redis_url is None:
+            raise InvalidChoice(
+                "expected a folder or redis_url, where vLLM's connector reads, got neither",
+                hint="It is what kv_connector_extra_config says.",
+            )
         files = checkpoint_folder(lm.name)
         check_weights(lm.model, files)
         self.model = fingerprint(files)
         self.tenant = tenant
-        self.cache = KeyValueCache(max_bytes, folder=folder, max_disk_bytes=max_disk_bytes)
+        self.cache = KeyValueCache(max_bytes, folder=folder, max_disk_bytes=max_disk_bytes, redis_url=redis_url)
         self._weights = weights_digest(lm)
         self._files = files
 
     def prefill(self, lm: InvariantModel, prepared: PreparedPrompt) -> Prefilled:
-        """Write the keys and values of everything before the last text of a prompt, unless the folder has them.
+        """Write the keys and values of everything before the last text of a prompt, unless they are stored.
 
         Args:
             lm: The model, with the choices that the prompt was prepared with.
@@ -90,10 +98,9 @@ class PrefillWorker:
         Raises:
             EntryUnusable: They could not be written.
             UnsupportedCombination: The method or the model cannot be decoded by vLLM; the message says why.
-            UnsupportedModel: The weights are not those of the model's files.
+            UnsupportedModel: They had to be computed, and the weights are not those of the model's files.
         """
         _check_model(lm)
-        self._check_same_weights(lm)
         if prepared.arrangement.is_plain:
             salt = PLAIN_SALT_PREFIX + key_of("plain", self.model, self.tenant)
             return Prefilled(prepared.input_ids, salt, None, 0)
@@ -122,23 +129,29 @@ class PrefillWorker:
         return Prefilled(token_ids, parameters.salt(self.model, key), parameters.as_json(), len(copies) if found else 0)
 
     def _write(self, key: str, compute: Callable[[], Entry]) -> bool:
-        """Have an entry in the folder; return whether it was known."""
-        if self.cache.on_disk(key):
+        """Have an entry stored; return whether it was known."""
+        if self.cache.is_stored(key):
             return True
         known = self.cache.get(key)
         self.cache.put(key, compute() if known is None else known)
-        if not self.cache.on_disk(key):
+        if not self.cache.is_stored(key):
             raise EntryUnusable(
-                "expected to write keys and values for vLLM, but the folder took none; the log says why",
-                hint="Look at the space on the disk and at max_disk_bytes.",
+                "expected to write keys and values for vLLM, but the folder or Redis took none; the log says why",
+                hint="Look at the space on the disk and at max_disk_bytes, or at Redis and its maxmemory.",
             )
         return known is not None
 
     def _entry(self, lm: InvariantModel, prefix: PreparedPrompt, indices: Sequence[int], shift: int) -> Entry:
-        """Return the keys and values of a prefix as they lie in vLLM: `[H_kv, len(indices), D]` for each layer."""
+        """Return the keys and values of a prefix as they lie in vLLM: `[H_kv, len(indices), D]` for each layer.
+
+        Raises:
+            UnsupportedModel: The weights are not those that were compared with the files. Only here do they count: what
+                is stored was computed with those of the files.
+        """
+        self._check_same_weights(lm)
         prefiller = lm.with_cache(self.cache).prefiller
         if lm.method.context_free_segments:  # segments that were computed for another set are not computed again
-            layers: list[Any] = load_prefix(prefiller, self.cache, prefix)[0].layers
+            layers: list[Any] = load_prefix(prefiller, self.cache, prefix, owner=self.tenant)[0].layers
         else:
             layers = prefiller.prefill_uncached(prefix).layers
         chosen = torch.tensor(indices, device=layers[0].keys.device)

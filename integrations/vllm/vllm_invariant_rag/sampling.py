@@ -11,6 +11,8 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.streaming import StopOnEvent
 
+from vllm_invariant_rag.structured import Structure, structure_of
+
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from transformers.generation.streamers import BaseStreamer
@@ -19,8 +21,8 @@ _DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "repe
 """Those of transformers, for what neither the call nor the model sets."""
 
 _KNOWN = {
-    *_DEFAULTS, "do_sample", "eos_token_id", "generation_config", "min_new_tokens", "num_beams", "num_return_sequences",
-    "pad_token_id", "stop_strings", "stopping_criteria", "streamer", "use_cache",
+    *_DEFAULTS, "do_sample", "eos_token_id", "generation_config", "logits_processor", "min_new_tokens", "num_beams",
+    "num_return_sequences", "pad_token_id", "stop_strings", "stopping_criteria", "streamer", "use_cache",
 }  # fmt: skip
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -42,11 +44,18 @@ class Sampling:
         fields: Sampling parameters, by the names that vLLM's `SamplingParams` and its completions API share.
         streamer: Receives the tokens; None for none.
         stopped: Whether the caller has left.
+        structure: What holds the text to a grammar; None for free text.
     """
 
     fields: Mapping[str, Any]
     streamer: BaseStreamer | None
     stopped: Callable[[], bool] | None
+    structure: Structure | None
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens of an answer, at most."""
+        return int(self.fields["max_tokens"]) - (self.structure is not None)
 
     @property
     def sequences(self) -> int:
@@ -73,6 +82,9 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, seed: int | None, kwarg
     minimum = resolve_option(options, "min_new_tokens", defaults) or 0
     if minimum and stops:
         raise UnsupportedCombination("expected min_new_tokens or stop_strings, got both: vLLM stops at none before it")
+    criteria = options.get("stopping_criteria") or ()
+    structure = structure_of(lm, options.get("logits_processor") or (), criteria)
+    ends = set(as_ids(resolve_option(options, "eos_token_id", defaults)))
     fields: dict[str, Any] = {
         "max_tokens": max_new_tokens,
         "min_tokens": minimum,
@@ -85,13 +97,20 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, seed: int | None, kwarg
         "stop": [stops] if isinstance(stops, str) else list(stops or ()),
         "include_stop_str_in_output": True,
         # The end of a text is decided here: vLLM's own default comes from its files.
-        "stop_token_ids": as_ids(resolve_option(options, "eos_token_id", defaults)),
+        "stop_token_ids": sorted(ends),
         "ignore_eos": True,
         "logprobs": 0,
     }
     if seed is not None:
         fields["seed"] = seed
-    return Sampling(fields, options.get("streamer"), _stopped(options.get("stopping_criteria") or ()))
+    if structure is not None:
+        if not ends | structure.stops:
+            raise UnsupportedCombination("expected a model with an end token, by which vLLM ends a schema, got none")
+        # vLLM ends a grammar by an end token, after the last token of the text.
+        fields |= {"max_tokens": max_new_tokens + 1, "stop_token_ids": sorted(ends | structure.stops)}
+        fields |= structure.fields
+        criteria = [each for each in criteria if each is not structure.complete]
+    return Sampling(fields, options.get("streamer"), _stopped(criteria), structure)
 
 
 def _refuse_unknown(options: Mapping[str, Any], defaults: object) -> None:
