@@ -25,8 +25,6 @@ from invariant_rag.errors import RetrievalError, UnsupportedCombination
 from invariant_rag.files import make_folder
 
 if TYPE_CHECKING:
-    import click
-
     from invariant_rag.evaluation.audit import Audit, CallEstimate
     from invariant_rag.evaluation.audit.diff import AuditDiff
     from invariant_rag.evaluation.audit.result import Reused
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 class _RunByDefault(TyperGroup):
     """A group whose first word may be the questions: `audit questions.jsonl` is `audit run questions.jsonl`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the command that is meant."""
         named = not args or args[0] in self.commands or args[0] == "--help"
         return super().parse_args(ctx, args if named else ["run", *args])
@@ -46,7 +44,7 @@ app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Does a system depend on the order of its documents, and what helps? `audit QUESTIONS` is `audit run QUESTIONS`.",
+    help="Does the order of the documents matter, and what helps? `audit QUESTIONS` is `audit run QUESTIONS`.",
 )
 
 
@@ -55,8 +53,8 @@ def run(
     questions: Annotated[
         Path,
         typer.Argument(
-            help="Questions and their retrieved segments: .jsonl, .csv, files of ragas or promptfoo (.json, .yaml), or a "
-            "folder of a saved dataset."
+            help="Questions and their retrieved segments: .jsonl, .csv, files of ragas or promptfoo (.json, .yaml), or "
+            "a folder of a saved dataset."
         ),
     ],
     out: Annotated[
@@ -69,8 +67,8 @@ def run(
         str | None,
         typer.Option(
             metavar="MODULE:NAME|URL",
-            help="Audit this object instead: a function, a Runnable, a query engine... Or the URL of a server with the chat "
-            "completions of OpenAI, such as http://127.0.0.1:8000/v1; its model is --model, its key $OPENAI_API_KEY.",
+            help="Audit this object instead: a function, a Runnable, a query engine... Or the URL of a server with the "
+            "chat completions of OpenAI (http://127.0.0.1:8000/v1); its model is --model, its key $OPENAI_API_KEY.",
         ),
     ] = None,
     docs: Annotated[

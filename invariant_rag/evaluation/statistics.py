@@ -336,8 +336,10 @@ def order_p_values(given: Floats, others: Floats, seed: int = 0) -> dict[str, fl
 
 
 def _of_first(pooled: Floats, repeats: int) -> tuple[Floats, Floats]:
-    """Return the disagreement within the first columns of `[P, Q, columns]`, and how much their mean exceeds that of the
-    others, `[P]` each.
+    """Compare the first columns of `[P, Q, columns]` with the others.
+
+    Returns:
+        The disagreement within the first columns, and what their mean is above that of the others, `[P]` each.
     """
     differing = known = np.zeros(len(pooled))
     for one, other in combinations(range(repeats), 2):
@@ -369,4 +371,5 @@ def questions_needed(differences: ArrayLike, effect: float, level: float, power:
     from scipy.stats import norm
 
     variance = float(np.nanvar(np.append(np.asarray(differences, dtype=np.float64), [-1.0, 1.0])))
-    return ceil(variance * ((norm.ppf(1 - level) + norm.ppf(power)) / effect) ** 2)
+    z = float(norm.ppf(1 - level) + norm.ppf(power))
+    return ceil(variance * (z / effect) ** 2)

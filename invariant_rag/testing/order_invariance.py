@@ -40,7 +40,7 @@ def assert_order_invariant(
     >>> assert_order_invariant(first, asked)
     Traceback (most recent call last):
         ...
-    AssertionError: the order of the documents changes the outcome of 1 of 1 questions (0 of them in the same order, too)
+    AssertionError: the order of the documents changes the outcome of 1 of 1 questions (of 0 the same order does, too)
     Who?: 2 x 'Ann did.' (right); 1 x 'Bo did.' (wrong)
 
     Args:
@@ -67,11 +67,8 @@ def assert_order_invariant(
     flips = result.flips
     if len(flips) > allowed * len(result.asked):
         noisy = sum(_flips_in_place(each) for each in flips)
-        lines = [
-            f"the order of the documents changes the outcome of {len(flips)} of {len(result.asked)} questions "
-            f"({noisy} of them in the same order, too)",
-            *(_line(each) for each in flips[:SHOWN]),
-        ]
+        found = f"the order of the documents changes the outcome of {len(flips)} of {len(result.asked)} questions"
+        lines = [f"{found} (of {noisy} the same order does, too)", *(_line(each) for each in flips[:SHOWN])]
         raise AssertionError("\n".join(lines))
 
 

@@ -13,7 +13,10 @@ LEAVE_IT = "leave it"
 """The choice that recommends no change."""
 
 MAX_UNSEEN_FLIPS = 0.05
-"""Upper bound of the flip rate up to which no flip means that order does not matter: 59 questions without a flip."""
+"""Upper bound of the flip rate up to which no flip means that order does not matter."""
+
+ENOUGH = 59
+"""So many questions without a flip bound the flip rate by that."""
 
 MAX_ERRORS = 0.2
 """Share of failed calls from which on they are to be looked at first."""
@@ -114,8 +117,8 @@ def _other_orders(system: RemedyMeasures) -> tuple[str, ...]:
         said.append(f"{_percent(found['flip_rate'])} of the questions are answered otherwise in another order.")
     if system.slot_chance is not None and "slot_spread" in found:
         said.append(
-            f"Between the slots of the gold document accuracy differs by up to {_percent(found['slot_spread'])}; chance "
-            f"alone would make it {system.slot_chance:.1%}."
+            f"Between the slots of the gold document accuracy differs by up to {_percent(found['slot_spread'])}; "
+            f"chance alone would make it {system.slot_chance:.1%}."
         )
     return tuple(said)
 
@@ -179,47 +182,50 @@ def _recommendation(best: RemedyEffect, system: RemedyMeasures, measured: Remedy
 
 def _why_leave(system: RemedyMeasures, effects: Effects, questions: int) -> str:
     """Return why nothing is recommended."""
-    found = system.measures
     if effects.order.has_own_rule:
-        return (
-            "Leave the order of your documents: it changes nothing, since the system orders them by a rule of its own."
-        )
+        return "Leave the order of your documents: it changes nothing, for the system orders them by a rule of its own."
     if not effects.order.is_real:
-        if found.get("noise") and found["noise"].low > NEGLIGIBLE:
-            return (
-                f"Leave the order: answers change as much when nothing is moved ({found['noise'].value:.1%} of the time). "
-                "To make them steady, remove the randomness of the system."
-            )
-        unseen = zero_share_upper_bound(questions)
-        if questions < effects.order.needed or (found["flip_rate"].value == 0 and unseen > MAX_UNSEEN_FLIPS):
-            return (
-                f"Leave it for now: no effect of the order was found, and {questions} questions are too few to tell; "
-                f"about {max(effects.order.needed, 59)} would do."
-            )
-        return "Leave it: the order of the documents does not matter here."
+        return _why_no_effect(system, effects, questions)
     if effects.order_is_fixed:
         return (
-            "Leave it: your retriever lists by score, so that users get one order, and no remedy is surely more accurate. "
-            "Keep that order."
+            "Leave it: your retriever lists by score, so that users get one order, and no remedy is surely more "
+            "accurate. Keep that order."
         )
     steadier = [each for each in effects.remedies if each.is_steadier]
     unsure = [each for each in steadier if not each.is_loss]
-    if unsure and "today" not in found:
-        return (
-            f"Leave it until you know the right answers: {unsure[0].name} would stop flips, but without gold answers "
-            "nobody knows what it costs."
-        )
     if unsure:
-        cheapest = min(unsure, key=lambda each: each.calls)
-        return (
-            f"Leave it for now: {cheapest.name} would stop flips, but {questions} questions cannot rule out that it "
-            f"loses more than {100 * MAX_LOSS:.0f} points; about {cheapest.needed} would do."
-        )
+        return _why_not_steadier(min(unsure, key=lambda each: each.calls), "today" in system.measures, questions)
     if steadier:
         return "Leave it: what stops flips gives fewer right answers than you get today. Keep your retriever's order."
-    if not effects.remedies:
-        return "Leave it: the order matters, and no remedy was tried."
-    return "Leave it: the order matters, and no remedy is surely better than what you get today."
+    return "Leave it: the order matters, and no remedy that was tried is surely better than what you get today."
+
+
+def _why_no_effect(system: RemedyMeasures, effects: Effects, questions: int) -> str:
+    found = system.measures
+    if "noise" in found and found["noise"].low > NEGLIGIBLE:
+        return (
+            "Leave the order: answers change as much when nothing is moved "
+            f"({found['noise'].value:.1%} of the time). To make them steady, remove the randomness of the system."
+        )
+    unseen = found["flip_rate"].value == 0 and zero_share_upper_bound(questions) > MAX_UNSEEN_FLIPS
+    if questions < effects.order.needed or unseen:
+        return (
+            f"Leave it for now: no effect of the order was found, and {questions} questions are too few to tell; "
+            f"about {max(effects.order.needed, ENOUGH)} would do."
+        )
+    return "Leave it: the order of the documents does not matter here."
+
+
+def _why_not_steadier(remedy: RemedyEffect, has_gold: bool, questions: int) -> str:
+    if not has_gold:
+        return (
+            f"Leave it until you know the right answers: {remedy.name} would stop flips, but without gold answers "
+            "nobody knows what it costs."
+        )
+    return (
+        f"Leave it for now: {remedy.name} would stop flips, but {questions} questions cannot rule out that it loses "
+        f"more than {100 * MAX_LOSS:.0f} points; about {remedy.needed} would do."
+    )
 
 
 def _seconds(value: float) -> str:

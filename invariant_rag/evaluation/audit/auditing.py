@@ -58,7 +58,7 @@ def audit(
     fresh: bool = False,
     name: str | None = None,
     progress: Progress = no_progress,
-    before_asking: Callable[[CallEstimate, Reused], object] = lambda estimate, reused: None,
+    before_asking: Callable[[CallEstimate, Reused], object] | None = None,
     to_input: ToInput | None = None,
     tags: bool = True,
     **generation: Any,
@@ -68,8 +68,8 @@ def audit(
     Every question is asked repeatedly in the order that the retriever gives, which is what users get today; in all
     orders of up to 4 segments, else in a sample of orders; with its gold segments moved through the slots of the input;
     and in salted canonical orders, which put them into the same slots. All of that is done for the system as it is and
-    with each remedy. Equal calls are made once. The calls follow from the questions and the seed, so threads, actors and
-    interruptions do not change the measures.
+    with each remedy. Equal calls are made once. The calls follow from the questions and the seed, so threads, actors
+    and interruptions do not change the measures.
 
     Args:
         system: An `InvariantModel`, a `RAG`, a `Judge`, a Runnable or language model of LangChain, a query engine or
@@ -122,7 +122,7 @@ def audit(
         AuditFailed: The system answers nothing or does not use the segments it is given, or no question is complete.
         UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
             were requested.
-        ExtraRequired: Actors were requested, and Ray is not installed; or pyarrow is missing for a folder of `datasets`.
+        ExtraRequired: Ray is not installed for actors, or pyarrow for a folder of `datasets`.
         UnknownName: There is no remedy or metric of that name.
     """
     for option, value, least in (("workers", workers, 1), ("actors", actors, 0), ("retries", retries, 0)):
@@ -158,7 +158,8 @@ def audit(
     caller = _Caller(prepared, store, workers, actors, Patience(retries, timeout))
     reused = _reused(prepared, store)
     try:
-        before_asking(prepared.estimate(store.answers, max(workers, actors)), reused)
+        if before_asking is not None:
+            before_asking(prepared.estimate(store.answers, max(workers, actors)), reused)
         failed = caller.make_all(budget, progress)
     finally:
         store.close()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-ORDER_LEVEL = 0.01
+ORDER_LEVEL = 0.02
 """Level of the test whether the order matters. Without that, no remedy is recommended: noise is never sold as order."""
 
 REMEDY_LEVEL = 0.02
@@ -32,6 +32,9 @@ REMEDY_LEVEL = 0.02
 
 LOSS_LEVEL = 0.05
 """Level of the test whether a remedy costs accuracy, and of the lower bound of its difference."""
+
+FAIRNESS_LEVEL = 0.01
+"""Level of the test whether a remedy favours a slot of its canonical order."""
 
 MAX_LOSS = 0.05
 """A remedy that is only steadier must surely lose less than this, in the share of right answers."""
@@ -226,7 +229,7 @@ def _remedy_effect(
         steadier=mean_difference(steady[both], before[both]),
         p_steadier=1.0 if p_steadier is None else p_steadier,
         needed=questions_needed(ours - theirs, MAX_LOSS, LOSS_LEVEL),
-        unfair=None if p_slots is None else p_slots <= ORDER_LEVEL,
+        unfair=None if p_slots is None else p_slots <= FAIRNESS_LEVEL,
     )
 
 

@@ -71,7 +71,7 @@ class AuditFolder:
         return AnswerStore(answers)
 
     def remember(self, now: str, stored: str) -> None:
-        """Note that a system has changed while it was asked: its answers are stored under the identity it had before."""
+        """Note that a system changed while it was asked: its answers are stored under the identity it had before."""
         if self.path is not None and now != stored and self.identities.get(now) != stored:
             write_file(self.path / "systems.json", encode_json({**self.identities, now: stored}) + b"\n")
 

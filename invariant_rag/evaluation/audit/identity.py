@@ -56,27 +56,26 @@ class _Walk:
             return [value.co_code, value.co_names, value.co_consts]
         if isinstance(value, FunctionType):
             enclosed = [_content(each) for each in value.__closure__ or ()]
-            return [
-                value.__qualname__,
-                value.__code__,
-                value.__defaults__,
-                value.__kwdefaults__,
-                enclosed,
-                _used(value),
-            ]
+            defaults = value.__defaults__, value.__kwdefaults__
+            return [value.__qualname__, value.__code__, *defaults, enclosed, _used(value)]
         if isinstance(value, MethodType):
             return [value.__func__, value.__self__]
         if isinstance(value, type | ModuleType | BuiltinFunctionType):
             return [value.__name__]
-        if isinstance(value, Mapping):
-            return [part for key in sorted(value, key=str) for part in (str(key), value[key])]
-        if isinstance(value, list | tuple):
-            return list(value)
-        if isinstance(value, set | frozenset):
-            return sorted(map(str, value))
-        public = {name: each for name, each in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
-        call = getattr(type(value), "__call__", None)
-        return [public, call] if isinstance(call, FunctionType) else [public] if public else [_text(value)]
+        return _items(value) if isinstance(value, Mapping | list | tuple | set | frozenset) else _fields(value)
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [part for key in sorted(value, key=str) for part in (str(key), value[key])]
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else list(value)
+
+
+def _fields(value: Any) -> list[Any]:
+    """Return the public fields of an object, and what it does when it is called; else how it shows itself."""
+    public = {name: each for name, each in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    called = [each for each in [vars(type(value)).get("__call__")] if isinstance(each, FunctionType)]
+    return [public, *called] if public or called else [_ADDRESS.sub("", repr(value))]
 
 
 def _content(cell: Any) -> Any:
@@ -95,8 +94,3 @@ def _used(function: FunctionType) -> list[Any]:
         if isinstance(each, str | int | float | bool)
         or (isinstance(each, FunctionType) and each.__module__ == function.__module__)
     ]
-
-
-def _text(value: Any) -> str:
-    """Return how a value without fields shows itself, without its address."""
-    return _ADDRESS.sub("", repr(value))

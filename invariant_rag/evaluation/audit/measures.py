@@ -27,7 +27,7 @@ ABOUT = {
     "accuracy": "mean accuracy over input orders",
     "worst": "worst case: accuracy where each question is asked in its worst order",
     "best": "best case: accuracy where each question is asked in its best order",
-    "flip_rate": "share of questions right in one order (or repeat), wrong in another; without gold: answered otherwise",
+    "flip_rate": "share of questions right in one order (or repeat) and wrong in another; without gold: answers differ",
     "wording_rate": "share of questions that are answered in other words by some order (or repeat)",
     "sensitivity": "probability that two different orders have different outcomes",
     "noise": "probability that two calls in the same order have different outcomes",

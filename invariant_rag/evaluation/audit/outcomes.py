@@ -69,7 +69,8 @@ def known_means(values: Floats) -> Floats:
     known = np.isfinite(values)
     counts = known.sum(axis=1)
     means = np.full(len(values), np.nan)
-    return np.divide(np.where(known, values, 0.0).sum(axis=1), counts, out=means, where=counts > 0)
+    np.divide(np.where(known, values, 0.0).sum(axis=1), counts, out=means, where=counts > 0)
+    return means
 
 
 def disagreement(outcomes: Floats) -> Floats:
@@ -84,4 +85,6 @@ def disagreement(outcomes: Floats) -> Floats:
         same = (outcomes == value).sum(axis=1)
         alike += same * (same - 1)
     pairs = counts * (counts - 1)
-    return 1.0 - np.divide(alike, pairs, out=np.full(len(outcomes), np.nan), where=pairs > 0)
+    same_share = np.full(len(outcomes), np.nan)
+    np.divide(alike, pairs, out=same_share, where=pairs > 0)
+    return np.asarray(1.0 - same_share)

@@ -43,7 +43,7 @@ def html_report(audit: Audit, images: Mapping[str, bytes]) -> str:
             f"<figcaption>{escape(CAPTIONS[name])}</figcaption></figure>"
             for name, image in images.items()
         ),
-        _questions(audit),
+        _questions(),
         f"<h2>Measures, with 95% intervals</h2>{_table(['', *names], rows, about)}",
     ]
     if audit.measured[1:]:
@@ -76,7 +76,7 @@ def _facts(audit: Audit) -> str:
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escape(text)}</dd>' for name, text in facts.items())}</dl>"
 
 
-def _questions(audit: Audit) -> str:
+def _questions() -> str:
     head = "".join(f'<th><button data-key="{key}">{name}</button></th>' for key, name in _COLUMNS)
     return (
         "<h2>Every question</h2>"

@@ -35,7 +35,7 @@ class Patience:
     timeout: float | None = None
     pause: float = 0.25
 
-    def call(self, function: Callable[[], T], is_hopeless: Callable[[Exception], bool] = lambda error: False) -> T:
+    def call(self, function: Callable[[], T], is_hopeless: Callable[[Exception], bool]) -> T:
         """Call a function until it returns.
 
         Args:
@@ -85,7 +85,7 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
 def settle(value: Any) -> Any:
     """Return a value; of an awaitable, what it is awaited for.
 
-    All are awaited in one event loop, which runs in a thread of its own: clients that keep connections belong to a loop.
+    All are awaited in one event loop, in a thread of its own: clients that keep connections belong to a loop.
     """
     if not inspect.isawaitable(value):
         return value

@@ -136,10 +136,9 @@ def prepare(
     identities: Mapping[str, str] | None = None,
     **generation: Any,
 ) -> Preparation:
-    """Read the questions, wrap the system, and plan every call. The arguments are those of `audit`.
+    """Read the questions, wrap the system, and plan every call.
 
-    Args:
-        identities: Under which identity a system was asked before that has changed while it was asked.
+    The arguments are those of `audit`, and `identities` of an `AuditFolder`.
     """
     numbers = (("orders", orders, 2), ("slots", slots, 2), ("repeats", repeats, 1), ("k", k, 1), ("seed", seed, 0))
     for label, value, least in numbers:

@@ -168,26 +168,28 @@ def _read_dataset(folder: Path) -> Entries:
     if not arrow and not parquet:
         raise InvalidQuestion(f"{folder}: expected a folder with .arrow or .parquet files, got none")
     try:
-        import pyarrow
-        from pyarrow import ipc
+        import pyarrow as pa
         from pyarrow import parquet as parquet_files
     except ImportError:
         raise ExtraRequired("pyarrow", "benchmarks") from None
     entries: Entries = []
     for path in arrow or parquet:
         try:
-            table = parquet_files.read_table(path) if not arrow else _read_arrow(ipc, pyarrow, path)
-        except (OSError, pyarrow.ArrowException) as error:
+            table = parquet_files.read_table(path) if not arrow else _read_arrow(path)
+        except (OSError, pa.ArrowException) as error:
             raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
         entries += [(f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), start=1)]
     return entries
 
 
-def _read_arrow(ipc: Any, pyarrow: Any, path: Path) -> Any:
+def _read_arrow(path: Path) -> Any:
     """Return the table of an Arrow file: `datasets` writes streams."""
+    import pyarrow as pa
+    from pyarrow import ipc
+
     with path.open("rb") as file:
         try:
             return ipc.open_stream(file).read_all()
-        except pyarrow.ArrowInvalid:
+        except pa.ArrowInvalid:
             file.seek(0)
             return ipc.open_file(file).read_all()

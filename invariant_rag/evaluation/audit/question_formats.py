@@ -15,8 +15,8 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with `question`, `segments` and `answers`; everything else is kept under its name.
 
     A record of ragas has `user_input` (or `question`), `retrieved_contexts` (`contexts`) and `reference`
-    (`ground_truth`); its `response` or, with `contexts`, its `answer` is what a system said, and no gold answer. A test of
-    promptfoo has `vars`, and `assert` with `contains`, `equals` or their like. SQuAD has `context` and
+    (`ground_truth`); its `response` or, with `contexts`, its `answer` is what a system said, and no gold answer. A test
+    of promptfoo has `vars`, and `assert` with `contains`, `equals` or their like. SQuAD has `context` and
     `answers: {"text": [...]}`.
 
     >>> as_record({"user_input": "Who?", "retrieved_contexts": ["Ann."], "reference": "Ann"})

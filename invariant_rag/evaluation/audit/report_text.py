@@ -45,8 +45,8 @@ NOTES = (
         "questions and this system only."
     ),
     (
-        "Shares have Wilson intervals, differences those of paired questions. Tests of the order shuffle answers within "
-        "each question; tests of remedies are exact sign-flip tests, corrected for the number of remedies (Holm)."
+        "Shares have Wilson intervals, differences those of paired questions. Tests of the order shuffle answers "
+        "within each question; tests of remedies flip signs, and are corrected for the number of remedies (Holm)."
     ),
 )
 

@@ -227,13 +227,13 @@ def asked_question(plans: Sequence[CallPlan], scored: Sequence[ScoredPlan], name
     own, found = plans[0], scored[0]
     answers = []
     groups = (
-        (own.repeats, found.given, lambda index: GIVEN),
-        (own.orders[1:], found.orders, lambda index: "order"),
-        (own.slots, found.slots, lambda index: f"slot {index + 1}"),
+        (own.repeats, found.given, GIVEN),
+        (own.orders[1:], found.orders, "order"),
+        *(((group,), (found.slots[index],), f"slot {index + 1}") for index, group in enumerate(own.slots)),
     )
     for calls, replies, kind in groups:
-        for index, (group, reply) in enumerate(zip(calls, replies, strict=True)):
-            answers.append(_asked_answer(names[0], kind(index), group[0].spec.order, reply))
+        for group, reply in zip(calls, replies, strict=True):
+            answers.append(_asked_answer(names[0], kind, group[0].spec.order, reply))
     for name, plan, replied in zip(names[1:], plans[1:], scored[1:], strict=True):
         for group, reply in zip(plan.repeats, replied.given, strict=True):
             answers.append(_asked_answer(name, GIVEN, group[0].spec.order, reply))

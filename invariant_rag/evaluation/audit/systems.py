@@ -81,9 +81,9 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
 
     Args:
         system: An `InvariantModel`, a `RAG` or a `Judge`; a chat model, LLM or any other Runnable of LangChain; an LLM
-            or query engine of LlamaIndex; an `Endpoint`, or its URL; or a function `(question, segments) -> answer`, which
-            may be async. A framework's wrapper around an `InvariantModel` is audited as that model, with the wrapper's
-            parameters.
+            or query engine of LlamaIndex; an `Endpoint`, or its URL; or a function `(question, segments) -> answer`,
+            which may be async. A framework's wrapper around an `InvariantModel` is audited as that model, with the
+            wrapper's parameters.
         to_input: Makes the input of a Runnable or an LLM. By default, language models get `prompt_text` (pairwise
             questions: `pairwise_prompt_text`), with marked documents if `canonical` or `vote` made them, and other
             Runnables a mapping with `question`, `input` (also the question) and `context` (the documents).
