@@ -270,7 +270,7 @@ def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
     as right against wrong, make it the exact test of McNemar; few others are flipped in every way, more at random.
 
     >>> paired_p_value([1, 1, 1, 1, 1, 0, -1])
-    0.0625
+    0.109375
 
     Args:
         differences: One per question; NaN is left out.

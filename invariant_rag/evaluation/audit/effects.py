@@ -118,8 +118,8 @@ class RemedyEffect:
 
     @property
     def is_steadier(self) -> bool:
-        """Whether it makes fewer outcomes depend on the order, by an amount that matters."""
-        return not self.same_as_today and self.p_steadier <= REMEDY_LEVEL and self.steadier.value <= -NEGLIGIBLE
+        """Whether it makes fewer outcomes depend on the order."""
+        return not self.same_as_today and self.p_steadier <= REMEDY_LEVEL
 
     @property
     def is_loss(self) -> bool:

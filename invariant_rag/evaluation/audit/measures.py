@@ -37,6 +37,7 @@ ABOUT = {
     "slot_std": "standard deviation of accuracy over these slots",
     "salted_accuracy": "mean accuracy over salted canonical orders",
     "salted_worst": "accuracy where each question is asked in its worst salted order",
+    "salted_sensitivity": "probability that two salted orders have different outcomes",
     "salted_spread": "largest less smallest accuracy over the slots of the gold segments in salted canonical orders",
     "salted_std": "standard deviation of accuracy over these slots",
     "unreadable": "share of verdicts that name neither response, empty ones aside",

@@ -96,8 +96,16 @@ def settle(value: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
 
 
-@cache
+_starting = threading.Lock()
+
+
 def _event_loop() -> asyncio.AbstractEventLoop:
+    with _starting:
+        return _started_loop()
+
+
+@cache
+def _started_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True, name="audit-event-loop").start()
     return loop

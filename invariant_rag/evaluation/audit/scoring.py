@@ -11,7 +11,7 @@ import numpy as np
 
 from invariant_rag.evaluation.audit.answer_store import StoredAnswer
 from invariant_rag.evaluation.audit.call_plan import CallGroup, CallPlan
-from invariant_rag.evaluation.audit.outcomes import Outcomes, known_means
+from invariant_rag.evaluation.audit.outcomes import Outcomes, disagreement, known_means
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.verdicts import parse_verdict
 
@@ -179,6 +179,7 @@ def numbers_of(plans: Sequence[ScoredPlan], outcomes: Outcomes) -> dict[str, Flo
         "noise": outcomes.noise,
         "salted_accuracy": known_means(outcomes.salted_scores),
         "salted_worst": _extreme(outcomes.salted_scores, np.fmin),
+        "salted_sensitivity": disagreement(outcomes.salted),
     }
     rows = [_numbers(plan) for plan in plans]
     return {**numbers, **{name: np.array([row[name] for row in rows]) for name in rows[0]}}
