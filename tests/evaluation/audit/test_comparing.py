@@ -107,7 +107,9 @@ def test_the_command_fails_on_a_condition_and_asks_nothing_when_dry(
 
 def test_an_assertion_for_other_peoples_tests() -> None:
     assert_order_invariant(symmetric, records(4))
-    with pytest.raises(AssertionError, match=r"outcome of 4 of 4 questions \(of 0 the same order does, too\)") as failed:
+    with pytest.raises(
+        AssertionError, match=r"outcome of 4 of 4 questions \(of 0 the same order does, too\)"
+    ) as failed:
         assert_order_invariant(first, records(4), orders=4)
     assert "(right)" in str(failed.value)
     assert "(wrong)" in str(failed.value)

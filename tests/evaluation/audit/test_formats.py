@@ -44,7 +44,12 @@ def test_ragas_samples_are_read_and_what_a_system_said_is_no_gold_answer(record:
 
 
 def test_reference_contexts_of_ragas_are_gold() -> None:
-    record = {"user_input": "Who?", "retrieved_contexts": ["a", "b", "c"], "reference_contexts": ["b"], "reference": "x"}
+    record = {
+        "user_input": "Who?",
+        "retrieved_contexts": ["a", "b", "c"],
+        "reference_contexts": ["b"],
+        "reference": "x",
+    }
     assert read_questions([record], None)[0].gold == (1,)
 
 
@@ -71,15 +76,16 @@ def test_tests_of_promptfoo_are_read(tmp_path: Path) -> None:
     assert first == EXPECTED
     assert first.extra["tone"] == "dry"
     assert (second.text, second.answers, second.gold) == ("When?", ("June",), (1,))
-    (tmp_path / "tests.json").write_text(json.dumps([{"vars": {"query": "Who?", "context": ["It was Ann.", "Nobody."]}}]))
+    (tmp_path / "tests.json").write_text(
+        json.dumps([{"vars": {"query": "Who?", "context": ["It was Ann.", "Nobody."]}}])
+    )
     assert read_questions(tmp_path / "tests.json", None)[0].segments == EXPECTED.segments
 
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_folder_of_a_saved_dataset_is_read(streamed: bool, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
-    from pyarrow import ipc
-    from pyarrow import parquet
+    from pyarrow import ipc, parquet
 
     table = pa.Table.from_pylist(
         [{"question": "Who?", "context": ["It was Ann.", "Nobody."], "answers": {"text": ["Ann"], "answer_start": [7]}}]
@@ -97,7 +103,11 @@ def test_a_folder_of_a_saved_dataset_is_read(streamed: bool, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("q.jsonl", '{"question": "a", "segments": ["x"]}\n\n{"question": "b", "segments": ["x"], "gold": [4]}', "line 3"),
+        (
+            "q.jsonl",
+            '{"question": "a", "segments": ["x"]}\n\n{"question": "b", "segments": ["x"], "gold": [4]}',
+            "line 3",
+        ),
         ("q.csv", 'question,segment,score\n"a\nb",x,1\nc,y,high\n', "line 4: expected a number"),
         ("q.csv", "question,segment,gold\na,x,1\nb,y\n", "line 3: expected 3 fields"),
         ("q.yaml", "tests: [3]", "test 1: expected a mapping"),

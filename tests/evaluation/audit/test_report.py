@@ -120,7 +120,12 @@ def test_the_report_names_system_date_versions_and_answers_in_the_order_in_which
     for text in (page, markdown):
         places = [text.index(question) for question in asked]
         assert places == sorted(places)
-        for fact in ("hostile", "invariant-rag 0.", "python 3.", json.loads((folder / "audit.json").read_text())["date"][:10]):
+        for fact in (
+            "hostile",
+            "invariant-rag 0.",
+            "python 3.",
+            json.loads((folder / "audit.json").read_text())["date"][:10],
+        ):
             assert fact in text
 
 

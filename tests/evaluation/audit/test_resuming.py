@@ -151,7 +151,9 @@ def test_answers_are_reused_with_their_date_and_set_aside_on_demand(tmp_path: Pa
     fresh = audit(first, records(4), remedies=["sort"], out=tmp_path, fresh=True)
     assert fresh.reused.answers == 0
     (aside,) = tmp_path.glob("answers-until-*.jsonl")
-    assert len(aside.read_text().splitlines()) == len((tmp_path / "answers.jsonl").read_text().splitlines()) == whole.calls
+    assert (
+        len(aside.read_text().splitlines()) == len((tmp_path / "answers.jsonl").read_text().splitlines()) == whole.calls
+    )
 
 
 def answering_with(word: str) -> Callable[[str, Sequence[Segment]], str]:

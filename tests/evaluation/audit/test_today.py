@@ -23,7 +23,9 @@ def scored(count: int, gold_first: float, size: int = 6, *, by_score: bool = Tru
     for number in range(count):
         rank = 0 if number < gold_first * count else source.randint(1, size - 1)
         segments = [
-            Segment(f"Number {number} is right{number}." if place == rank else f"Nothing {number} {place}.", score=-place)
+            Segment(
+                f"Number {number} is right{number}." if place == rank else f"Nothing {number} {place}.", score=-place
+            )
             for place in range(size)
         ]
         if not by_score:
