@@ -163,7 +163,7 @@ def audit(
         failed = caller.make_all(budget, progress)
     finally:
         store.close()
-        if prepared.system.lm is None and prepared.system.identity:
+        if prepared.system.lm is None and prepared.system.identity and not isinstance(system, str):
             folder.remember(as_system(system, to_input, generation).identity, prepared.system.identity)
     result = _evaluate(prepared, store, failed, metric, metric_function, label, reused, budget)
     folder.write(result)
