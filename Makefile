@@ -44,7 +44,7 @@ LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-
 VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo effect test test-core fuzz test-integrations test-vllm test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
+.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ demo: $(VENV)/.demo ## Ask a question over ten chunks of the atlas, then again i
 
 effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (half an hour of one core)
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/effect/measure.py --out $(VENV)/effect-runs
+
+calibrate-audit: $(VENV)/.demo ## Simulate audits: how often is something recommended, and rightly? (half an hour of one core)
+	OMP_NUM_THREADS=1 $(BIN)/python cookbook/audit/calibrate.py
 
 test: test-core test-integrations ## Run every test (no network, no GPU)
 

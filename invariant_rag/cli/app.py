@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from invariant_rag import __version__
-from invariant_rag.cli import bench, models
+from invariant_rag.cli import audit, bench, models
 from invariant_rag.cli.ask import ask
-from invariant_rag.cli.audit import audit
 from invariant_rag.cli.console import accept_any_text, print_text
 from invariant_rag.cli.reproduce import reproduce
 from invariant_rag.cli.search_dimension import search_dimension
@@ -20,7 +19,7 @@ app.command()(models.models)
 app.command("search-dimension")(search_dimension)
 app.add_typer(bench.app, name="bench")
 app.command()(reproduce)
-app.command()(audit)
+app.add_typer(audit.app, name="audit")
 for _listing in (models.methods, models.interventions, models.orderings):
     app.command()(_listing)
 

@@ -8,19 +8,55 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_json, print_skipped, print_table, print_text
+from invariant_rag.cli.console import (
+    handle_errors,
+    print_error,
+    print_json,
+    print_note,
+    print_skipped,
+    print_table,
+    print_text,
+)
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import RetrievalError, UnsupportedCombination
 from invariant_rag.files import make_folder
 
 if TYPE_CHECKING:
+    from invariant_rag.evaluation.audit import Audit, CallEstimate
+    from invariant_rag.evaluation.audit.diff import AuditDiff
+    from invariant_rag.evaluation.audit.result import Reused
     from invariant_rag.generation.model import InvariantModel
 
 
-def audit(
-    questions: Annotated[Path, typer.Argument(help="A .jsonl or .csv file of questions and their retrieved segments.")],
+class _RunByDefault(TyperGroup):
+    """A group whose first word may be the questions: `audit questions.jsonl` is `audit run questions.jsonl`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the command that is meant."""
+        named = not args or args[0] in self.commands or args[0] == "--help"
+        return super().parse_args(ctx, args if named else ["run", *args])
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Does the order of the documents matter, and what helps? `audit QUESTIONS` is `audit run QUESTIONS`.",
+)
+
+
+@app.command("run")
+def run(
+    questions: Annotated[
+        Path,
+        typer.Argument(
+            help="Questions and their retrieved segments: .jsonl, .csv, files of ragas or promptfoo (.json, .yaml), or "
+            "a folder of a saved dataset."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder for answers and report. An audit into the same folder reuses its answers.")
     ],
@@ -30,7 +66,9 @@ def audit(
     system: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:NAME", help="Audit this object instead: a function, a Runnable, a query engine..."
+            metavar="MODULE:NAME|URL",
+            help="Audit this object instead: a function, a Runnable, a query engine... Or the URL of a server with the "
+            "chat completions of OpenAI (http://127.0.0.1:8000/v1); its model is --model, its key $OPENAI_API_KEY.",
         ),
     ] = None,
     docs: Annotated[
@@ -50,13 +88,17 @@ def audit(
     metric: Annotated[str, typer.Option(help="best_subspan_em, exact_match or token_f1.")] = "best_subspan_em",
     orders: Annotated[int, typer.Option(min=2, help="Input orders of a question with more than 4 segments.")] = 10,
     slots: Annotated[int, typer.Option(min=2, help="Slots through which gold segments are moved.")] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="How often the given order is asked.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="How often the given order is asked.")] = 3,
     all_orders: Annotated[
         bool, typer.Option("--all-orders", help="Ask the first five segments in all 120 orders too: the measure psr.")
     ] = False,
     seed: options.Seed = 0,
     budget: Annotated[int | None, typer.Option(min=0, help="Most calls to make now.", show_default="all")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that make calls.")] = 1,
+    retries: Annotated[int, typer.Option(min=0, help="Tries of a failed call, with growing pauses.")] = 3,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which a call fails.", show_default="none")
+    ] = None,
     ray: options.Ray = 0,
     tags: Annotated[
         bool, typer.Option(help="Prefix texts with hashes in salted orders. Turn off if the --system parses its texts.")
@@ -65,6 +107,16 @@ def audit(
     dtype: options.DType = "auto",
     device_map: options.DeviceMap = "auto",
     overflow: options.Overflow = "error",
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the system. Answers stored under it are reused, whatever has changed."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Set stored answers aside, and ask everything anew.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls it takes, and make none.")] = False,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help='Exit with 1 if it holds: "flip-rate>5%", "today<80%". Repeatable.'),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Ask QUESTIONS with their documents in many orders; report what changes, and what to do about it.
@@ -73,21 +125,24 @@ def audit(
     start it again with the same options. A line of QUESTIONS is {"question", "segments", "answers", "gold"}, the last
     two optional; a segment is a string or {"text", "title", "score"}, and gold a list of indices.
 
-    Exit code: 0; 2 for an error.
+    Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.evaluation.audit.auditing import audit as run_audit
-    from invariant_rag.evaluation.audit.report import summary, table
+    from invariant_rag.evaluation.audit.auditing import audit, estimate_calls, resolve_metric
+    from invariant_rag.evaluation.audit.conditions import Condition
+    from invariant_rag.evaluation.audit.questions import parse_questions
 
     with handle_errors():
         make_folder(out)
+        conditions = [Condition.parse(each) for each in fail_on or ()]
+        resolve_metric(metric)
+        asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
+        generation: dict[str, Any] = {}
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
             audited: Any = _load_model(model, device_map=device_map, **loading)
-            generation: dict[str, Any] = {"max_new_tokens": max_new_tokens}
-        elif model is None:
-            audited, generation = _import_object(system), {}
+            generation = {"max_new_tokens": max_new_tokens}
         else:
-            raise UnsupportedCombination("--system and --model are two systems")
+            audited = _named_system(system, model)
         index = None
         if docs:
             from invariant_rag.rag.pipeline import index_documents
@@ -95,35 +150,120 @@ def audit(
             skipped: list[RetrievalError] = []
             index = index_documents(docs, retriever, strict=strict, on_skipped=skipped.append)
             print_skipped(skipped)
-        result = run_audit(
+        planned: dict[str, Any] = {
+            "retriever": index,
+            "k": k,
+            "remedies": remedy,
+            "orders": orders,
+            "slots": slots,
+            "repeats": repeats,
+            "all_orders": all_orders,
+            "seed": seed,
+            "tags": tags,
+            "name": name,
+            **generation,
+        }
+        if dry_run:
+            _print_estimate(estimate_calls(audited, asked, out=out, workers=workers, **planned), as_json)
+            return
+        result = audit(
             audited,
-            questions,
-            retriever=index,
-            k=k,
-            remedies=remedy,
+            asked,
             metric=metric,
-            orders=orders,
-            slots=slots,
-            repeats=repeats,
-            all_orders=all_orders,
-            seed=seed,
             workers=workers,
             actors=ray,
+            retries=retries,
+            timeout=timeout,
             budget=budget,
             out=out,
+            fresh=fresh,
             progress=progress_bar,
-            tags=tags,
-            **generation,
+            before_asking=_announce,
+            **planned,
         )
+        broken = [each for each in conditions if each.holds(result)]
     if as_json:
         print_json(result.as_dict())
+    else:
+        _print_result(result, out)
+    for each in broken:
+        print_error(f"{each.text} holds: {each.value(result):.1%}", "")
+    if broken:
+        raise typer.Exit(1)
+
+
+def _announce(estimate: CallEstimate, reused: Reused) -> None:
+    if str(reused):
+        print_note(str(reused))
+    if estimate.calls:
+        print_note(f"To ask: {estimate}.")
+
+
+def _print_estimate(estimate: CallEstimate, as_json: bool) -> None:
+    if as_json:
+        print_json(estimate.__dict__)
         return
+    known = f" {estimate.answered:,} calls are answered already." if estimate.answered else ""
+    print_text(f"To ask: {estimate}.{known} Nothing was asked.")
+
+
+def _print_result(result: Audit, out: Path) -> None:
+    from invariant_rag.evaluation.audit.report_text import summary, table
+
     names, rows = table(result)
     print_table([dict(zip(["measure", *names], row, strict=True)) for row in rows], as_json=False)
+    for question, answers in result.advice.sections[:-1]:
+        print_text(f"\n{question}", style="bold")
+        for answer in answers:
+            print_text(f"- {answer}")
     print_text(f"\n{result.advice.headline}", style="bold")
-    for reason in result.advice.reasons:
-        print_text(f"- {reason}")
     print_text(f"\n{summary(result)}\nReport: {out / 'report.html'}", style="dim")
+
+
+@app.command("diff")
+def diff(
+    before: Annotated[Path, typer.Argument(help="Folder of an audit.")],
+    after: Annotated[Path, typer.Argument(help="Folder of another audit of the same questions.")],
+    as_json: options.Json = False,
+) -> None:
+    """Compare two audits question by question: what got better, what got worse, and is that more than noise?"""
+    from invariant_rag.evaluation.audit.diff import diff_audits
+
+    with handle_errors():
+        found = diff_audits(before, after)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print_diff(found)
+
+
+def _print_diff(found: AuditDiff) -> None:
+    apart = f"; {found.only_before} only before, {found.only_after} only after" * bool(
+        found.only_before + found.only_after
+    )
+    print_text(f"{found.before} -> {found.after}\n{found.common} questions of both{apart}.\n")
+    rows = [
+        {
+            "measure": each.measure.replace("_", " "),
+            "before": str(each.before),
+            "after": str(each.after),
+            "difference": str(each.difference),
+            "p": f"{each.p:.3f}",
+        }
+        for each in found.changes
+    ]
+    print_table(rows, as_json=False)
+    listed = {
+        "right now, wrong before": found.fixed,
+        "wrong now, right before": found.broken,
+        "no longer flips": found.steadied,
+        "flips now": found.unsettled,
+    }
+    for what, asked in listed.items():
+        if asked:
+            print_text(f"\n{what}: {len(asked)}", style="bold")
+            for each in asked[:10]:
+                print_text(f"- {each}")
 
 
 def _load_model(model: str | None, **loading: Any) -> InvariantModel:
@@ -132,6 +272,17 @@ def _load_model(model: str | None, **loading: Any) -> InvariantModel:
 
         disable_transformers_bars()
         return InvariantModel.from_pretrained(model, **loading)
+
+
+def _named_system(system: str, model: str | None) -> Any:
+    """Return the system that --system names: an object, or a server with the model of --model."""
+    if system.startswith(("http://", "https://")):
+        from invariant_rag.evaluation.audit import Endpoint
+
+        return Endpoint(system, model)
+    if model is not None:
+        raise UnsupportedCombination("--system and --model are two systems")
+    return _import_object(system)
 
 
 def _import_object(name: str) -> Any:

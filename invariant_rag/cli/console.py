@@ -78,6 +78,11 @@ def print_error(message: str, hint: str) -> None:
         console.print(Text(clean(hint)))
 
 
+def print_note(message: str) -> None:
+    """Print a note to stderr, so that it is not in the way of what a command prints."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(message), style="dim"))
+
+
 def print_skipped(errors: Iterable[InvariantRAGError]) -> None:
     """Print in yellow, to stderr, which documents could not be read."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from invariant_rag.evaluation.audit.auditing import Audit
+    from invariant_rag.evaluation.audit.result import Audit
     from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, token_f1
     from invariant_rag.evaluation.order_check import OrderCheck, check_order
     from invariant_rag.evaluation.ray_map import ray_map
 
 _HOMES = {
-    "Audit": "audit.auditing",
+    "Audit": "audit.result",
     "OrderCheck": "order_check",
     "best_subspan_em": "metrics",
     "check_order": "order_check",

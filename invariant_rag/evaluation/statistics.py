@@ -1,10 +1,11 @@
-"""Confidence intervals of shares, means and spreads, a paired test, and the spread that chance alone makes."""
+"""Confidence intervals of shares, means and spreads, paired tests, and what chance alone makes of an order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan, nan
+from itertools import combinations, product
+from math import ceil, isnan, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 PERMUTATIONS = 1000
-_BATCH = 100  # resamples that scipy draws at a time, which bounds its memory to [100, questions]
+FLIPS = 4999
+_BATCH = 100  # resamples and shuffles that are drawn at a time, which bounds memory to [100, questions]
+_SAME = 1e-9  # differences of sums of thirds that are equal but for rounding
 
 
 @dataclass(frozen=True)
@@ -77,20 +80,25 @@ def mean_interval(scores: Sequence[float], seed: int = 0) -> Estimate:
         return wilson_interval(int(sum(scores)), len(scores))
     values = np.array(scores, dtype=np.float64)
     if values.min() < 0 or values.max() > 1:
-        return _bootstrap_mean(values, seed)
+        return bootstrap_mean(values, seed)
     return _adjusted_mean(values, {0.0: 2.0, 1.0: 2.0})
 
 
-def mean_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+def mean_difference(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, tails: int = 2) -> Estimate:
     """Return the mean of `ours` minus `theirs`, scores from 0 to 1 that are paired by question, with its interval.
 
     The interval is that of Agresti and Min (2005) for matched pairs, for means: that of the normal distribution after
     two questions were added, spread evenly over the four outcomes of a pair. It is never without width.
+
+    Args:
+        ours: Scores.
+        theirs: Those that they are compared with.
+        tails: 2 for an interval; 1 for two bounds that are only meant one at a time.
     """
-    return _adjusted_mean(np.subtract(ours, theirs, dtype=np.float64), {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5})
+    return _adjusted_mean(np.subtract(ours, theirs, dtype=np.float64), {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}, tails)
 
 
-def _adjusted_mean(values: Floats, added: Mapping[float, float]) -> Estimate:
+def _adjusted_mean(values: Floats, added: Mapping[float, float], tails: int = 2) -> Estimate:
     """Return a mean with the normal interval of the values and added ones, of given weights, within their bounds."""
     from scipy.stats import norm
 
@@ -98,14 +106,15 @@ def _adjusted_mean(values: Floats, added: Mapping[float, float]) -> Estimate:
     weights = np.append(np.ones(len(values)), list(added.values()))
     centre = float(np.average(every, weights=weights))
     variance = float(np.average((every - centre) ** 2, weights=weights))
-    margin = float(norm.ppf((1 + CONFIDENCE) / 2)) * (variance / float(weights.sum())) ** 0.5
+    margin = float(norm.ppf(1 - (1 - CONFIDENCE) / tails)) * (variance / float(weights.sum())) ** 0.5
     return Estimate(float(values.mean()), max(min(added), centre - margin), min(max(added), centre + margin))
 
 
-def _bootstrap_mean(values: Floats, seed: int) -> Estimate:
-    """Return a mean with its percentile interval."""
+def bootstrap_mean(scores: Sequence[float] | Floats, seed: int = 0) -> Estimate:
+    """Return the mean of scores without bounds, such as seconds, with the percentile interval of a bootstrap."""
     from scipy.stats import bootstrap
 
+    values = np.asarray(scores, dtype=np.float64)
     mean = float(values.mean())
     if len(values) < 2:  # scipy refuses a single observation, of which every resample is the same
         return Estimate(mean, mean, mean)
@@ -175,69 +184,14 @@ def paired_t_test(before: Sequence[float], after: Sequence[float]) -> PairedTest
     return PairedTest(mean, float(found.statistic), freedom, critical, float(found.pvalue))
 
 
-class PairedBootstrap:
-    """Bootstrap of many statistics over the same resamples of the questions, so that their differences are paired.
+def _resampled_means(scores: Floats, seed: int) -> Floats:
+    """Return column means `[B, columns]` of B resamples of the rows.
 
-    Every method returns a statistic of all questions followed by that of every resample, `[1 + B]`. Subtract two of
-    these before `percentile_interval` for a paired difference. scipy.stats.bootstrap resamples for one statistic at a
-    time and knows no missing values.
-
-    Args:
-        questions: Number of questions Q, at least 1.
-        resamples: Number of resamples B.
-        seed: Seed of the resamples.
+    scipy.stats.bootstrap resamples for one statistic at a time.
     """
-
-    def __init__(self, questions: int, resamples: int = RESAMPLES, seed: int = 0) -> None:
-        # A resample is how often each question was drawn; the first row is the questions themselves.
-        self._counts = np.ones((1 + resamples, questions))  # [1 + B, Q]
-        shares = np.full(questions, 1 / questions)
-        self._counts[1:] = np.random.default_rng(seed).multinomial(questions, shares, size=resamples)
-
-    def means(self, values: Floats) -> Floats:
-        """Return means `[1 + B, ...]` over the first axis of `[Q, ...]`. NaN is left out; of nothing else it is NaN."""
-        flat = values.reshape(len(values), -1)
-        known = np.isfinite(flat)
-        totals, counts = self._counts @ np.where(known, flat, 0.0), self._counts @ known.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            means: Floats = (totals / counts).reshape(-1, *values.shape[1:])
-        return means
-
-    def spread(self, scores: Floats) -> Floats:
-        """Return the largest minus the smallest column mean, `[1 + B]`, of `[Q, columns]`."""
-        means = self.means(scores)
-        return np.asarray(np.fmax.reduce(means, axis=1) - np.fmin.reduce(means, axis=1))
-
-    def deviation(self, scores: Floats) -> Floats:
-        """Return the standard deviation of the column means (of these columns, not of a population), `[1 + B]`."""
-        means = self.means(scores)
-        deviations = np.full(len(means), np.nan)
-        known = np.isfinite(means).any(axis=1)
-        deviations[known] = np.nanstd(means[known], axis=1)
-        return deviations
-
-
-def percentile_interval(statistics: ArrayLike) -> Estimate:
-    """Return the first of `[1 + B]` statistics with the percentile interval of the others that are not NaN."""
-    listed = np.asarray(statistics, dtype=np.float64)
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.nanpercentile(listed[1:], [tail, 100 - tail])
-    return Estimate(float(listed[0]), float(low), float(high))
-
-
-def chance_spread(slots: Floats, seed: int = 0) -> float | None:
-    """Return the spread over slots that chance alone stays below 19 times out of 20; None without complete questions.
-
-    The null distribution of a permutation test: every question's scores are shuffled over the slots, which keeps how
-    hard the question is and forgets which slot was which. The largest of several noisy means minus the smallest is
-    never 0; a spread means something only above this.
-
-    Args:
-        slots: Accuracy `[Q, slots]`; questions with a NaN are left out.
-        seed: Seed of the shuffles.
-    """
-    known = slots[np.isfinite(slots).all(axis=1)]
-    return float(np.quantile(np.ptp(_shuffled_means(known, seed), axis=1), CONFIDENCE)) if known.size else None
+    shares = np.full(len(scores), 1 / len(scores))
+    counts = np.random.default_rng(seed).multinomial(len(scores), shares, size=RESAMPLES)  # how often each was drawn
+    return np.asarray(counts @ scores / len(scores))
 
 
 def _shuffled_means(scores: Floats, seed: int) -> Floats:
@@ -246,7 +200,8 @@ def _shuffled_means(scores: Floats, seed: int) -> Floats:
     scipy.stats.permutation_test would shuffle once more for every statistic of them.
     """
     source = np.random.default_rng(seed)
-    return np.stack([source.permuted(scores, axis=1).mean(axis=0) for _ in range(PERMUTATIONS)])
+    batches = [np.broadcast_to(scores, (_BATCH, *scores.shape))] * (PERMUTATIONS // _BATCH)
+    return np.concatenate([source.permuted(each, axis=2).mean(axis=1) for each in batches])
 
 
 @dataclass(frozen=True)
@@ -284,12 +239,137 @@ def variations(scores: Floats, seed: int = 0) -> dict[str, Variation]:
     known = scores[np.isfinite(scores).all(axis=1)]
     if not known.size or known.shape[1] < 2:
         return {}
-    means, by_chance = PairedBootstrap(len(known), seed=seed).means(known), _shuffled_means(known, seed)
+    means, resampled, by_chance = known.mean(axis=0), _resampled_means(known, seed), _shuffled_means(known, seed)
     found = {}
     for name, statistic in (("spread", np.ptp), ("deviation", np.std)):
-        value = float(statistic(means[0]))
-        error = float(np.quantile(statistic(means[1:] - means[0], axis=1), CONFIDENCE))
+        value = float(statistic(means))
+        error = float(np.quantile(statistic(resampled - means, axis=1), CONFIDENCE))
         margin = max(error, zero_share_upper_bound(len(known)))
         chance = float(np.quantile(statistic(by_chance, axis=1), CONFIDENCE))
         found[name] = Variation(Estimate(value, max(0.0, value - margin), min(1.0, value + margin)), chance)
     return found
+
+
+def variation_p_value(scores: Floats, seed: int = 0) -> float | None:
+    """Return how likely chance alone makes the means of the variants vary as much; None without complete questions.
+
+    Args:
+        scores: Scores `[questions, variants]`; questions that lack a variant are left out.
+        seed: Seed of the shuffles.
+    """
+    known = scores[np.isfinite(scores).all(axis=1)]
+    if not known.size or known.shape[1] < 2:
+        return None
+    return _share_as_large(np.std(_shuffled_means(known, seed), axis=1), float(np.std(known.mean(axis=0))))
+
+
+def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
+    """Return the one-tailed p-value of "the mean of these paired differences is above 0": the sign-flip test.
+
+    If nothing differs but by chance, each difference is as likely to have the other sign. Differences of one size, such
+    as right against wrong, make it the exact test of McNemar; few others are flipped in every way, more at random.
+
+    >>> paired_p_value([1, 1, 1, 1, 1, 0, -1])
+    0.109375
+
+    Args:
+        differences: One per question; NaN is left out.
+        seed: Seed of random flips.
+    """
+    from scipy.stats import binomtest
+
+    values = np.asarray(differences, dtype=np.float64)
+    values = values[np.isfinite(values) & (np.abs(values) > _SAME)]
+    if not len(values):
+        return 1.0
+    if np.ptp(np.abs(values)) < _SAME:
+        return float(binomtest(int((values > 0).sum()), len(values), alternative="greater").pvalue)
+    if 2 ** len(values) <= FLIPS:
+        every = np.array(list(product((-1.0, 1.0), repeat=len(values)))) @ values
+        return float((every >= values.sum() - _SAME).mean())
+    # scipy.stats.permutation_test does the same, fifty times as slowly.
+    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), (FLIPS, len(values)))
+    return _share_as_large(signs @ values, float(values.sum()))
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values that are corrected for their number (Holm 1979).
+
+    >>> holm({"a": 0.01, "b": 0.04})
+    {'a': 0.02, 'b': 0.04}
+    """
+    corrected, largest = {}, 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda each: p_values[each])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+        corrected[name] = largest
+    return {name: corrected[name] for name in p_values}
+
+
+def order_p_values(given: Floats, others: Floats, seed: int = 0) -> dict[str, float]:
+    """Test whether other orders change outcomes by more than asking again in the given order does.
+
+    If only chance changes outcomes, those in the given order and in others are exchangeable within each question. So
+    all are shuffled within each question: `disagreement` is the share of shuffles in which those in the given order
+    disagree as little as they did, and `difference` the share in which their mean differs from that of the others, in
+    either direction, by as much as it did.
+
+    Args:
+        given: Outcomes `[questions, repeats]` in the given order: numbers that are equal for equal outcomes. NaN:
+            unknown.
+        others: Outcomes `[questions, orders]` in other orders.
+        seed: Seed of the shuffles.
+    """
+    pooled, repeats = np.hstack([given, others]), given.shape[1]
+    pooled = pooled[np.isfinite(given).any(axis=1) & np.isfinite(others).any(axis=1)]
+    pooled = pooled[np.nanmin(pooled, axis=1) < np.nanmax(pooled, axis=1)] if pooled.size else pooled
+    if not pooled.size:
+        return {"disagreement": 1.0, "difference": 1.0}
+    source = np.random.default_rng(seed)
+    batches = [np.broadcast_to(pooled, (_BATCH, *pooled.shape))] * (PERMUTATIONS // _BATCH)
+    shuffles = [_of_first(source.permuted(each, axis=2), repeats) for each in batches]
+    disagreements, differences = (np.concatenate(each) for each in zip(*shuffles, strict=True))
+    (disagreement,), (difference,) = _of_first(pooled[None], repeats)
+    return {
+        "disagreement": _share_as_large(-disagreements, -disagreement),
+        "difference": _share_as_large(np.abs(differences), abs(difference)),
+    }
+
+
+def _of_first(pooled: Floats, repeats: int) -> tuple[Floats, Floats]:
+    """Compare the first columns of `[P, Q, columns]` with the others.
+
+    Returns:
+        The disagreement within the first columns, and what their mean is above that of the others, `[P]` each.
+    """
+    differing = known = np.zeros(len(pooled))
+    for one, other in combinations(range(repeats), 2):
+        apart = np.abs(pooled[:, :, one] - pooled[:, :, other])
+        differing, known = differing + (apart > 0).sum(axis=1), known + np.isfinite(apart).sum(axis=1)
+    return differing / np.maximum(known, 1), _known_mean(pooled[:, :, :repeats]) - _known_mean(pooled[:, :, repeats:])
+
+
+def _known_mean(values: Floats) -> Floats:
+    """Return the mean of what is known in `[P, Q, columns]`, `[P]`."""
+    known = np.isfinite(values)
+    return np.asarray(np.where(known, values, 0.0).sum(axis=(1, 2)) / np.maximum(known.sum(axis=(1, 2)), 1))
+
+
+def _share_as_large(by_chance: Floats, value: float) -> float:
+    """Return the p-value of a value among those that chance made: the value itself counts as one of them."""
+    return float((1 + (by_chance >= value - _SAME).sum()) / (1 + len(by_chance)))
+
+
+def questions_needed(differences: ArrayLike, effect: float, level: float, power: float = 0.9) -> int:
+    """Return how many questions with such paired differences it takes to see a mean of `effect`.
+
+    Args:
+        differences: Paired differences of the questions that were asked, at least one.
+        effect: The mean difference to be seen.
+        level: Level of the one-tailed test.
+        power: How likely it is to be seen.
+    """
+    from scipy.stats import norm
+
+    variance = float(np.nanvar(np.append(np.asarray(differences, dtype=np.float64), [-1.0, 1.0])))
+    z = float(norm.ppf(1 - level) + norm.ppf(power))
+    return ceil(variance * (z / effect) ** 2)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import bootstrap as scipy_bootstrap
+from scipy.stats import norm
 
 from invariant_rag.evaluation.statistics import (
     Estimate,
-    PairedBootstrap,
-    chance_spread,
+    bootstrap_mean,
+    holm,
     mean_difference,
     mean_interval,
-    percentile_interval,
+    order_p_values,
+    paired_p_value,
+    questions_needed,
+    variation_p_value,
     variations,
     wilson_interval,
     zero_share_upper_bound,
@@ -101,13 +106,12 @@ def test_a_variation_of_which_nothing_was_seen_may_be_there_all_the_same() -> No
     assert variations(np.ones((3, 1))) == variations(np.array([[1.0, np.nan], [np.nan, 1.0]])) == {}
 
 
-def test_paired_resamples_give_the_interval_that_scipy_gives() -> None:
-    values = np.random.default_rng(3).random(80)
-    ours = percentile_interval(PairedBootstrap(80, resamples=20_000).means(values))
+def test_the_mean_of_what_has_no_bounds_has_the_interval_that_scipy_gives() -> None:
+    values = 7 + np.random.default_rng(3).random(80)
+    ours = bootstrap_mean(values)
     scipys = scipy_bootstrap((values,), np.mean, n_resamples=20_000, batch=500, method="percentile", rng=1)
-    interval = scipys.confidence_interval
     # The ends scatter from seed to seed by about 2% of the width.
-    assert (ours.low, ours.high) == pytest.approx(tuple(interval), abs=0.1 * scipys.standard_error)
+    assert (ours.low, ours.high) == pytest.approx(tuple(scipys.confidence_interval), abs=0.15 * scipys.standard_error)
 
 
 @pytest.mark.parametrize("trials", [1, 28, 29, 300])
@@ -121,60 +125,81 @@ def test_estimates_are_written_with_their_interval() -> None:
     assert estimate.as_dict() == {"value": 0.333333, "low": 0.25, "high": 0.5}
 
 
-def test_the_interval_of_a_mean_is_that_of_the_binomial_distribution() -> None:
-    # 50 of 100 are right: a resample's mean is binomial, with quantiles 0.40 and 0.60.
-    values = np.repeat([0.0, 1.0], 50)
-    estimate = percentile_interval(PairedBootstrap(100, resamples=20_000).means(values))
-    assert estimate.value == 0.5
-    assert (estimate.low, estimate.high) == pytest.approx((0.40, 0.60), abs=0.0101)
-
-
-def test_values_that_are_all_equal_have_no_interval() -> None:
-    estimate = percentile_interval(PairedBootstrap(7).means(np.full(7, 0.25)))
-    assert (estimate.value, estimate.low, estimate.high) == (0.25, 0.25, 0.25)
-
-
-def test_differences_are_paired() -> None:
-    bootstrap = PairedBootstrap(50)
-    hard = np.random.default_rng(0).random(50)
-    difference = percentile_interval(bootstrap.means(hard + 0.1) - bootstrap.means(hard))
-    assert difference.high - difference.low < 1e-12  # the same questions are drawn for both
-
-
-def test_unknown_values_are_left_out_of_means() -> None:
-    assert PairedBootstrap(3).means(np.array([1.0, np.nan, 0.0]))[0] == 0.5
-
-
 def test_spread_and_deviation_over_slots() -> None:
-    slots = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-    bootstrap = PairedBootstrap(2)
-    assert bootstrap.spread(slots)[0] == 1.0
-    assert bootstrap.deviation(slots)[0] == pytest.approx(math.sqrt(1 / 6))
+    found = variations(np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
+    assert found["spread"].estimate.value == 1.0
+    assert found["deviation"].estimate.value == pytest.approx(math.sqrt(1 / 6))
 
 
 def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
     source = np.random.default_rng(1)
     alike = (source.random((200, 5)) < 0.5).astype(float)
-    means = alike.mean(axis=0)
-    limit = chance_spread(alike)
-    assert limit is not None
-    assert means.max() - means.min() < limit < 0.25
+    assert not variations(alike)["spread"].is_more_than_chance
     favouring = alike.copy()
     favouring[:, 0] = 1.0
-    assert favouring.mean(axis=0).max() - favouring.mean(axis=0).min() > (chance_spread(favouring) or 1.0)
-    assert chance_spread(np.full((3, 2), np.nan)) is None
-
-
-def test_a_column_that_a_resample_does_not_have_is_left_out_of_its_spread() -> None:
-    scores = np.array([[1.0, 0.0, np.nan], [1.0, 0.0, np.nan], [1.0, 0.0, 1.0]])
-    bootstrap = PairedBootstrap(3, resamples=200)
-    for statistic, expected in ((bootstrap.spread(scores), 1.0), (bootstrap.deviation(scores), math.sqrt(2) / 3)):
-        assert statistic[0] == pytest.approx(expected)
-        assert np.isfinite(statistic).all()  # resamples without the third question have two columns
-    assert np.isnan(bootstrap.spread(np.full((3, 2), np.nan))).all()
+    assert variations(favouring)["spread"].is_more_than_chance
+    assert (variation_p_value(alike) or 0.0) > 0.05 > 0.01 > (variation_p_value(favouring) or 1.0)
+    assert variation_p_value(np.full((3, 2), np.nan)) is None
 
 
 def test_the_chance_of_few_questions_is_counted_exactly() -> None:
     # Two questions that are right in one of two slots: both in the same slot in half of the shuffles.
-    assert chance_spread(np.array([[1.0, 0.0], [0.0, 1.0]])) == 1.0
-    assert chance_spread(np.array([[0.25, 1.0]])) == 0.75  # one question has one spread
+    assert variations(np.array([[1.0, 0.0], [0.0, 1.0]]))["spread"].chance == 1.0
+    assert variations(np.array([[0.25, 1.0]]))["spread"].chance == 0.75  # one question has one spread
+
+
+def test_one_tailed_bounds_are_narrower() -> None:
+    ours, theirs = [1.0] * 30 + [0.0] * 10, [1.0] * 25 + [0.0] * 15
+    two, one = mean_difference(ours, theirs), mean_difference(ours, theirs, tails=1)
+    assert two.low < one.low < one.value < one.high < two.high
+
+
+@pytest.mark.parametrize(("better", "worse"), [(5, 0), (8, 1), (30, 12), (3, 3)])
+def test_the_paired_test_of_right_and_wrong_is_mcnemars(better: int, worse: int) -> None:
+    differences = [1.0] * better + [-1.0] * worse + [0.0] * 50 + [math.nan]
+    exact = sum(math.comb(better + worse, k) for k in range(better, better + worse + 1)) / 2 ** (better + worse)
+    assert paired_p_value(differences) == pytest.approx(exact)
+
+
+def test_the_paired_test_flips_signs() -> None:
+    differences = np.array([0.4, 0.3, 0.2, -0.1, 0.25, 0.6])
+    signs = np.array(list(product([1, -1], repeat=6)))
+    assert paired_p_value(differences) == ((signs * differences).sum(axis=1) >= differences.sum() - 1e-9).mean()
+    many = np.random.default_rng(0).normal(0.1, 0.5, 100)
+    z = many.mean() / np.sqrt((many**2).sum()) * 100
+    assert paired_p_value(many) == pytest.approx(norm.sf(z), abs=0.02)
+    assert paired_p_value([]) == paired_p_value([0.0, math.nan]) == 1.0
+
+
+def test_corrected_p_values_are_holms() -> None:
+    assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"a": 0.06, "b": 0.03, "c": 0.06})
+    assert holm({}) == {}
+
+
+def test_outcomes_of_chance_look_the_same_in_the_given_order_and_in_others() -> None:
+    source = np.random.default_rng(0)
+    false = {"disagreement": 0, "difference": 0}
+    for seed in range(40):
+        hard = source.random((60, 1))
+        given, others = ((source.random((60, columns)) < hard).astype(float) for columns in (3, 9))
+        given[source.random(given.shape) < 0.1] = np.nan  # some calls failed
+        for name, p in order_p_values(given, others, seed).items():
+            false[name] += p <= 0.05
+    assert max(false.values()) <= 7  # more come once in 500
+
+
+def test_what_the_order_does_is_told_from_chance() -> None:
+    source = np.random.default_rng(0)
+    steady = np.repeat((source.random((60, 1)) < 0.5).astype(float), 3, axis=1)
+    others = (source.random((60, 9)) < 0.5).astype(float)
+    assert order_p_values(steady, others)["disagreement"] < 0.01
+    assert order_p_values(np.ones((60, 3)), others)["difference"] < 0.01
+    assert order_p_values(steady, np.repeat(steady, 3, axis=1)) == {"disagreement": 1.0, "difference": 1.0}
+
+
+def test_smaller_effects_take_more_questions() -> None:
+    differences = [1.0] * 10 + [-1.0] * 10 + [0.0] * 80
+    few, many = (questions_needed(differences, effect, 0.05) for effect in (0.1, 0.05))
+    variance = 22 / 102
+    assert few == math.ceil(variance * ((norm.ppf(0.95) + norm.ppf(0.9)) / 0.1) ** 2)
+    assert many == pytest.approx(4 * few, abs=4)

@@ -1,247 +1,239 @@
-"""Recommend a remedy, with the numbers behind the recommendation."""
+"""Say what was found, in the order in which people ask: today, other orders, noise, remedies, what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from invariant_rag.evaluation.audit.effects import MAX_LOSS, NEGLIGIBLE, Effects, RemedyEffect, choose
 from invariant_rag.evaluation.audit.measures import RemedyMeasures
-from invariant_rag.evaluation.statistics import Estimate, percentile_interval, zero_share_upper_bound
+from invariant_rag.evaluation.statistics import Estimate, zero_share_upper_bound
 
-NEGLIGIBLE = 0.02
-"""Share of changed answers up to which order dependence is not worth a remedy."""
+LEAVE_IT = "leave it"
+"""The choice that recommends no change."""
 
-MAX_UNSEEN_FLIPS = 0.1
-"""Upper bound of the flip rate up to which the audit says that order does not matter: 29 questions without a flip."""
+MAX_UNSEEN_FLIPS = 0.05
+"""Upper bound of the flip rate up to which no flip means that order does not matter."""
 
-FEW_QUESTIONS = 100
-"""With fewer questions intervals are wide: few topics mask or exaggerate order effects (arXiv 2605.27105)."""
+ENOUGH = 59
+"""So many questions without a flip bound the flip rate by that."""
+
+MAX_ERRORS = 0.2
+"""Share of failed calls from which on they are to be looked at first."""
+
+_ACTIONS = {
+    "sort": "Sort the documents by a hash of their contents before asking",
+    "rerank": "List the documents by their scores, ties by content, before asking",
+    "top-3": "Keep the three documents with the best scores, best first",
+    "long-context-reorder": "List the documents with the best scores at both ends",
+    "vote": "Ask in several rotations of the sorted documents and take the majority",
+    "plain": "Use the plain model",
+}
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommendation.
+    """A recommendation, and what it rests on.
 
     Attributes:
-        choice: `do nothing`, `remove the randomness`, `make verdicts readable`, or the name of a remedy.
+        choice: `leave it`, `fix the errors`, `make verdicts readable`, or the name of a remedy.
         headline: What to do, in one sentence.
-        reasons: The numbers behind it, one sentence each.
+        sections: Questions that people ask, in that order, each with its answers, one sentence each.
     """
 
     choice: str
     headline: str
-    reasons: tuple[str, ...]
+    sections: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """All answers."""
+        return tuple(each for _, answers in self.sections for each in answers)
 
 
-def advise(measured: Sequence[RemedyMeasures]) -> Advice:
+def advise(measured: Sequence[RemedyMeasures], effects: Effects, questions: int, errors: float) -> Advice:
     """Recommend what to do, by the first of these rules that applies.
 
-    1. Some verdicts on pairs name neither response: make them readable, for they say nothing about order.
-    2. Answers change as often when the order stays: remove the randomness.
-    3. The order changes (almost) no answer, nor does a salt, and no slot is favoured beyond chance: do nothing.
-    4. Use a remedy that flips significantly fewer questions (or, if the system flips none, is significantly fairer) and
-       is not significantly less accurate. Take the cheapest, unless another is significantly more accurate, or favours
-       no slot where the cheapest does and is not significantly less accurate.
-    5. There is no such remedy: do nothing.
-
-    Significant means that the paired 95% interval of the difference excludes 0.
+    1. Many calls failed: fix the errors.
+    2. Some verdicts on pairs name neither response: make them readable, for they say nothing about order.
+    3. What `choose` recommends: a remedy that is surely better than what users get today, or surely steadier and surely
+       no loss. Nothing is recommended unless the order matters by more than chance.
+    4. Leave it.
 
     Args:
         measured: The measures of the system as it is, then those of every remedy.
+        effects: What was tested.
+        questions: Number of questions that the measures are about.
+        errors: Share of calls that failed.
     """
-    system, remedies = measured[0], measured[1:]
-    facts = _facts(system)
-    return _fix_system_first(system, facts) or _no_effect(system, facts) or _choose_remedy(system, remedies, facts)
+    system = measured[0].measures
+    remedies = {each.name: each for each in measured[1:]}
+    best = choose(effects)
+    unreadable = system.get("unreadable")
+    if errors > MAX_ERRORS:
+        choice, headline = "fix the errors", f"Fix the errors first: {errors:.0%} of the calls failed."
+    elif unreadable is not None and unreadable.low > NEGLIGIBLE:
+        choice = "make verdicts readable"
+        headline = "Have the judge name a response, as A, B or [[A]]: some of its verdicts name neither."
+    elif best is not None:
+        choice, headline = best.name, _recommendation(best, measured[0], remedies[best.name])
+    else:
+        choice, headline = LEAVE_IT, _why_leave(measured[0], effects, questions)
+    sections = (
+        ("What do you get today?", _today(measured[0], errors)),
+        ("What would other orders give?", _other_orders(measured[0])),
+        ("Is that more than noise?", _noise(measured[0], effects, questions)),
+        ("What does each remedy give, against today?", _against_today(effects, remedies)),
+        ("What to do?", (headline,)),
+    )
+    return Advice(choice, headline, sections)
 
 
-def _facts(system: RemedyMeasures) -> list[str]:
-    """Return the sentences about the system that accompany every recommendation."""
+def _today(system: RemedyMeasures, errors: float) -> tuple[str, ...]:
     found = system.measures
-    facts = [_flips(system)]
+    said = []
+    if "today" in found:
+        said.append(f"In the order that your retriever gives, {_percent(found['today'])} of the answers are right.")
+    else:
+        said.append("No gold answers were given: nothing is known about accuracy, only whether answers change.")
+    if errors:
+        said.append(f"{errors:.1%} of the calls failed; what follows is about the others.")
+    if "unreadable" in found and found["unreadable"].value:
+        said.append(f"Of the verdicts {_percent(found['unreadable'])} name neither response.")
+    return tuple(said)
+
+
+def _other_orders(system: RemedyMeasures) -> tuple[str, ...]:
+    found = system.measures
+    said = []
     if "accuracy" in found:
-        facts.append(
-            f"Accuracy is {_percent(found['accuracy'])} on average over orders, "
-            f"{_percent(found['worst'])} in the worst order of each question and {_percent(found['best'])} in the best."
-        )
-    facts.extend(_slots(system))
-    if _sorts_internally(system):
-        facts.append(
-            "Its answers do not depend on the order given, but they do on hashes put before the documents: in two "
-            f"salted orders they differ with probability {_percent(found['salted_sensitivity'])}. It seems to order "
-            "the documents by a rule of its own, and that order matters."
-        )
-    if len(system.per_question) < FEW_QUESTIONS:
-        facts.append(f"These are {len(system.per_question)} questions only: several hundred make the intervals narrow.")
-    return facts
-
-
-def _fix_system_first(system: RemedyMeasures, facts: Sequence[str]) -> Advice | None:
-    """Apply rules 1 and 2: unreadable verdicts and randomness hide the effect of the order."""
-    found = system.measures
-    noise, unreadable = found["noise"], found.get("unreadable")
-    if unreadable is not None and unreadable.value > NEGLIGIBLE:
-        return Advice(
-            "make verdicts readable",
-            "Have the judge name a response first, as A, B or [[A]]: some of its verdicts name neither.",
-            (f"Of the verdicts {_percent(unreadable)} cannot be read.", *facts),
-        )
-    if noise.value > NEGLIGIBLE and found["net_sensitivity"].low <= 0:
-        return Advice(
-            "remove the randomness",
-            "Make the system deterministic first: its answers change as much when nothing is moved.",
-            (f"Two calls in the same order disagree with probability {_percent(noise)}.", *facts),
-        )
-    return None
-
-
-def _no_effect(system: RemedyMeasures, facts: Sequence[str]) -> Advice | None:
-    """Apply rule 3: the order does not matter."""
-    changes = max(system.measures["net_sensitivity"].high, system.measures["sensitivity"].value)
-    if changes > NEGLIGIBLE or _favours_slot(system) or _sorts_internally(system):
-        return None
-    headline = "Do nothing: the order of the documents does not matter here."
-    if _max_flip_rate(system) > MAX_UNSEEN_FLIPS:
-        headline = (
-            f"Do nothing yet: the order changed (almost) no answer to {len(system.per_question)} questions, which are "
-            f"too few to tell; up to {_max_flip_rate(system):.0%} might flip."
-        )
-    return Advice("do nothing", headline, tuple(facts))
-
-
-def _choose_remedy(system: RemedyMeasures, remedies: Sequence[RemedyMeasures], facts: list[str]) -> Advice:
-    """Apply rules 4 and 5: the best remedy, or none."""
-    biased = _favours_slot(system)
-    helpful = [each for each in remedies if _helps(each, system, biased)]
-    candidates = [each for each in helpful if not _costs_accuracy(each)]
-    if not candidates:
-        why = "No remedy that was tried helps" if remedies else "No remedy was tried"
-        if helpful:
-            why = "Every remedy that helps costs accuracy"
-            facts.extend(
-                f"{each.name}: accuracy changes by {_signed(each.versus['expected_accuracy'])}." for each in helpful
-            )
-        return Advice("do nothing", f"Do nothing for now. {why}.", tuple(facts))
-    best, *costlier = sorted(candidates, key=lambda one: one.measures["calls"].value)
-    for each in costlier:
-        if _is_worth_its_cost(each, best):
-            best = each
-    return Advice(best.name, _headline(best, system), (*facts, *_gains(best, candidates)))
-
-
-def _sorts_internally(system: RemedyMeasures) -> bool:
-    """Whether salts change answers that input orders do not, significantly and more often than randomness does."""
-    salted = system.measures.get("salted_sensitivity")
-    still = system.measures["sensitivity"].value <= NEGLIGIBLE
-    return still and salted is not None and salted.low > max(NEGLIGIBLE, system.measures["noise"].high)
-
-
-def _flips(system: RemedyMeasures) -> str:
-    found = system.measures
-    text = (
-        f"The order changes the answer to {_percent(found['flip_rate'])} of the questions; two random orders disagree "
-        f"with probability {_percent(found['sensitivity'])}"
-    )
-    noise = found["noise"].value
-    text += f", two calls in the same order with {noise:.1%}." if noise else "."
-    if found["flip_rate"].value == 0:
-        text += (
-            f" That none of {len(system.per_question)} flips still leaves room for up to {_max_flip_rate(system):.1%}."
-        )
-    return text
-
-
-def _max_flip_rate(system: RemedyMeasures) -> float:
-    """Return the upper bound of the flip rate of a system that flipped no question."""
-    return zero_share_upper_bound(len(system.per_question))
-
-
-def _slots(system: RemedyMeasures) -> list[str]:
-    said = []
-    for kind, where, chance in (
-        ("slot", "in the input", system.slot_chance),
-        ("salted", "in salted canonical orders", system.salt_chance),
-    ):
-        spread = system.measures.get(f"{kind}_spread")
-        if spread is not None and chance is not None:
-            verdict = "more" if spread.value > chance else "not more"
-            said.append(
-                f"Between the gold slots {where} accuracy differs by up to {_percent(spread)}; that is {verdict} than "
-                f"chance alone would make it ({chance:.1%})."
-            )
-    return said
-
-
-def _favours_slot(one: RemedyMeasures) -> bool:
-    """Whether accuracy differs between slots, of the input or of canonical orders, by more than chance."""
-    return any(
-        f"{kind}_spread" in one.measures and chance is not None and one.measures[f"{kind}_spread"].value > chance
-        for kind, chance in (("slot", one.slot_chance), ("salted", one.salt_chance))
-    )
-
-
-def _helps(remedy: RemedyMeasures, system: RemedyMeasures, biased: bool) -> bool:
-    if remedy.versus["flip_rate"].high < 0:
-        return True
-    spread = remedy.versus.get("salted_spread")
-    return system.measures["flip_rate"].value == 0 and biased and spread is not None and spread.high < 0
-
-
-def _costs_accuracy(remedy: RemedyMeasures) -> bool:
-    difference = remedy.versus.get("expected_accuracy")
-    return difference is not None and difference.high < 0
-
-
-def _is_worth_its_cost(one: RemedyMeasures, other: RemedyMeasures) -> bool:
-    """Whether the more expensive remedy is significantly more accurate, or fair where the cheaper one is not."""
-    if one.expected is None or other.expected is None:
-        return False
-    gain = percentile_interval(one.expected - other.expected)
-    return gain.low > 0 or (_favours_canonical_slot(other) and not _favours_canonical_slot(one) and gain.high >= 0)
-
-
-def _favours_canonical_slot(one: RemedyMeasures) -> bool:
-    spread = one.measures.get("salted_spread")
-    return spread is not None and one.salt_chance is not None and spread.value > one.salt_chance
-
-
-def _headline(best: RemedyMeasures, system: RemedyMeasures) -> str:
-    what = {
-        "sort": "Sort the documents by a hash of their contents before asking",
-        "rerank": "List the documents by their scores, ties by content, before asking",
-        "top-3": "Keep the three documents with the best scores, best first",
-        "long-context-reorder": "List the documents with the best scores at both ends",
-        "vote": "Ask in several rotations of the sorted documents and take the majority",
-        "plain": "Use the plain model",
-    }.get(best.name, f"Use the method {best.name}")
-    flips, before = best.measures["flip_rate"].value, system.measures["flip_rate"].value
-    return f"{what}: {flips:.1%} of the questions flip instead of {before:.1%}."
-
-
-def _gains(best: RemedyMeasures, candidates: Sequence[RemedyMeasures]) -> list[str]:
-    said = []
-    if "expected_accuracy" in best.versus:
         said.append(
-            f"With {best.name} the accuracy to expect is {_percent(best.measures['expected_accuracy'])}; against the "
-            f"system as it is that is {_signed(best.versus['expected_accuracy'])}."
+            f"On average over orders {_percent(found['accuracy'])} are right; with each question in its worst order "
+            f"{_percent(found['worst'])}, in its best {_percent(found['best'])}."
+        )
+        said.append(f"{_percent(found['flip_rate'])} of the questions are right in one order and wrong in another.")
+        said.append(f"The wording alone says less: it changes for {_percent(found['wording_rate'])} of the questions.")
+    else:
+        said.append(f"{_percent(found['flip_rate'])} of the questions are answered otherwise in another order.")
+    if system.slot_chance is not None and "slot_spread" in found:
+        said.append(
+            f"Between the slots of the gold document accuracy differs by up to {_percent(found['slot_spread'])}; "
+            f"chance alone would make it {system.slot_chance:.1%}."
+        )
+    return tuple(said)
+
+
+def _noise(system: RemedyMeasures, effects: Effects, questions: int) -> tuple[str, ...]:
+    found, order = system.measures, effects.order
+    said = []
+    if "sensitivity" in found and "noise" in found:
+        said.append(
+            f"Two orders disagree with probability {_percent(found['sensitivity'])}, two calls in the same order with "
+            f"{_percent(found['noise'])}."
+        )
+    if order.is_real:
+        said.append(f"Yes: chance would hardly make that (p = {_p(order.p)}).")
+    elif questions < order.needed:
+        said.append(
+            f"Nothing that chance could not make (p = {_p(order.p)}), but {questions} questions are too few to see an "
+            f"effect of 10 points: about {order.needed} would do."
         )
     else:
-        said.append("No gold answers were given: this is about stability alone, and says nothing about accuracy.")
-    if _favours_canonical_slot(best):
+        said.append(f"No: chance makes as much (p = {_p(order.p)}), and {questions} questions are enough to tell.")
+    if order.has_own_rule:
         said.append(
-            f"{best.name} is invariant but not fair: the slot that the gold document is sorted into still moves "
-            f"accuracy by up to {_percent(best.measures['salted_spread'])}. No remedy that was tried is fairer and as "
-            "accurate."
+            "The answers do not depend on the order given, but they do on hashes put before the documents: the system "
+            "seems to order the documents by a rule of its own, and that order matters."
         )
-    calls = best.measures["calls"].value
-    said.append(f"It takes {calls:.1f} calls per answer.")
-    others = ", ".join(
-        f"{each.name} {each.measures['expected_accuracy'].value:.1%}"
-        for each in candidates
-        if each is not best and "expected_accuracy" in each.measures
+    return tuple(said)
+
+
+def _against_today(effects: Effects, remedies: dict[str, RemedyMeasures]) -> tuple[str, ...]:
+    if not effects.remedies:
+        return ("No remedy was tried.",)
+    return tuple(_remedy_sentence(each, remedies[each.name]) for each in effects.remedies)
+
+
+def _remedy_sentence(effect: RemedyEffect, measured: RemedyMeasures) -> str:
+    found = measured.measures
+    cost = f"{found['calls'].value:.1f} calls and {_seconds(found['seconds'].value)} per answer"
+    if effect.same_as_today:
+        return f"{effect.name} is what you do today: it lists (almost) every question in the same order; {cost}."
+    parts = []
+    if effect.gain is not None:
+        sure = "a gain" if effect.is_better else "a loss" if effect.is_loss else "neither surely a gain nor a loss"
+        parts.append(f"accuracy {found['today'].value:.1%}, {_signed(effect.gain)}, {sure}")
+    else:
+        parts.append("accuracy unknown")
+    parts.append(f"flips {found['flip_rate'].value:.1%}")
+    fairness = {None: "fairness unknown", True: "not fair: its slots matter", False: "no unfairness found"}
+    parts += [fairness[effect.unfair], cost]
+    return f"{effect.name}: {'; '.join(parts)}."
+
+
+def _recommendation(best: RemedyEffect, system: RemedyMeasures, measured: RemedyMeasures) -> str:
+    what = _ACTIONS.get(best.name, f"Use the method {best.name}")
+    flips, before = measured.measures["flip_rate"].value, system.measures["flip_rate"].value
+    steadier = f"{flips:.1%} of the questions flip instead of {before:.1%}"
+    if best.is_better and best.gain is not None:
+        return f"{what}: {_signed(best.gain)} against what you get today; {steadier}."
+    return f"{what}: {steadier}, and a loss of more than {100 * MAX_LOSS:.0f} points can be ruled out."
+
+
+def _why_leave(system: RemedyMeasures, effects: Effects, questions: int) -> str:
+    """Return why nothing is recommended."""
+    if effects.order.has_own_rule:
+        return "Leave the order of your documents: it changes nothing, for the system orders them by a rule of its own."
+    if not effects.order.is_real:
+        return _why_no_effect(system, effects, questions)
+    if effects.order_is_fixed:
+        return (
+            "Leave it: your retriever lists by score, so that users get one order, and no remedy is surely more "
+            "accurate. Keep that order."
+        )
+    steadier = [each for each in effects.remedies if each.is_steadier]
+    unsure = [each for each in steadier if not each.is_loss]
+    if unsure:
+        return _why_not_steadier(min(unsure, key=lambda each: each.calls), "today" in system.measures, questions)
+    if steadier:
+        return "Leave it: what stops flips gives fewer right answers than you get today. Keep your retriever's order."
+    return "Leave it: the order matters, and no remedy that was tried is surely better than what you get today."
+
+
+def _why_no_effect(system: RemedyMeasures, effects: Effects, questions: int) -> str:
+    found = system.measures
+    if "noise" in found and found["noise"].low > NEGLIGIBLE:
+        return (
+            "Leave the order: answers change as much when nothing is moved "
+            f"({found['noise'].value:.1%} of the time). To make them steady, remove the randomness of the system."
+        )
+    unseen = found["flip_rate"].value == 0 and zero_share_upper_bound(questions) > MAX_UNSEEN_FLIPS
+    if questions < effects.order.needed or unseen:
+        return (
+            f"Leave it for now: no effect of the order was found, and {questions} questions are too few to tell; "
+            f"about {max(effects.order.needed, ENOUGH)} would do."
+        )
+    return "Leave it: the order of the documents does not matter here."
+
+
+def _why_not_steadier(remedy: RemedyEffect, has_gold: bool, questions: int) -> str:
+    if not has_gold:
+        return (
+            f"Leave it until you know the right answers: {remedy.name} would stop flips, but without gold answers "
+            "nobody knows what it costs."
+        )
+    return (
+        f"Leave it for now: {remedy.name} would stop flips, but {questions} questions cannot rule out that it loses "
+        f"more than {100 * MAX_LOSS:.0f} points; about {remedy.needed} would do."
     )
-    if others:
-        said.append(f"Other remedies that stop flips without a sure loss, with their accuracy: {others}.")
-    return said
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 0.01 else "under 0.01 s"
+
+
+def _p(value: float) -> str:
+    return "under 0.01" if value < 0.01 else f"{value:.2f}"
 
 
 def _percent(estimate: Estimate) -> str:

@@ -22,7 +22,8 @@ class StoredAnswer:
         order: Order in which the segments were listed.
         text: The answer.
         tokens: Prompt and completion tokens, if known.
-        seconds: Duration of the call.
+        seconds: Duration of the call, pauses between tries included.
+        date: When it was answered, in UTC; "" if unknown.
     """
 
     key: str
@@ -32,6 +33,7 @@ class StoredAnswer:
     text: str
     tokens: int | None
     seconds: float
+    date: str = ""
 
 
 class AnswerStore:
@@ -77,12 +79,13 @@ class AnswerStore:
 
 def _parse_answer(line: Any, where: str) -> StoredAnswer:
     names = {each.name for each in fields(StoredAnswer)}
-    if not isinstance(line, dict) or set(line) != names:
+    if not isinstance(line, dict) or {*line, "date"} != names:
         raise _unreadable(f"{where}: expected an object with {', '.join(sorted(names))}")
     order, tokens, seconds = line["order"], line["tokens"], line["seconds"]
     whole = [*order, *([] if tokens is None else [tokens])] if isinstance(order, list) else [None]
     if (
         not all(isinstance(line[name], str) for name in ("key", "asker", "question", "text"))
+        or not isinstance(line.get("date", ""), str)
         or not all(isinstance(each, int) and not isinstance(each, bool) for each in whole)
         or not isinstance(seconds, int | float)
         or isinstance(seconds, bool)

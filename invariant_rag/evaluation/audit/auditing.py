@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.checks import check_items, check_number
+import numpy as np
+
+from invariant_rag.checks import check_number, check_real
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.evaluation.audit.advice import Advice, advise
+from invariant_rag.evaluation.audit.advice import advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
-from invariant_rag.evaluation.audit.call_plan import AuditDesign, Call, CallPlan, common_slots
-from invariant_rag.evaluation.audit.measures import AnswerParser, Label, Metric, RemedyMeasures, measure
-from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.evaluation.audit.remedies import AskFunction, build_remedies
-from invariant_rag.evaluation.audit.runner import make_calls, make_calls_with_ray
+from invariant_rag.evaluation.audit.call_plan import Call
+from invariant_rag.evaluation.audit.effects import assess
+from invariant_rag.evaluation.audit.folder import AuditFolder
+from invariant_rag.evaluation.audit.measures import measure
+from invariant_rag.evaluation.audit.patience import Patience
+from invariant_rag.evaluation.audit.preparing import CallEstimate, Preparation, Questions, prepare
+from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, most_frequent, package_versions
+from invariant_rag.evaluation.audit.runner import CallLog, FailedCall, hopeless, make_calls, make_calls_with_ray
+from invariant_rag.evaluation.audit.scoring import AnswerParser, Label, Metric, numbers_of, outcomes_of
 from invariant_rag.evaluation.audit.segment_use import SegmentUseCheck
 from invariant_rag.evaluation.audit.systems import ToInput, as_system
 from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
 from invariant_rag.evaluation.progress import Progress, no_progress
-from invariant_rag.files import encode_json, make_folder, write_file
 
 METRICS: dict[str, Metric] = {
     "best_subspan_em": best_subspan_em,
@@ -31,85 +35,9 @@ METRICS: dict[str, Metric] = {
 }
 
 
-@dataclass(frozen=True)
-class Flip:
-    """A question whose answers differ between the input orders.
-
-    Attributes:
-        question: The question.
-        answers: The different answers with their counts, most frequent first.
-    """
-
-    question: str
-    answers: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Audit:
-    """The result of an audit.
-
-    Attributes:
-        system: Name of the system.
-        metric: Name of the accuracy metric.
-        design: How many calls are made about each question.
-        questions: Number of questions.
-        complete: Number of questions all of whose calls were answered; the measures are about these.
-        calls: Number of different calls behind the measures.
-        unasked: Number of calls that the budget did not allow.
-        out_of_slots: Complete questions without gold segments, or with too few segments for the slots.
-        measured: Measures of the system as it is, then of every remedy.
-        advice: What to do.
-        flips: The questions whose answers differ most between the input orders.
-    """
-
-    system: str
-    metric: str
-    design: AuditDesign
-    questions: int
-    complete: int
-    calls: int
-    unasked: int
-    out_of_slots: int
-    measured: tuple[RemedyMeasures, ...]
-    advice: Advice
-    flips: tuple[Flip, ...]
-
-    def __getitem__(self, name: str) -> RemedyMeasures:
-        """Return the measures of a remedy; `as it is` for the system itself."""
-        for each in self.measured:
-            if each.name == name:
-                return each
-        raise UnknownName("measured remedy", name, [each.name for each in self.measured])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        fields = {
-            name: getattr(self, name) for name in ("system", "metric", "questions", "complete", "calls", "unasked")
-        }
-        return {
-            **fields,
-            "out_of_slots": self.out_of_slots,
-            "design": asdict(self.design),
-            "advice": asdict(self.advice),
-            "measured": [
-                {
-                    "name": each.name,
-                    "measures": {name: estimate.as_dict() for name, estimate in each.measures.items()},
-                    "versus_as_it_is": {name: estimate.as_dict() for name, estimate in each.versus.items()},
-                    "accuracy_by_slot": [estimate.as_dict() for estimate in each.slots],
-                    "accuracy_by_salted_slot": [estimate.as_dict() for estimate in each.salts],
-                    "slot_spread_by_chance": each.slot_chance,
-                    "salted_spread_by_chance": each.salt_chance,
-                }
-                for each in self.measured
-            ],
-            "flips": [asdict(each) for each in self.flips],
-        }
-
-
 def audit(
     system: Any,
-    questions: str | Path | Iterable[Question | Mapping[str, Any]],
+    questions: Questions,
     *,
     retriever: Any = None,
     k: int = 10,
@@ -118,39 +46,47 @@ def audit(
     label: Label = normalise_answer,
     orders: int = 10,
     slots: int = 5,
-    repeats: int = 2,
+    repeats: int = 3,
     all_orders: bool = False,
     seed: int = 0,
     workers: int = 1,
     actors: int = 0,
+    retries: int = 3,
+    timeout: float | None = None,
     budget: int | None = None,
     out: str | Path | None = None,
+    fresh: bool = False,
+    name: str | None = None,
     progress: Progress = no_progress,
+    before_asking: Callable[[CallEstimate, Reused], object] | None = None,
     to_input: ToInput | None = None,
     tags: bool = True,
     **generation: Any,
 ) -> Audit:
     """Ask questions with their segments in many orders; measure what changes, and recommend what to do.
 
-    Every question is asked in all orders of up to 4 segments, else in a sample of orders; with its gold segments moved
-    through the slots of the input; in salted canonical orders, which put them into the same slots; and repeatedly in
-    the given order. All of that is done for the system as it is and with each remedy. Equal calls are made once. The
-    calls follow from the questions and the seed, so threads, actors and interruptions do not change the measures.
+    Every question is asked repeatedly in the order that the retriever gives, which is what users get today; in all
+    orders of up to 4 segments, else in a sample of orders; with its gold segments moved through the slots of the input;
+    and in salted canonical orders, which put them into the same slots. All of that is done for the system as it is and
+    with each remedy. Equal calls are made once. The calls follow from the questions and the seed, so threads, actors
+    and interruptions do not change the measures.
 
     Args:
         system: An `InvariantModel`, a `RAG`, a `Judge`, a Runnable or language model of LangChain, a query engine or
-            LLM of LlamaIndex, or a function `(question, segments) -> answer`; see `as_system` in
+            LLM of LlamaIndex, an `Endpoint` or the URL of a server like that of OpenAI, or a function
+            `(question, segments) -> answer`, which may be async; see `as_system` in
             `invariant_rag.evaluation.audit.systems`. Of a chain that retrieves for itself, pass the combine chain: the
             audit chooses the order of the documents.
-        questions: A .jsonl or .csv file, or `Question`s and mappings; see `invariant_rag.evaluation.audit.questions`.
+        questions: A file, a folder, or `Question`s and mappings; see `invariant_rag.evaluation.audit.questions`.
         retriever: Finds the segments of questions that have none: an object with `retrieve(question, k)`, a retriever
             of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
         k: Segments to retrieve, if the retriever takes a number.
         remedies: Names out of `sort`; `rerank`, `top-3` and `long-context-reorder` (by the scores of the segments);
             `vote`; and for an `InvariantModel` also `plain` and every invariant method. None: all that apply; of the
             methods, `rotor` and `pine`.
-        metric: `best_subspan_em`, `exact_match`, `token_f1`, or a function `(answer, gold answers) -> number`.
-        label: What two answers must share to count as the same.
+        metric: `best_subspan_em`, `exact_match`, `token_f1`, or a function `(answer, gold answers) -> number` from 0 to
+            1; an answer is right from 0.5 on.
+        label: What two answers must share to count as the same wording.
         orders: Input orders of a question with more than 4 segments.
         slots: Slots through which gold segments are moved, and salted orders.
         repeats: How often the given order is asked, to tell the effect of the order from randomness.
@@ -160,12 +96,19 @@ def audit(
         seed: Seed of orders, salts and intervals.
         workers: Number of threads that make calls.
         actors: Number of Ray actors that make calls, each with a pickled copy of the system. 0: no Ray.
+        retries: Tries of a call that raised an error, after the first one, with pauses that double. A call that fails
+            all the same does not stop the audit: the share of errors is reported.
+        timeout: Seconds after which a try counts as failed. None: never.
         budget: Most calls to make now. Questions are asked one after the other, so that some are complete. For a
             Runnable without `to_input` this includes up to three calls with other texts, which check whether it uses
             its input.
-        out: Folder for `answers.jsonl`, from which an interrupted audit continues, and for the report. Use one folder
-            per system: stored answers are matched by the system's name.
+        out: Folder for `answers.jsonl`, from which an interrupted audit continues, and for the report. Stored answers
+            are only used for the very system that gave them.
+        fresh: Whether to ask everything anew. The answers that are in the folder are set aside.
+        name: Name of the system in reports. It vouches for the system: answers that are stored under it are used,
+            whatever has changed.
         progress: Shows a progress bar.
+        before_asking: Called with what the audit will take, and what it need not ask.
         to_input: Makes the input of a Runnable or an LLM of a framework from question and segments.
         tags: Whether the segments of a black-box system may be prefixed with hashes in salted orders. This detects a
             system that sorts by text. Pass False for a system that parses its texts; it is then assumed not to re-sort
@@ -176,87 +119,64 @@ def audit(
         InvalidQuestion: A question cannot be read.
         InvalidChoice: An argument is no such number or function, or too small.
         UnusableFile: The folder cannot be written, or another process writes it.
-        AuditFailed: The system failed or does not use the segments it is given, or no question is complete.
+        AuditFailed: The system answers nothing or does not use the segments it is given, or no question is complete.
         UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
             were requested.
-        ExtraRequired: Actors were requested, and Ray is not installed.
+        ExtraRequired: Ray is not installed for actors, or pyarrow for a folder of `datasets`.
         UnknownName: There is no remedy or metric of that name.
     """
-    for name, value, least in (
-        ("orders", orders, 2),
-        ("slots", slots, 2),
-        ("repeats", repeats, 1),
-        ("workers", workers, 1),
-        ("actors", actors, 0),
-        ("k", k, 1),
-        ("seed", seed, 0),
-    ):
-        check_number(name, value, least)
+    for option, value, least in (("workers", workers, 1), ("actors", actors, 0), ("retries", retries, 0)):
+        check_number(option, value, least)
     if budget is not None:
         check_number("budget", budget, 0)
+    if timeout is not None and check_real("timeout", timeout) <= 0:
+        raise InvalidChoice(f"timeout: expected seconds above 0, got {timeout}")
     if actors and workers > 1:
         raise UnsupportedCombination(f"{workers} workers are threads of this process, and {actors} actors are others")
-    if not isinstance(out, str | Path | None):
-        raise InvalidChoice(f"out: expected a folder or None, got {type(out).__name__}")
-    folder = None if out is None else make_folder(Path(out))
-    metric_function = _resolve_metric(metric)
-    if remedies is not None:
-        check_items("remedies", remedies, str)
+    metric_function = resolve_metric(metric)
     if not callable(label):
         raise InvalidChoice(f"label: expected a function of an answer, got {type(label).__name__}")
-    wrapped = as_system(system, to_input, generation)
-    parsed = read_questions(questions, wrapped.retrieve if retriever is None else as_retrieve_function(retriever, k))
-    if all(len(question.segments) < 2 for question in parsed):
-        raise AuditFailed(
-            "expected questions with at least two segments, got none: a single one has no other order",
-            hint="Retrieve more segments for each question.",
-        )
-    built, askers = build_remedies(wrapped, parsed, remedies, tags)
-    design = AuditDesign(orders, common_slots(parsed, slots), repeats, seed, all_orders)
-    plans = [design.plan_calls(question, built) for question in parsed]  # [questions][remedies]
-    calls = list({call.key: call for each in plans for plan in each for call in plan.calls}.values())
-
-    store = AnswerStore(None if folder is None else folder / "answers.jsonl")
-    caller = _Caller(askers, store, workers, actors)
+    folder = AuditFolder.of(out)
+    prepared = prepare(
+        system,
+        questions,
+        retriever=retriever,
+        k=k,
+        remedies=remedies,
+        orders=orders,
+        slots=slots,
+        repeats=repeats,
+        all_orders=all_orders,
+        seed=seed,
+        to_input=to_input,
+        tags=tags,
+        name=name,
+        identities=folder.identities,
+        **generation,
+    )
+    store = folder.open_store(fresh)
+    caller = _Caller(prepared, store, workers, actors, Patience(retries, timeout))
+    reused = _reused(prepared, store)
     try:
-        check = SegmentUseCheck.of([each[0] for each in plans]) if wrapped.may_retrieve else None
-        remaining = budget if check is None else _check_segment_use(check, caller, budget)
-        missing = caller.unanswered(calls)
-        caller.make(missing[:remaining], progress)
+        if before_asking is not None:
+            before_asking(prepared.estimate(store.answers, max(workers, actors)), reused)
+        failed = caller.make_all(budget, progress)
     finally:
         store.close()
-
-    complete = [each for each in plans if all(call.key in store.answers for plan in each for call in plan.calls)]
-    if not complete:
-        raise AuditFailed(
-            f"no question was asked in full: {len(missing)} calls were to be made, and {budget} were allowed",
-            hint="Allow more calls. With a folder the audit goes on from what has been answered.",
-        )
-    parser = AnswerParser(store.answers, metric_function, label)
-    scores = [parser.score([each[index] for each in complete], design.slots) for index in range(len(built))]
-    measured = measure(built, scores, seed)
-    result = Audit(
-        system=wrapped.name,
-        metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a metric of your own"),
-        design=design,
-        questions=len(parsed),
-        complete=len(complete),
-        calls=len({call.key for each in complete for plan in each for call in plan.calls}),
-        unasked=sum(call.key not in store.answers for call in calls),
-        out_of_slots=sum(not each[0].slots for each in complete),
-        measured=tuple(measured),
-        advice=advise(measured),
-        flips=_most_changed([each[0] for each in complete], measured[0], store),
-    )
-    if folder is not None:
-        from invariant_rag.evaluation.audit.report import write_report
-
-        write_file(folder / "audit.json", encode_json(result.as_dict(), indent=2) + b"\n")
-        write_report(result, folder)
+        if prepared.system.lm is None and prepared.system.identity and not isinstance(system, str):
+            folder.remember(as_system(system, to_input, generation).identity, prepared.system.identity)
+    result = _evaluate(prepared, store, failed, metric, metric_function, label, reused, budget)
+    folder.write(result)
     return result
 
 
-def _resolve_metric(metric: str | Metric) -> Metric:
+def resolve_metric(metric: str | Metric) -> Metric:
+    """Return the function of a metric.
+
+    Raises:
+        UnknownName: There is none of that name.
+        InvalidChoice: It is neither a name nor a function.
+    """
     if callable(metric):
         return metric
     if not isinstance(metric, str):
@@ -266,48 +186,127 @@ def _resolve_metric(metric: str | Metric) -> Metric:
     return METRICS[metric]
 
 
+def estimate_calls(
+    system: Any, questions: Questions, *, out: str | Path | None = None, workers: int = 1, **options: Any
+) -> CallEstimate:
+    """Estimate what an audit will take. No call is made.
+
+    Args:
+        system: The system.
+        questions: The questions.
+        out: Folder of an audit whose answers would be reused.
+        workers: Number of threads.
+        options: Other arguments of `audit` that decide what is asked.
+    """
+    check_number("workers", workers, 1)
+    folder = AuditFolder.of(out)
+    prepared = prepare(system, questions, identities=folder.identities, **options)
+    store = folder.open_store(fresh=False)
+    store.close()
+    return prepared.estimate(store.answers, workers)
+
+
+def _reused(prepared: Preparation, store: AnswerStore) -> Reused:
+    used = [store.answers[call.key] for call in prepared.calls if call.key in store.answers]
+    dates = sorted(each.date for each in used if each.date)
+    return Reused(len(used), dates[0][:10] if dates else "", len(store.answers) - len(used))
+
+
 @dataclass(frozen=True)
 class _Caller:
-    """Makes calls in threads or Ray actors, and stores their answers."""
+    """Makes the calls of an audit in threads or Ray actors, and stores their answers."""
 
-    askers: Mapping[str, AskFunction]
+    prepared: Preparation
     store: AnswerStore
     workers: int
     actors: int
+    patience: Patience
 
-    def unanswered(self, calls: Iterable[Call]) -> list[Call]:
-        """Return the calls without a stored answer, each key once."""
-        return list({call.key: call for call in calls if call.key not in self.store.answers}.values())
+    def make_all(self, budget: int | None, progress: Progress) -> Mapping[str, FailedCall]:
+        """Make every call that has no answer, as far as the budget goes, and return those that failed, by key."""
+        failed: dict[str, FailedCall] = {}
+        remaining = budget
+        if self.prepared.system.may_retrieve:
+            check = SegmentUseCheck.of([each[0] for each in self.prepared.plans])
+            once = Patience(retries=0, timeout=self.patience.timeout)  # a system that fails on other texts uses them
+            for calls, patience in ((check.original, self.patience), (check.replaced, once)):
+                missing = self._unanswered(calls, failed)[:remaining]
+                failed |= self._make(missing, patience)
+                remaining = None if remaining is None else remaining - len(missing)
+            check.verify(self.store)
+        missing = self._unanswered(self.prepared.calls, failed)[:remaining]
+        return failed | self._make(missing, self.patience, progress)
 
-    def make(self, calls: Sequence[Call], progress: Progress = no_progress) -> None:
-        """Make the calls."""
+    def _unanswered(self, calls: Iterable[Call], failed: Mapping[str, FailedCall]) -> list[Call]:
+        """Return the calls without an answer that have not failed, each key once."""
+        missing = [call for call in calls if call.key not in self.store.answers and call.key not in failed]
+        return list({call.key: call for call in missing}.values())
+
+    def _make(
+        self, calls: Sequence[Call], patience: Patience, progress: Progress = no_progress
+    ) -> dict[str, FailedCall]:
+        if not calls:
+            return {}
         with progress("Asking", len(calls)) as advance:
-            if self.actors and calls:
-                make_calls_with_ray(calls, self.askers, self.store, actors=self.actors, on_answer=advance)
+            log = CallLog(self.store, advance)
+            if self.actors:
+                make_calls_with_ray(calls, self.prepared.askers, log, actors=self.actors, patience=patience)
             else:
-                make_calls(calls, self.askers, self.store, workers=self.workers, on_answer=advance)
+                make_calls(calls, self.prepared.askers, log, workers=self.workers, patience=patience)
+        return {each.call.key: each for each in log.failed}
 
 
-def _check_segment_use(check: SegmentUseCheck, caller: _Caller, budget: int | None) -> int | None:
-    """Check whether the system uses its segments, and return the rest of the budget."""
-    original = caller.unanswered(check.original)[:budget]
-    caller.make(original)
-    remaining = None if budget is None else budget - len(original)
-    replaced = caller.unanswered(check.replaced)[:remaining]
-    with suppress(AuditFailed):  # a system that fails on other texts uses them
-        caller.make(replaced)
-    check.verify(caller.store)
-    return None if remaining is None else remaining - len(replaced)
-
-
-def _most_changed(
-    plans: Sequence[CallPlan], measured: RemedyMeasures, store: AnswerStore, most: int = 10
-) -> tuple[Flip, ...]:
-    """Return the questions whose answers differ most, with the answers as the system wrote them."""
-    ranked = sorted(range(len(plans)), key=lambda index: -measured.per_question[index])[:most]
-    flips = []
-    for index in ranked:
-        if measured.per_question[index] > 0:
-            texts = Counter(store.answers[group[0].key].text for group in plans[index].orders)
-            flips.append(Flip(plans[index].orders[0][0].question.text, tuple(texts.most_common())))
-    return tuple(flips)
+def _evaluate(
+    prepared: Preparation,
+    store: AnswerStore,
+    failed: Mapping[str, FailedCall],
+    metric: str | Metric,
+    metric_function: Metric,
+    label: Label,
+    reused: Reused,
+    budget: int | None,
+) -> Audit:
+    """Score the answers, test what they show, and advise."""
+    made = store.answers.keys() | failed.keys()
+    complete = [each for each in prepared.plans if all(call.key in made for plan in each for call in plan.calls)]
+    asked = {call.key for each in complete for plan in each for call in plan.calls}
+    if complete and not asked & store.answers.keys():
+        raise hopeless(list(failed.values()))
+    if not complete:
+        raise AuditFailed(
+            f"no question was asked in full: {len(prepared.calls)} calls were to be made, and {budget} were allowed",
+            hint="Allow more calls. With a folder the audit goes on from what has been answered.",
+        )
+    parser = AnswerParser(store.answers, metric_function, label)
+    scored = [[parser.score_plan(plan) for plan in each] for each in complete]  # [questions][remedies]
+    names = [each.name for each in prepared.remedies]
+    seed, slots = prepared.design.seed, prepared.design.slots
+    outcomes = {name: outcomes_of([each[i] for each in scored], slots) for i, name in enumerate(names)}
+    numbers = {name: numbers_of([each[i] for each in scored], outcomes[name]) for i, name in enumerate(names)}
+    as_is = names[0]
+    measured = [
+        measure(name, numbers[name], outcomes[name], None if name == as_is else numbers[as_is], seed) for name in names
+    ]
+    remedies = {name: outcomes[name] for name in names[1:]}
+    calls = {name: float(np.nanmean(numbers[name]["calls"])) for name in remedies}
+    effects = assess(outcomes[as_is], remedies, calls, prepared.same_as_today, seed)
+    errors = [each.error for key, each in failed.items() if key in asked]
+    return Audit(
+        system=prepared.system.name,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=package_versions(),
+        metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a metric of your own"),
+        design=prepared.design,
+        questions=len(prepared.questions),
+        complete=len(complete),
+        calls=len(asked),
+        unasked=sum(call.key not in made for call in prepared.calls),
+        failed=len(errors),
+        errors=most_frequent(errors),
+        reused=reused,
+        out_of_slots=sum(not each[0].slots for each in complete),
+        measured=tuple(measured),
+        effects=effects,
+        advice=advise(measured, effects, len(complete), len(errors) / len(asked)),
+        asked=tuple(asked_question(plans, found, names) for plans, found in zip(complete, scored, strict=True)),
+    )

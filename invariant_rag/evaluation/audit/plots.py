@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from invariant_rag.evaluation.audit.auditing import Audit
     from invariant_rag.evaluation.audit.measures import RemedyMeasures
+    from invariant_rag.evaluation.audit.result import Audit
     from invariant_rag.evaluation.statistics import Estimate
 
 # The Okabe-Ito palette, which is safe for colour-blind readers; black is the system as it is.
@@ -83,30 +83,29 @@ def _flips(audit: Audit) -> Figure:
         style = _style(index)
         axis.plot(numbers, ranked, label=each.name, lw=1.6, ms=4, markevery=max(1, len(ranked) // 20), **style)
     axis.set_xlabel("questions, those that change most first")
-    axis.set_ylabel("probability that\ntwo orders disagree")
+    axis.set_ylabel("probability that two\norders differ in outcome")
     axis.set_ylim(-0.03, 1.03)
     figure.legend(loc="outside right upper", frameon=False)
     return figure
 
 
 def _cost(audit: Audit) -> Figure:
-    """Draw seconds per answer against worst-case accuracy or, without gold answers, questions that never flip."""
+    """Draw seconds per answer against today's accuracy or, without gold answers, questions that never flip."""
     figure, (axis,) = _figure(9.0, 1)
-    has_gold = "worst" in audit.measured[0].measures
+    has_gold = "today" in audit.measured[0].measures
     for index, each in enumerate(audit.measured):
-        seconds, style = each.measures["seconds"].value, _style(index)
-        worst = each.measures["worst"] if has_gold else each.measures["flip_rate"]
-        value, low, high = (worst.value, worst.low, worst.high)
+        seconds = each.measures["seconds"].value
+        shown = each.measures.get("today" if has_gold else "flip_rate")
+        if shown is None:
+            continue
+        value, low, high = (shown.value, shown.low, shown.high)
         if not has_gold:
-            value, low, high = 1 - worst.value, 1 - worst.high, 1 - worst.low
-        axis.errorbar(seconds, value, [[value - low], [high - value]], label=each.name, ms=8, capsize=3, ls="", **style)
-        salted = each.measures.get("salted_worst")
-        if salted is not None:
-            axis.plot([seconds, seconds], [value, salted.value], lw=1, ls=":", color=style["color"])
-            axis.plot(seconds, salted.value, ms=8, mfc="white", ls="", **style)
+            value, low, high = 1 - shown.value, 1 - shown.high, 1 - shown.low
+        errors = [[value - low], [high - value]]
+        axis.errorbar(seconds, value, errors, label=each.name, ms=8, capsize=3, ls="", **_style(index))
     axis.set_xscale("log")
     axis.set_xlabel("seconds per answer, one call after the other")
-    axis.set_ylabel("accuracy in the worst order" if has_gold else "questions that never flip")
+    axis.set_ylabel("accuracy in the retriever's order" if has_gold else "questions that never flip")
     axis.set_ylim(-0.03, 1.03)
     figure.legend(loc="outside right upper", frameon=False)
     return figure

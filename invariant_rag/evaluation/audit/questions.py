@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from invariant_rag.errors import InvalidQuestion, InvalidSegment, UnsupportedCombination
+from invariant_rag.evaluation.audit.question_files import read_entries
+from invariant_rag.evaluation.audit.question_formats import as_record
 from invariant_rag.evaluation.metrics import best_subspan_em
-from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.segments import Segment, plain_rendering
 
-FIELDS = ("id", "question", "segments", "answers", "answer", "gold", "pairwise")
-"""Keys of a line of a .jsonl file, and of a mapping."""
-
-COLUMNS = ("id", "question", "segment", "title", "score", "gold", "answer", "pairwise")
-"""Columns of a .csv file, which has one row per segment."""
+FIELDS = ("id", "question", "segments", "answers", "gold", "pairwise")
+"""Keys of a record; others are kept as they are."""
 
 Retrieve = Callable[[str], Iterable[Any]]
 """Returns the segments for a question, best first, as anything that `as_segment` takes."""
@@ -36,6 +32,7 @@ class Question:
         gold: Indices of the segments that hold the answer; of a pairwise question, of the better response.
         pairwise: Whether the two segments are responses of which the system names the better one.
         id: Name in reports.
+        extra: Other fields of the record, kept for reports.
     """
 
     text: str
@@ -44,6 +41,7 @@ class Question:
     gold: tuple[int, ...] = ()
     pairwise: bool = False
     id: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not all(0 <= index < len(self.segments) for index in self.gold):
@@ -62,34 +60,47 @@ class Question:
 def read_questions(
     source: str | Path | Iterable[Question | Mapping[str, Any]], retrieve: Retrieve | None
 ) -> list[Question]:
-    """Read the questions of a .jsonl file, a .csv file, or a collection of questions and mappings.
+    """Read the questions of a file, a folder, or a collection of questions and mappings.
 
     A mapping, like a line of a .jsonl file, has `question`, and may have `segments` (strings, or mappings with `text`,
     `title`, `score`, `metadata` and `gold`: true), `answers` (or `answer`), `gold` (indices), `pairwise` and `id`. A
     .csv file has one row per segment with the columns `question`, `segment`, and any of `id`, `title`, `score`, `gold`
     (1 or 0), `answer` (several are separated by `|`) and `pairwise`; the rows of one id (or question) belong together.
+    Records of ragas, tests of promptfoo and folders of Hugging Face `datasets` are read as well; see
+    `invariant_rag.evaluation.audit.question_formats`. Other fields are kept in `Question.extra`.
 
     If the answers are known and the gold segments are not, the segments that contain an answer (`best_subspan_em`) are
     gold, unless all of them do.
 
     Args:
-        source: The file or the collection.
+        source: The file, the folder or the collection.
         retrieve: Finds the segments of questions that have none.
 
     Raises:
-        InvalidQuestion: The file cannot be read, an entry is invalid, or a question has no segments and there is no
+        InvalidQuestion: The source cannot be read, an entry is invalid, or a question has no segments and there is no
             `retrieve`.
+        ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
+    """
+    return [_complete(question, retrieve, where) for where, question in parse_questions(source)]
+
+
+def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]]) -> list[tuple[str, Question]]:
+    """Parse questions as `read_questions` does, without retrieval: where each is, and what it asks.
+
+    Raises:
+        InvalidQuestion: The source cannot be read, or an entry is invalid.
+        ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
     """
     if isinstance(source, str | Path):
-        entries = _read_file(Path(source))
+        entries = read_entries(Path(source))
     elif not isinstance(source, Iterable) or isinstance(source, bytes | Mapping):
         raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
     else:
         entries = [(f"question {index}", each) for index, each in enumerate(source)]
     if not entries:
         raise InvalidQuestion("expected at least one question, got none")
-    questions = [_complete(_parse_question(entry, where), retrieve, where) for where, entry in entries]
-    return [each if each.id else replace(each, id=str(index)) for index, each in enumerate(questions)]
+    parsed = [(where, _parse_question(entry, where)) for where, entry in entries]
+    return [(where, each if each.id else replace(each, id=str(i))) for i, (where, each) in enumerate(parsed)]
 
 
 def as_segment(value: Any) -> Segment:
@@ -97,11 +108,15 @@ def as_segment(value: Any) -> Segment:
     if isinstance(value, Segment | str):
         return Segment.of(value)
     if isinstance(value, Mapping):
-        unknown = set(value) - {"text", "title", "score", "metadata", "gold"}
-        if unknown or not isinstance(value.get("text"), str):
+        text = value.get("text", value.get("page_content"))
+        if not isinstance(text, str):
             keys = sorted(map(str, value))
             raise InvalidQuestion(f"expected a segment with text, title, score and metadata, got {keys}")
-        return Segment(value["text"], value.get("title"), value.get("metadata") or {}, value.get("score"))
+        metadata = value.get("metadata") or {}
+        if isinstance(metadata, Mapping):
+            known = {"text", "page_content", "title", "score", "metadata", "gold"}
+            metadata = {**{str(name): each for name, each in value.items() if name not in known}, **metadata}
+        return Segment(text, value.get("title"), metadata, value.get("score"))
     if hasattr(value, "page_content"):  # a document of LangChain
         metadata = dict(value.metadata)
         return Segment(value.page_content, _title(metadata), metadata, metadata.get("score"))
@@ -137,112 +152,41 @@ def _title(metadata: Mapping[str, Any]) -> str | None:
     return title if isinstance(title, str) else None
 
 
-def _read_file(path: Path) -> list[tuple[str, Any]]:
-    parsers: dict[str, Callable[[str, Path], list[tuple[str, Any]]]] = {".jsonl": _parse_jsonl, ".csv": _parse_csv}
-    if path.suffix not in parsers:
-        raise InvalidQuestion(f"{path}: expected a .jsonl or .csv file")
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
-    return parsers[path.suffix](text, path)
-
-
-def _parse_jsonl(text: str, path: Path) -> list[tuple[str, Any]]:
-    entries = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                entries.append((f"{path}, line {number}", parse_json(line)))
-            except ValueError as error:
-                raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}") from error
-    return entries
-
-
-def _parse_csv(text: str, path: Path) -> list[tuple[str, Any]]:
-    limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a segment may be long
-    try:
-        return _parse_rows(csv.DictReader(io.StringIO(text, newline="")), path)
-    except csv.Error as error:
-        raise InvalidQuestion(f"{path}: expected CSV: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _parse_rows(rows: csv.DictReader[str], path: Path) -> list[tuple[str, Any]]:
-    columns = list(rows.fieldnames or ())
-    if "question" not in columns or set(columns) - set(COLUMNS):
-        raise InvalidQuestion(f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {columns}")
-    entries: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        where = f"{path}, line {rows.line_num}"
-        if None in row or None in row.values():
-            raise InvalidQuestion(f"{where}: expected {len(columns)} fields")
-        entry = entries.setdefault(
-            row.get("id") or row["question"],
-            {
-                "id": row.get("id", ""),
-                "question": row["question"],
-                "answers": [each.strip() for each in row.get("answer", "").split("|") if each.strip()],
-                "pairwise": _parse_bool(row.get("pairwise", ""), where),
-                "segments": [],
-            },
-        )
-        if row.get("segment"):
-            entry["segments"].append(
-                {
-                    "text": row["segment"],
-                    "title": row.get("title") or None,
-                    "score": _parse_number(row.get("score", ""), where),
-                    "gold": _parse_bool(row.get("gold", ""), where),
-                }
-            )
-    return [(f"{path}, {key!r}", entry) for key, entry in entries.items()]
-
-
-def _parse_bool(cell: str, where: str) -> bool:
-    values = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-    if cell.strip().lower() not in values:
-        raise InvalidQuestion(f"{where}: expected 1 or 0, got {cell!r}")
-    return values[cell.strip().lower()]
-
-
-def _parse_number(cell: str, where: str) -> float | None:
-    try:
-        return float(cell) if cell.strip() else None
-    except ValueError:
-        raise InvalidQuestion(f"{where}: expected a number, got {cell!r}") from None
-
-
 def _parse_question(entry: Any, where: str) -> Question:
     if isinstance(entry, Question):
         return entry
-    if not isinstance(entry, Mapping) or set(entry) - set(FIELDS) or not isinstance(entry.get("question"), str):
-        got = sorted(map(str, entry)) if isinstance(entry, Mapping) else type(entry).__name__
-        raise InvalidQuestion(f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, got {got}")
-    given = entry.get("segments") or ()
+    if not isinstance(entry, Mapping):
+        raise InvalidQuestion(f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, got {_kind(entry)}")
+    record = as_record(entry)
+    if not isinstance(record.get("question"), str):
+        raise InvalidQuestion(
+            f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, with question as text, got "
+            f"{sorted(map(str, entry))}"
+        )
+    given = record.get("segments") or ()
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
-        raise InvalidQuestion(f"{where}: expected segments in a list, got {type(given).__name__}")
+        raise InvalidQuestion(f"{where}: expected segments in a list, got {_kind(given)}")
     listed = list(given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
-    return Question(
-        entry["question"],
-        tuple(_as_segment(each, where) for each in listed),
-        tuple(map(str, _as_list(entry.get("answers", entry.get("answer")), "answers", where, str | int | float))),
-        tuple(sorted({*_as_list(entry.get("gold"), "gold", where, int), *marked})),
-        bool(entry.get("pairwise")),
-        str(entry.get("id", "")),
-    )
-
-
-def _as_segment(value: Any, where: str) -> Segment:
     try:
-        return as_segment(value)
+        return Question(
+            record["question"],
+            tuple(map(as_segment, listed)),
+            tuple(map(str, _as_list(record.get("answers"), "answers", str | int | float))),
+            tuple(sorted({*_as_list(record.get("gold"), "gold", int), *marked})),
+            bool(record.get("pairwise")),
+            str(record.get("id", "")),
+            {str(name): value for name, value in record.items() if name not in FIELDS},
+        )
     except (InvalidQuestion, InvalidSegment) as error:
         raise InvalidQuestion(f"{where}: {error}") from error
 
 
-def _as_list(value: Any, name: str, where: str, kind: Any) -> Sequence[Any]:
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
     """Return one value, or a list of values, as a list."""
 
     def fits(each: Any) -> bool:
@@ -251,7 +195,7 @@ def _as_list(value: Any, name: str, where: str, kind: Any) -> Sequence[Any]:
     listed = () if value is None else (value,) if fits(value) else value
     if not isinstance(listed, list | tuple) or not all(map(fits, listed)):
         what = "an index" if kind is int else "a text"
-        raise InvalidQuestion(f"{where}: expected {name} as {what} or a list of them, got {value!r}")
+        raise InvalidQuestion(f"expected {name} as {what} or a list of them, got {value!r}")
     return listed
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from invariant_rag.errors import UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.orders import Order, rotations, salted_hash, salted_order
 from invariant_rag.evaluation.audit.questions import Question
-from invariant_rag.evaluation.audit.systems import Reply, System, describe_lm, lm_ask_function
+from invariant_rag.evaluation.audit.systems import Reply, System, describe_lm, lm_ask_function, lm_identity
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.segments import Segment
@@ -229,8 +229,8 @@ def build_remedies(
     scored = all(segment.score is not None for question in questions for segment in question.segments)
     methods = [name for name, method in METHODS.items() if method.invariant]
     lm, black_box = system.lm, system.lm is None and tags
-    askers: dict[str, AskFunction] = {system.name: _without_salt(system.ask)}
-    base, remedies = system.name, list[Remedy]()
+    askers: dict[str, AskFunction] = {system.key: _without_salt(system.ask)}
+    base, remedies = system.key, list[Remedy]()
     if lm is None:
         remedies.append(InputOrder(AS_IS, base, black_box))
     else:
@@ -242,7 +242,7 @@ def build_remedies(
             remedies.append(InputOrder(name, base))
         elif lm is not None:
             with_method = _unrouted(lm).with_method(resolve_method(name))
-            asker = describe_lm(with_method, system.message, system.generation)
+            asker = _key(system, with_method)
             askers.setdefault(asker, _with_salt(with_method, system.message, system.generation))
             remedies.append(ModelOrdering(name, asker))
     return remedies, askers
@@ -251,16 +251,22 @@ def build_remedies(
 def _baseline(system: System, lm: InvariantModel, askers: dict[str, AskFunction]) -> tuple[str, list[Remedy]]:
     """Return the name of the plain model, whose input the listing remedies change, and the model as it is."""
     if lm.ordering.invariant:
-        askers[system.name] = _with_salt(lm, system.message, system.generation)
-        as_is: Remedy = ModelOrdering(AS_IS, system.name)
+        askers[system.key] = _with_salt(lm, system.message, system.generation)
+        as_is: Remedy = ModelOrdering(AS_IS, system.key)
     else:
-        as_is = InputOrder(AS_IS, system.name)
+        as_is = InputOrder(AS_IS, system.key)
         if lm.method.name == "sequential":
-            return system.name, [as_is]
+            return system.key, [as_is]
     plain = _unrouted(lm).with_method("sequential", ordering="given")
-    name = describe_lm(plain, system.message, system.generation)
+    name = _key(system, plain)
     askers[name] = _without_salt(lm_ask_function(plain, system.message, system.generation))
     return name, [as_is]
+
+
+def _key(system: System, lm: InvariantModel) -> str:
+    """Return the name of a model that replaces that of the system, in keys of stored answers."""
+    name = describe_lm(lm, system.message, system.generation)
+    return replace(system, name=name, identity=lm_identity(lm)).key
 
 
 def _unrouted(lm: InvariantModel) -> InvariantModel:

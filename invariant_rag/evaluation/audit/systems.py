@@ -12,6 +12,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
+from invariant_rag.evaluation.audit.identity import describe
+from invariant_rag.evaluation.audit.patience import settle
 from invariant_rag.prompts import DEFAULT_SYSTEM, mark
 from invariant_rag.segments import Segment, document_rendering
 
@@ -48,7 +50,9 @@ class System:
     """A system under audit.
 
     Attributes:
-        name: Name in reports, and part of the keys of stored answers: systems that answer differently need other names.
+        name: Name in reports.
+        identity: Digest of everything that its answers depend on, part of the keys of stored answers; "" if the caller
+            vouches for the name.
         ask: Calls the system with a question and its segments, listed in the order that it is to be given.
         lm: The `InvariantModel` behind the system, if there is one: methods can be tried on it.
         message: System message for `lm`; None for the default.
@@ -64,6 +68,12 @@ class System:
     retrieve: Retrieve | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     may_retrieve: bool = False
+    identity: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name in keys of stored answers: it changes with the system."""
+        return f"{self.name} #{self.identity[:16]}" if self.identity else self.name
 
 
 def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[str, Any] | None = None) -> System:
@@ -71,8 +81,9 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
 
     Args:
         system: An `InvariantModel`, a `RAG` or a `Judge`; a chat model, LLM or any other Runnable of LangChain; an LLM
-            or query engine of LlamaIndex; or a function `(question, segments) -> answer`. A framework's wrapper around
-            an `InvariantModel` is audited as that model, with the wrapper's parameters.
+            or query engine of LlamaIndex; an `Endpoint`, or its URL; or a function `(question, segments) -> answer`,
+            which may be async. A framework's wrapper around an `InvariantModel` is audited as that model, with the
+            wrapper's parameters.
         to_input: Makes the input of a Runnable or an LLM. By default, language models get `prompt_text` (pairwise
             questions: `pairwise_prompt_text`), with marked documents if `canonical` or `vote` made them, and other
             Runnables a mapping with `question`, `input` (also the question) and `context` (the documents).
@@ -86,10 +97,10 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
         _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
         return found
     _refuse(generation, "generation keywords", "a system that is not one of our models")
-    for wrap in (_langchain, _llama_index):
+    for wrap in (_endpoint, _langchain, _llama_index):
         found = wrap(system, to_input)
         if found is not None:
-            return found
+            return replace(found, identity=describe((system, to_input)))
     if not callable(system):
         raise UnsupportedCombination(
             f"expected a system that answers questions, got {type(system).__name__}",
@@ -97,7 +108,11 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
         )
     _refuse(to_input, "to_input", "a function, which takes question and segments as they are")
     name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
-    return System(name.removeprefix("__main__."), lambda asked, segments: _as_reply(system(asked.text, segments)))
+    return System(
+        name.removeprefix("__main__."),
+        lambda asked, segments: _as_reply(settle(system(asked.text, segments))),
+        identity=describe(system),
+    )
 
 
 def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
@@ -125,6 +140,17 @@ def pairwise_prompt_text(question: str, segments: Sequence[Segment]) -> str:
     """Return the default prompt of a pairwise question for a language model of a framework."""
     responses = "\n\n".join(f"Response {label}: {each.text}" for label, each in zip("AB", segments, strict=True))
     return f"Which response answers the question better?\n\nQuestion: {question}\n\n{responses}\n\nReply with A or B."
+
+
+def _endpoint(system: Any, to_input: ToInput | None) -> System | None:
+    from invariant_rag.evaluation.audit.endpoint import Endpoint
+
+    if isinstance(system, str) and system.startswith(("http://", "https://")):
+        system = Endpoint(system)
+    if not isinstance(system, Endpoint):
+        return None
+    _refuse(to_input, "to_input", "an endpoint, which is sent a message")
+    return System(f"{system.served} at {system.url}", system.ask)
 
 
 def _refuse(value: Any, what: str, where: str) -> None:
@@ -177,7 +203,14 @@ def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
 
 def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
     name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
-    return System(name, ask, lm, message, generation=generation)
+    return System(name, ask, lm, message, generation=generation, identity=lm_identity(lm))
+
+
+def lm_identity(lm: InvariantModel) -> str:
+    """Return the digest of everything about a model that can change an answer."""
+    from invariant_rag.generation.identity import identity
+
+    return identity(lm)
 
 
 def _unwrap(system: Any) -> InvariantModel | None:
@@ -237,7 +270,8 @@ def _from_judge(judge: Any) -> System:
         winner = judge.compare(question.text, *(segment.text for segment in segments)).winner
         return Reply("" if winner is None else segments[winner].text)
 
-    return System(f"Judge by {judge.by} with {describe_lm(judge.lm, None, {})}", ask)
+    name = f"Judge by {judge.by} with {describe_lm(judge.lm, None, {})}"
+    return System(name, ask, identity=lm_identity(judge.lm))
 
 
 def _langchain(system: Any, to_input: ToInput | None) -> System | None:

@@ -30,9 +30,9 @@ def of_first() -> Audit:
 
 def test_the_first_segment_as_answer_flips_everywhere_and_has_the_largest_slot_spread(of_first: Audit) -> None:
     assert value(of_first, "flip_rate") == 1.0
-    # Of 24 orders 6 begin with each segment: two different orders agree with probability 5 / 23.
-    assert value(of_first, "sensitivity") == pytest.approx(18 / 23)
-    assert [value(of_first, name) for name in ("worst", "accuracy", "best")] == [0.0, 0.25, 1.0]
+    # Of 24 orders 6 begin with the right segment: two different orders differ in one of 23 * 12 pairs.
+    assert value(of_first, "sensitivity") == pytest.approx(6 * 18 / (23 * 12))
+    assert [value(of_first, name) for name in ("today", "worst", "accuracy", "best")] == [0.25, 0.0, 0.25, 1.0]
     assert value(of_first, "slot_spread") == value(of_first, "salted_spread") == 1.0
     assert [slot.value for slot in of_first[AS_IS].slots] == [1.0, 0.0, 0.0, 0.0]
     assert value(of_first, "slot_std") == pytest.approx((3 / 16) ** 0.5)
@@ -68,7 +68,9 @@ def test_sorting_stops_every_flip_and_keeps_the_slot_spread(of_first: Audit) -> 
     assert value(of_first, "flip_rate", "sort") == 0.0
     assert value(of_first, "slot_spread", "sort") == 0.0
     assert value(of_first, "salted_spread", "sort") == 1.0
-    assert of_first.advice.choice == "sort"
+    # It would stop flips, but what 24 questions say of its accuracy is next to nothing.
+    assert of_first.advice.choice == "leave it"
+    assert "24 questions cannot rule out" in of_first.advice.headline
     assert any("not fair" in reason for reason in of_first.advice.reasons)
 
 
@@ -77,17 +79,17 @@ def test_a_system_that_sorts_by_itself_never_flips_and_is_seen_to_favour_a_slot(
     result = audit(sorting, records(), remedies=["sort", "vote"])
     assert value(result, "flip_rate", name) == 0.0
     assert value(result, "salted_spread", name) == 1.0
-    assert result.advice.choice == "do nothing"
-    assert "No remedy" in result.advice.headline
+    assert result.advice.choice == "leave it"
+    assert "a rule of its own" in result.advice.headline
 
 
 def test_a_symmetric_system_neither_flips_nor_favours_a_slot() -> None:
     result = audit(symmetric, records())
     assert value(result, "flip_rate") == value(result, "salted_spread") == value(result, "slot_spread") == 0.0
     assert value(result, "salted_sensitivity") == 0.0
-    assert result.advice.choice == "do nothing"
+    assert result.advice.choice == "leave it"
     assert "too few" in result.advice.headline
-    assert "does not matter" in audit(symmetric, records(29), remedies=[]).advice.headline
+    assert "does not matter" in audit(symmetric, records(62), remedies=[]).advice.headline
 
 
 def test_a_system_that_orders_by_a_rule_of_its_own_is_not_told_that_order_does_not_matter() -> None:
@@ -110,7 +112,6 @@ def test_a_system_that_parses_its_texts_is_audited_without_hashes() -> None:
     assert "tags=False" in failed.value.hint
     result = audit(parsing, records(), tags=False)
     assert value(result, "slot_spread") == value(result, "salted_spread") == 1.0
-    assert result.advice.choice == "sort"
 
 
 def test_verdicts_that_cannot_be_read_are_no_consistency() -> None:
@@ -131,21 +132,22 @@ def test_verdicts_that_cannot_be_read_are_no_consistency() -> None:
 def test_chance_is_told_from_order() -> None:
     random.seed(5)
     result = audit(at_random, records(60), repeats=3)
-    assert value(result, "noise") == pytest.approx(0.75, abs=0.15)
+    assert value(result, "noise") == pytest.approx(0.375, abs=0.12)
     net = result[AS_IS].measures["net_sensitivity"]
     assert net.low <= 0 <= net.high
     assert result[AS_IS].salt_chance is not None
     assert value(result, "salted_spread") < 2 * result[AS_IS].salt_chance
-    assert value(result, "flip_rate", "sort") > 0.5  # sorting stops no dice
-    assert value(result, "sensitivity", "sort") > 0.3
-    assert result.advice.choice == "remove the randomness"
+    assert value(result, "flip_rate", "sort") > 0.3  # sorting stops no dice
+    assert value(result, "sensitivity", "sort") > 0.15
+    assert result.advice.choice == "leave it"
+    assert "remove the randomness" in result.advice.headline
 
 
 def test_voting_helps_where_most_orders_are_right() -> None:
     def misled_by_the_last(question: str, segments: Sequence[Segment]) -> str:
         return "wrong" if "right" in segments[-1].text else symmetric(question, segments)
 
-    result = audit(misled_by_the_last, records(40), remedies=["sort", "vote"])
+    result = audit(misled_by_the_last, records(60), remedies=["sort", "vote"])
     assert value(result, "accuracy", "vote") == 1.0
     assert value(result, "accuracy") == 0.75
     assert value(result, "calls", "vote") == 4.0
@@ -197,7 +199,8 @@ def test_without_gold_answers_stability_is_still_measured() -> None:
     assert value(result, "flip_rate") == 1.0
     assert "accuracy" not in result[AS_IS].measures
     assert result[AS_IS].slots == ()
-    assert any("says nothing about accuracy" in reason for reason in result.advice.reasons)
+    assert any("nothing is known about accuracy" in reason for reason in result.advice.reasons)
+    assert "until you know the right answers" in audit(first, bare * 4).advice.headline
 
 
 def test_more_than_four_segments_are_listed_in_a_sample_that_the_seed_decides() -> None:
@@ -214,8 +217,8 @@ def test_more_than_four_segments_are_listed_in_a_sample_that_the_seed_decides() 
 
     first_run = run(1)
     assert first_run == run(1) != run(2)
-    # 7 orders, 5 slots of which the given one is among the orders, 5 salted orders, 1 repeat.
-    assert len(first_run) == 7 + 4 + 5 + 1
+    # 7 orders, 5 slots of which the given one is among the orders, 5 salted orders, 2 repeats.
+    assert len(first_run) == 7 + 4 + 5 + 2
 
 
 def test_a_judge_that_prefers_whatever_comes_first_is_inconsistent_and_unfair() -> None:

@@ -81,7 +81,7 @@ def test_numbers_are_answers_too() -> None:
         ({"question": "q", "segments": ["a"], "gold": [True]}, "gold as an index"),
         ({"question": "q", "segments": ["a"], "answers": {"a": 1}}, "answers as a text"),
         ({"question": "q"}, "no retriever"),
-        ({"query": "q"}, "expected a mapping"),
+        ({"prompt": "q"}, "expected a mapping"),
         ("q", "got str"),
         ({"question": "q", "segments": ["a"], "gold": [1]}, "below 1"),
         ({"question": "q", "segments": ["a"], "pairwise": True}, "two responses"),
@@ -97,7 +97,7 @@ def test_what_is_no_question_is_named(record: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("q.txt", "", "expected a .jsonl or .csv"),
+        ("q.txt", "", "expected a .jsonl, .json, .csv or .yaml"),
         ("q.jsonl", "{", "line 1: expected JSON"),
         ("q.jsonl", "\n", "at least one question"),
         ("q.csv", "text\nx\n", "expected columns"),

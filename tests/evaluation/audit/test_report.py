@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_the_page_is_one_file_with_three_plots_in_it(folder: Path) -> None:
 
 
 def test_nothing_in_a_document_or_an_answer_becomes_markup(folder: Path) -> None:
-    assert "script" not in Page((folder / "report.html").read_text()).tags
+    assert Page((folder / "report.html").read_text()).tags.count("script") == 2  # the questions as data, and ours
     markdown = (folder / "report.md").read_text()
     assert "<script" not in markdown
     assert "\n# heading" not in markdown
@@ -101,7 +102,7 @@ def test_the_markdown_shows_its_plots_and_the_numbers_of_the_audit(folder: Path)
     assert len(shown) == 3
     assert all((folder / path).read_bytes().startswith(b"\x89PNG") for path in shown)
     found = json.loads((folder / "audit.json").read_text())
-    assert found["advice"]["headline"] in markdown
+    assert found["advice"]["headline"].partition(":")[2] in markdown
     spread = next(each for each in found["measured"] if each["name"] == "sort")["measures"]["salted_spread"]["value"]
     assert re.search(rf"\| salted spread \|[^|]*\| {spread:.3f} ", markdown)
 
@@ -113,20 +114,66 @@ def test_without_gold_answers_there_is_no_plot_of_accuracy_by_slot(tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["cost.png", "flips.png"]
 
 
+def test_the_report_names_system_date_versions_and_answers_in_the_order_in_which_people_ask(folder: Path) -> None:
+    page, markdown = ((folder / f"report.{kind}").read_text() for kind in ("html", "md"))
+    asked = ("What do you get today?", "other orders", "more than noise", "each remedy give, against today?")
+    for text in (page, markdown):
+        places = [text.index(question) for question in asked]
+        assert places == sorted(places)
+        for fact in (
+            "hostile",
+            "invariant-rag 0.",
+            "python 3.",
+            json.loads((folder / "audit.json").read_text())["date"][:10],
+        ):
+            assert fact in text
+
+
+def test_the_page_holds_every_question_with_its_documents_and_answers(folder: Path) -> None:
+    embedded = re.search(r'id="asked">(.*?)</script>', (folder / "report.html").read_text())
+    assert embedded is not None
+    asked = json.loads(embedded[1])
+    assert asked == json.loads((folder / "audit.json").read_text())["asked"]
+    assert len(asked) == len(records())
+    assert asked[0]["question"] == HOSTILE
+    assert [each["text"] for each in asked[3]["segments"]] == records()[3]["segments"]
+    assert {each["remedy"] for each in asked[3]["asked"]} == {"as it is", "sort", "vote"}
+
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+# A script of ours at the end of a copy of the page, which uses it and says what it saw where --dump-dom shows it.
+PROBE = """<script>
+const lines = () => document.querySelectorAll("#questions tr.question").length;
+const saw = { rows: lines() };
+const type = (id, value, event) => {
+  const box = document.getElementById(id); box.value = value; box.dispatchEvent(new Event(event));
+};
+type("search", "what is number 7?", "input"); saw.searched = lines();
+document.querySelector("#questions tr.question").click();
+saw.documents = document.querySelectorAll("tr.detail .document").length;
+saw.gold = document.querySelector("tr.detail .gold").textContent;
+saw.answers = document.querySelectorAll("tr.detail table tr").length - 1;
+type("search", "", "input"); type("show", "wrong", "change"); saw.wrong = lines(); type("show", "all", "change");
+document.querySelector("[data-key=today]").click(); document.querySelector("[data-key=today]").click();
+saw.best = document.querySelector("#questions tr.question td:nth-child(3)").textContent;
+saw.csv = csv().split("\\r\\n").length;
+saw.formula = csv().includes('"=');
+onload = () => {
+  saw.images = [...document.images].map((each) => each.naturalWidth);
+  saw.width = document.documentElement.scrollWidth; saw.window = innerWidth;
+  document.title = JSON.stringify(saw);
+};
+</script></body>"""
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on this machine")
-def test_a_browser_shows_every_image_and_logs_no_error(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1280, 500])
+def test_a_browser_sorts_filters_and_exports_and_logs_no_error(width: int, folder: Path, tmp_path: Path) -> None:
     assert CHROMIUM is not None
-    # A copy with a script of ours at its end, which says what was loaded where --dump-dom shows it.
-    probe = (
-        '<script>onload = () => { document.title = "loaded " + [...document.images].map(i => i.naturalWidth).join(" ")'
-        ' + " wide " + document.documentElement.scrollWidth; }</script></body>'
-    )
     page = tmp_path / "probed.html"
-    page.write_text((folder / "report.html").read_text().replace("</body>", probe))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,2000", "--enable-logging=stderr"]
+    page.write_text((folder / "report.html").read_text().replace("</body>", PROBE))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},2000", "--enable-logging=stderr"]
     run = subprocess.run(
         [CHROMIUM, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
         capture_output=True,
@@ -134,9 +181,14 @@ def test_a_browser_shows_every_image_and_logs_no_error(folder: Path, tmp_path: P
         timeout=120,
         check=True,
     )
-    title = re.search(r"<title>(.*?)</title>", run.stdout)
+    title = re.search(r"<title>(.*?)</title>", run.stdout, re.DOTALL)
     assert title is not None
-    loaded, _, width = title[1].removeprefix("loaded ").partition(" wide ")
-    assert [int(each) > 600 for each in loaded.split()] == [True] * 3
-    assert int(width) <= 1280  # nothing sticks out sideways
+    saw = json.loads(unescape(title[1]))
+    answers = sum(len(each["asked"]) for each in json.loads((folder / "audit.json").read_text())["asked"])
+    assert (saw["rows"], saw["searched"], saw["wrong"]) == (24, 1, 18)
+    assert (saw["documents"], saw["best"], saw["csv"], saw["formula"]) == (4, "1.00", answers + 2, False)
+    assert "right7" in saw["gold"]
+    assert saw["answers"] == answers / 24
+    assert [each > 600 for each in saw["images"]] == [True] * 3
+    assert saw["width"] <= saw["window"]  # nothing sticks out sideways
     assert "CONSOLE" not in run.stderr

@@ -1,4 +1,4 @@
-"""Claims about interruptions, threads and budgets: none of them changes a number."""
+"""Claims about interruptions, threads and budgets: none changes a number; and about whose answers are reused."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Barrier, Lock
+from typing import Any
 
 import pytest
 
 from invariant_rag.errors import AuditFailed
-from invariant_rag.evaluation.audit import audit
+from invariant_rag.evaluation.audit import audit, estimate_calls
 from invariant_rag.evaluation.audit.answer_store import AnswerStore, StoredAnswer
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import first, numbers, records
@@ -141,16 +142,89 @@ def test_a_budget_for_no_whole_question_is_an_error_that_loses_nothing(tmp_path:
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_system_that_fails_stops_the_audit_and_keeps_its_answers(tmp_path: Path) -> None:
-    calls = []
+def test_answers_are_reused_with_their_date_and_set_aside_on_demand(tmp_path: Path) -> None:
+    whole = audit(first, records(4), remedies=["sort"], out=tmp_path)
+    assert (whole.reused.answers, whole.reused.others) == (0, 0)
+    again = audit(first, records(4), remedies=["sort"], out=tmp_path)
+    assert again.reused.answers == whole.calls
+    assert f"{whole.calls} answers reused from {whole.date[:10]}" in (tmp_path / "report.md").read_text()
+    fresh = audit(first, records(4), remedies=["sort"], out=tmp_path, fresh=True)
+    assert fresh.reused.answers == 0
+    (aside,) = tmp_path.glob("answers-until-*.jsonl")
+    assert (
+        len(aside.read_text().splitlines()) == len((tmp_path / "answers.jsonl").read_text().splitlines()) == whole.calls
+    )
 
-    def failing(question: str, segments: Sequence[Segment]) -> str:
-        calls.append(question)
-        if len(calls) == 10:
-            raise ConnectionError("no line")
-        return first(question, segments)
 
-    with pytest.raises(AuditFailed, match="ConnectionError: no line"):
-        audit(failing, records(6), out=tmp_path)
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 9
-    assert numbers(audit(failing, records(6), out=tmp_path)) == numbers(audit(first, records(6)))
+def answering_with(word: str) -> Callable[[str, Sequence[Segment]], str]:
+    def answer(question: str, segments: Sequence[Segment]) -> str:
+        return f"{word} {segments[0].text}"
+
+    return answer
+
+
+class Template:
+    """A system with a field that decides what it says, and another that counts its calls."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.calls = text, 0
+
+    def __call__(self, question: str, segments: Sequence[Segment]) -> str:
+        self.calls += 1
+        return f"{self.text} {segments[0].text}"
+
+
+@pytest.mark.parametrize("make", [answering_with, Template])
+def test_answers_of_a_changed_system_are_never_reused(make: Callable[[str], Any], tmp_path: Path) -> None:
+    audit(make("one"), records(2), remedies=[], out=tmp_path)
+    changed = audit(make("two"), records(2), remedies=[], out=tmp_path)
+    assert changed.reused.answers == 0 < changed.reused.others
+    assert "of another system" in str(changed.reused)
+    assert all("two" in str(each.text) for asked in changed.asked for each in asked.answers)
+    assert audit(make("one"), records(2), remedies=[], out=tmp_path).reused.answers == changed.calls
+
+
+def test_a_system_that_only_counted_its_calls_is_the_same(tmp_path: Path) -> None:
+    system = Template("one")
+    audit(system, records(2), remedies=[], out=tmp_path)
+    assert system.calls > 0
+    again = audit(system, records(2), remedies=[], out=tmp_path)
+    assert (again.reused.answers, again.reused.others) == (again.calls, 0)
+    assert system.calls == again.calls
+
+
+def test_a_name_vouches_for_a_system(tmp_path: Path) -> None:
+    audit(answering_with("one"), records(2), remedies=[], out=tmp_path, name="mine")
+    changed = audit(answering_with("two"), records(2), remedies=[], out=tmp_path, name="mine")
+    assert changed.system == "mine"
+    assert changed.reused.answers == changed.calls
+
+
+def test_changed_chains_of_langchain_are_told_apart(tmp_path: Path) -> None:
+    pytest.importorskip("langchain_core")
+    from langchain_core.prompts import PromptTemplate
+    from langchain_core.runnables import RunnableLambda
+
+    def chain(template: str) -> Any:
+        joined = RunnableLambda(lambda given: {"documents": given["context"][0].page_content, **given})
+        return joined | PromptTemplate.from_template(template) | RunnableLambda(lambda prompt: prompt.text)
+
+    audit(chain("Say {documents}"), records(2), remedies=[], out=tmp_path)
+    assert audit(chain("Repeat {documents}"), records(2), remedies=[], out=tmp_path).reused.answers == 0
+    again = audit(chain("Say {documents}"), records(2), remedies=[], out=tmp_path)
+    assert again.reused.answers == again.calls
+
+
+def test_an_estimate_counts_what_will_be_asked(tmp_path: Path) -> None:
+    estimate = estimate_calls(first, records(4), remedies=["sort"], out=tmp_path)
+    assert estimate.seconds is None
+    assert sum(estimate.by_remedy.values()) == estimate.calls
+    assert "tokens" in str(estimate)
+    told: list[Any] = []
+    result = audit(first, records(4), remedies=["sort"], out=tmp_path, before_asking=lambda *each: told.append(each))
+    assert told[0][0] == estimate
+    assert result.calls == estimate.calls
+    after = estimate_calls(first, records(4), remedies=["sort", "vote"], out=tmp_path)
+    assert after.answered == result.calls
+    assert after.by_remedy["sort"] == 0 < after.by_remedy["vote"] == after.calls
+    assert after.seconds is not None

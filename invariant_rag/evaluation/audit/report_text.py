@@ -1,0 +1,105 @@
+"""Texts and tables that every form of a report shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invariant_rag.evaluation.audit.measures import ABOUT, COSTS, RemedyMeasures
+
+if TYPE_CHECKING:
+    from invariant_rag.evaluation.audit.result import Audit
+
+TITLE = "Does the order of the documents matter?"
+
+CAPTIONS = {
+    "slots": "Accuracy by the slot of the gold document, with 95% intervals. Left: the slot in the input, which "
+    "matters only to a system that keeps the order of its input. Right: the slot in salted canonical orders. A method "
+    "that sorts is flat on the left, and a fair one on the right as well.",
+    "flips": "Each question's probability that two random orders have different outcomes.",
+    "cost": "Seconds per answer against accuracy in the order that the retriever gives: what users get today, and with "
+    "each remedy. Without gold answers, against the questions that never flip.",
+}
+
+NOTES = (
+    (
+        "Users get one order: the one that the retriever gives. A remedy is worth something if it gives more right "
+        "answers than that, or the same ones however the documents come in. What other orders would give is a risk, "
+        "not what users get."
+    ),
+    (
+        "An outcome is right or wrong where gold answers are known. Other words are no other outcome; how often the "
+        "wording changes is shown apart."
+    ),
+    (
+        "Invariant and fair are two things. Sorting makes every input order the same call, so nothing flips; but the "
+        "gold document still lands in some slot, and accuracy may depend on which. Only the salted measures show that. "
+        "Where there are none, fairness is unknown."
+    ),
+    (
+        "Salted canonical orders sort the documents by a hash of salt and content. A black-box system may re-sort its "
+        "input: prefixing each document with its salted hash moves it even then."
+    ),
+    (
+        "Studies disagree on how much order matters: with real retrievers its effect on mean accuracy can be marginal "
+        "(arXiv 2505.15561), while single answers change often (arXiv 2601.02993). This report is about these "
+        "questions and this system only."
+    ),
+    (
+        "Shares have Wilson intervals, differences those of paired questions. Tests of the order shuffle answers "
+        "within each question; tests of remedies flip signs, and are corrected for the number of remedies (Holm)."
+    ),
+)
+
+
+def table(audit: Audit) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the remedies, and a row of cells for every measure that one of them has."""
+    rows = []
+    for name in ABOUT:
+        cells = [_cell(each, name) for each in audit.measured]
+        if any(cells):
+            rows.append([name.replace("_", " "), *cells])
+    return [each.name for each in audit.measured], rows
+
+
+def differences(audit: Audit) -> list[list[str]]:
+    """Return the rows of paired differences from the system as it is; that of `today` is what a remedy gives."""
+    rows = []
+    for name in ("today", "worst", "flip_rate", "sensitivity", "psr", "wording_rate", "salted_worst"):
+        estimates = [each.versus.get(name) for each in audit.measured[1:]]
+        if any(estimates):
+            cells = (f"{e.value:+.3f} [{e.low:+.3f}, {e.high:+.3f}]" if e else "" for e in estimates)
+            rows.append([name.replace("_", " "), *cells])
+    return rows
+
+
+def summary(audit: Audit) -> str:
+    """Return a sentence or two on how much was asked."""
+    text = (
+        f"{audit.complete} of {audit.questions} questions were asked in full, with {audit.calls:,} different calls; "
+        f"accuracy is {audit.metric}, seed {audit.design.seed}."
+    )
+    if str(audit.reused):
+        text += f" {audit.reused}"
+    if audit.failed:
+        most = "; ".join(f"{count} x {error}" for error, count in audit.errors)
+        text += f" {audit.failed:,} calls failed ({audit.error_share:.1%}): {most}. The next audit asks them again."
+    if audit.unasked:
+        text += (
+            f" The budget left {audit.unasked} calls unasked: {audit.questions - audit.complete} questions are not in "
+            "these numbers. Start the audit again to go on."
+        )
+    if audit.out_of_slots:
+        text += (
+            f" {audit.out_of_slots} of them have no gold document, or too few documents for {audit.design.slots} "
+            "slots, and are not in the accuracy by slot."
+        )
+    return text
+
+
+def _cell(measured: RemedyMeasures, name: str) -> str:
+    estimate = measured.measures.get(name)
+    if estimate is None:
+        return ""
+    digits = 1 if name in COSTS[:2] else 3
+    value, low, high = (f"{each:.{digits}f}" for each in (estimate.value, estimate.low, estimate.high))
+    return value if low == high == value else f"{value} [{low}, {high}]"

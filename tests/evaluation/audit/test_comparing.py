@@ -1,0 +1,132 @@
+"""Claims about what people build on an audit: comparisons, conditions in CI, and assertions in their own tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from invariant_rag.cli import app
+from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.evaluation.audit import audit
+from invariant_rag.evaluation.audit.conditions import Condition
+from invariant_rag.evaluation.audit.diff import diff_audits
+from invariant_rag.segments import Segment
+from invariant_rag.testing import assert_order_invariant
+from tests.evaluation.audit.known import first, records, symmetric
+
+ROOT = Path(__file__).parents[3]
+FEW = {"remedies": [], "slots": 2, "repeats": 1}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    before, after = (tmp_path_factory.mktemp(name) for name in ("before", "after"))
+    audit(first, records(12, 3), out=before, **FEW)
+    audit(symmetric, records(14, 3), out=after, **FEW)
+    return before, after
+
+
+def test_two_audits_are_compared_question_by_question(folders: tuple[Path, Path]) -> None:
+    found = diff_audits(*folders)
+    assert (found.common, found.only_before, found.only_after) == (12, 0, 2)
+    today, flips = found.changes
+    assert (today.before.value, today.after.value) == pytest.approx((1 / 3, 1.0))
+    assert today.difference.low > 0.2
+    assert today.p == pytest.approx(2 / 2**8)
+    assert (flips.before.value, flips.after.value) == (1.0, 0.0)
+    assert len(found.fixed) == 8
+    assert found.broken == found.unsettled == ()
+    assert len(found.steadied) == 12
+    assert diff_audits(*folders[::-1]).broken == found.fixed
+
+
+def test_the_command_compares_two_audits(folders: tuple[Path, Path]) -> None:
+    run = CliRunner().invoke(app, ["audit", "diff", *map(str, folders)])
+    assert run.exit_code == 0, run.output
+    assert "right now, wrong before: 8" in run.stdout
+    as_json = CliRunner().invoke(app, ["audit", "diff", *map(str, folders), "--json"])
+    assert json.loads(as_json.stdout)["common"] == 12
+    nothing = CliRunner().invoke(app, ["audit", "diff", str(folders[0]), str(folders[0] / "plots")])
+    assert nothing.exit_code == 2
+    assert "no result of an audit" in nothing.stderr
+
+
+def test_audits_of_other_questions_are_not_compared(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    audit(first, [{"question": "Other?", "segments": ["a", "b"]}], out=tmp_path, **FEW)
+    with pytest.raises(AuditFailed, match="asked by both"):
+        diff_audits(folders[0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [("flip-rate>5%", True), ("flip_rate > 1", False), ("today<0.8", True), ("worst>=0", True), ("errors>0%", False)],
+)
+def test_conditions_compare_a_measure_with_a_number(text: str, holds: bool) -> None:
+    assert Condition.parse(text).holds(audit(first, records(3, 2), **FEW)) is holds
+
+
+def test_what_is_no_condition_is_refused() -> None:
+    with pytest.raises(InvalidChoice, match="expected a condition"):
+        Condition.parse("flip-rate")
+    with pytest.raises(UnknownName, match="flip-rate"):
+        Condition.parse("flips>5%")
+    bare = [{"question": "q", "segments": ["a", "b"]}]
+    with pytest.raises(UnsupportedCombination, match="today"):
+        Condition.parse("today<1").holds(audit(first, bare, **FEW))
+
+
+def test_the_command_fails_on_a_condition_and_asks_nothing_when_dry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "questions.jsonl").write_text("\n".join(json.dumps(each) for each in records(3)))
+    (tmp_path / "dry_system.py").write_text("def first(question, segments):\n    return segments[0].text\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["audit", "questions.jsonl", "--out", "out", "--system", "dry_system:first", "--remedy", "sort"]
+    dry = CliRunner().invoke(app, [*command, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert "Nothing was asked" in dry.stdout
+    assert "calls (as it is" in dry.stdout
+    assert not (tmp_path / "out" / "audit.json").exists()
+    failing = CliRunner().invoke(app, [*command, "--fail-on", "flip-rate>5%", "--fail-on", "today>99%"])
+    assert failing.exit_code == 1, failing.output
+    assert "flip-rate>5% holds: 100.0%" in failing.stderr
+    assert "today>99%" not in failing.stderr
+    again = CliRunner().invoke(app, [*command, "--fail-on", "errors>5%"])
+    assert again.exit_code == 0
+    assert "answers reused from" in again.stderr
+    early = CliRunner().invoke(app, ["audit", "questions.jsonl", "--out", "out", "--metric", "bleu", "--model", "none"])
+    assert early.exit_code == 2
+    assert "unknown metric" in early.stderr  # before a model is looked for
+
+
+def test_an_assertion_for_other_peoples_tests() -> None:
+    assert_order_invariant(symmetric, records(4))
+    with pytest.raises(
+        AssertionError, match=r"outcome of 4 of 4 questions \(of 0 the same order does, too\)"
+    ) as failed:
+        assert_order_invariant(first, records(4), orders=4)
+    assert "(right)" in str(failed.value)
+    assert "(wrong)" in str(failed.value)
+    assert_order_invariant(first, records(4), allowed=1.0)
+
+    def failing(question: str, segments: Sequence[Segment]) -> str:
+        if question == "What is number 1?":
+            raise RuntimeError("gone")
+        return symmetric(question, segments)
+
+    with pytest.raises(AssertionError, match="RuntimeError: gone"):
+        assert_order_invariant(failing, records(4), retries=0)
+
+
+def test_the_workflow_of_the_cookbook_runs_the_command() -> None:
+    workflow = yaml.safe_load((ROOT / "cookbook" / "audit" / "github-actions.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    commands = " ".join(step.get("run", "") for step in job["steps"])
+    assert "invariant-rag audit" in commands
+    assert "--fail-on" in commands

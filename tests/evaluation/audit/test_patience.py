@@ -1,0 +1,117 @@
+"""Claims about systems that fail, are slow or are awaited: none of that stops an audit or is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from invariant_rag.errors import AuditFailed
+from invariant_rag.evaluation.audit import Reply, audit
+from invariant_rag.evaluation.audit.patience import Patience
+from invariant_rag.segments import Segment
+from tests.evaluation.audit.known import first, numbers, records
+
+
+def test_one_exception_does_not_stop_an_audit_and_is_said(tmp_path: Path) -> None:
+    def failing(question: str, segments: Sequence[Segment]) -> str:
+        if "number 7" in question and "right" in segments[-1].text:
+            raise RuntimeError("no such page")
+        return first(question, segments)
+
+    result = audit(failing, records(20), remedies=["sort"], out=tmp_path, retries=0)
+    assert result.complete == 20
+    assert result.failed == sum(each.text is None for asked in result.asked for each in asked.answers if each) > 0
+    assert result.errors == (("RuntimeError: no such page", result.failed),)
+    report = (tmp_path / "report.md").read_text()
+    assert "calls failed" in report
+    assert "RuntimeError" in report
+    stored = len((tmp_path / "answers.jsonl").read_text().splitlines())
+    assert stored == result.calls - result.failed
+    assert audit(failing, records(20), remedies=["sort"], out=tmp_path, retries=0).reused.answers == stored
+
+
+def test_a_failure_that_passes_is_tried_again_and_changes_no_number() -> None:
+    failed: set[tuple[str, ...]] = set()
+
+    def flaky(question: str, segments: Sequence[Segment]) -> str:
+        asked = (question, *(each.text for each in segments))
+        if "number 1" in question and segments[0].text.startswith("No") and asked not in failed and len(failed) < 3:
+            failed.add(asked)
+            raise ConnectionError("try later")
+        return first(question, segments)
+
+    result = audit(flaky, records(4), remedies=["sort"])
+    assert len(failed) == 3
+    assert result.failed == 0
+    assert numbers(result) == numbers(audit(first, records(4), remedies=["sort"]))
+
+
+def test_pauses_grow_and_an_error_that_no_retry_cured_is_not_retried_again() -> None:
+    calls, start = [], time.perf_counter()
+
+    def failing() -> Reply:
+        calls.append(time.perf_counter() - start)
+        raise ValueError("always")
+
+    with pytest.raises(ValueError, match="always"):
+        Patience(retries=2, pause=0.05).call(failing, lambda error: False)
+    assert len(calls) == 3
+    assert calls[1] >= 0.05
+    assert calls[2] - calls[1] >= 0.1
+    with pytest.raises(ValueError, match="always"):
+        Patience(retries=2).call(failing, lambda error: True)
+    assert len(calls) == 4
+
+
+def test_a_system_that_never_answers_stops_the_audit_soon(tmp_path: Path) -> None:
+    calls = []
+
+    def failing(question: str, segments: Sequence[Segment]) -> str:
+        calls.append(question)
+        raise ConnectionError("no line")
+
+    with pytest.raises(AuditFailed, match="ConnectionError: no line"):
+        audit(failing, records(20), retries=0, out=tmp_path)
+    assert len(calls) == 10
+    with pytest.raises(AuditFailed, match="ConnectionError: no line"):
+        audit(failing, records(1, size=2), remedies=[], slots=2, repeats=1, retries=0)
+
+
+def test_many_failures_are_to_be_fixed_first() -> None:
+    def failing(question: str, segments: Sequence[Segment]) -> str:
+        if "right" in segments[0].text or "right" in segments[1].text:
+            raise RuntimeError("no")
+        return first(question, segments)
+
+    assert audit(failing, records(20), remedies=["sort"], retries=0).advice.choice == "fix the errors"
+
+
+def test_a_slow_call_fails_and_the_others_count() -> None:
+    def slow(question: str, segments: Sequence[Segment]) -> str:
+        if "number 1" in question and "right" in segments[0].text:
+            time.sleep(5)
+        return first(question, segments)
+
+    start = time.perf_counter()
+    result = audit(slow, records(3), remedies=[], timeout=0.1, retries=0, workers=8, slots=2)
+    assert time.perf_counter() - start < 4
+    assert 0 < result.failed < result.calls
+    assert "TimeoutError: no answer within 0.1 seconds" in result.errors[0][0]
+
+
+def test_async_systems_are_awaited_in_one_loop() -> None:
+    loops = set()
+
+    async def awaited(question: str, segments: Sequence[Segment]) -> Reply:
+        loops.add(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return Reply(first(question, segments), tokens=3)
+
+    result = audit(awaited, records(3), remedies=["sort"], workers=4)
+    assert len(loops) == 1
+    assert result["as it is"].measures["tokens"].value == 3.0
+    assert result["as it is"].measures["worst"].value == 0.0
