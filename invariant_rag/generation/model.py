@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState, own_attention
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import shown
-from invariant_rag.errors import InvalidPrompt
+from invariant_rag.checks import check_items, check_number, check_text, is_iterable
+from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnsupportedModel
 from invariant_rag.generation.choices import Choices, ReadOnlyChoices
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
@@ -50,10 +50,9 @@ from invariant_rag.prompts import (
     warn_of_unprotected_tokens,
 )
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from invariant_rag.attention.call import Backend
     from invariant_rag.routing import RoutedModel
 
@@ -101,6 +100,13 @@ class InvariantModel(ReadOnlyChoices):
         intervention: str | Intervention | None = None,
         cache: KeyValueCache | None = None,
     ) -> None:
+        if not callable(getattr(model, "generate", None)) or not isinstance(model, torch.nn.Module):
+            raise UnsupportedModel(
+                f"expected a causal LM of transformers, got {shown(model)}",
+                hint="InvariantModel.from_pretrained takes the name of a model.",
+            )
+        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise InvalidChoice(f"tokenizer: expected one of transformers, or None, got {shown(tokenizer)}")
         choices = Choices.resolve(
             model,
             method=method,
@@ -293,6 +299,8 @@ class InvariantModel(ReadOnlyChoices):
         """
         if (question is None) == (messages is None):
             raise InvalidPrompt("expected either a question or messages")
+        if question is not None:
+            check_text("question", question, error=InvalidPrompt)
         if messages is not None and (segments or system is not None):
             raise InvalidPrompt(
                 "expected messages alone, got segments or a system message beside them",
@@ -315,6 +323,7 @@ class InvariantModel(ReadOnlyChoices):
             raise InvalidPrompt(
                 f"expected a Prompt, got {shown(prompt)}", hint="Build one: lm.chat_prompt(question, texts)."
             )
+        check_number("new_tokens", new_tokens, 0)
         prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self.choices.limits, new_tokens)
         self._check_vocabulary(prepared.input_ids)
         return prepared
@@ -438,15 +447,15 @@ class InvariantModel(ReadOnlyChoices):
         """
         if isinstance(candidates, str):
             raise InvalidPrompt(
-                f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
+                f"expected several candidates, got one text: {shown(candidates)}", hint="Put it into a list."
             )
-        if not isinstance(candidates, Iterable):
+        if not is_iterable(candidates):
             raise InvalidPrompt(
                 f"expected candidates, got {shown(candidates)}", hint="Give a list of texts, or of lists of token ids."
             )
         options = [tokenize_text(each, self.tokenizer) for each in candidates]
         if not all(options):
-            raise InvalidPrompt(f"expected candidates of at least one token, got none in {candidates!r}")
+            raise InvalidPrompt(f"expected candidates of at least one token, got none in {shown(candidates)}")
         for option in options:
             self._check_vocabulary(option)
         return options
@@ -478,8 +487,9 @@ class InvariantModel(ReadOnlyChoices):
             prompts: One prompt per row of the batch, from `prepare`, all of the same length.
 
         Raises:
-            InvalidPrompt: The prompts differ in length.
+            InvalidPrompt: They are no prepared prompts, or differ in length.
         """
+        check_items("prompts", prompts, PreparedPrompt, error=InvalidPrompt)
         lengths = {len(prompt.input_ids) for prompt in prompts}
         if len(lengths) > 1:
             raise InvalidPrompt(f"expected prompts of the same length in a batch, got {sorted(lengths)} tokens")

@@ -82,6 +82,8 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
     Raises:
         RetrievalError: The model is not found, or it is not an embedding model.
     """
+    if not str(name):
+        raise RetrievalError("expected the name or the folder of an embedder, got an empty text", hint=_HINT)
     source = str(name)  # OSError: the model is not there, so the next source is tried
     try:
         return _load(source, device, local_files_only=True)

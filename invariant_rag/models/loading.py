@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from invariant_rag.checks import check_path
 from invariant_rag.errors import InvalidChoice, ModelNotFound
 from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -106,6 +108,8 @@ def load_config(name: str | Path | None, *, local_files_only: bool = False, **kw
 
 def model_location(name: str | Path | None) -> str | Path:
     """Return the hub id or the folder of a model; None and `native` are the embedded ones."""
+    if name is not None:
+        check_path("name of a model", name)
     if name is None or name == "native":
         return EMBEDDED["native" if name else "generator"]
     return name
@@ -124,8 +128,8 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     # Eight bits and fewer are formats of quantization, in which torch computes nothing.
     usable = isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1
-    if found != "auto" and not usable:
-        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or float64, got {dtype!r}")
+    if not usable and not (isinstance(found, str) and found == "auto"):
+        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or float64, got {shown(dtype)}")
     return found
 
 

@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-from invariant_rag.checks import check_text
+from invariant_rag.checks import check_items, check_number, check_text
 from invariant_rag.prompts.labels import find_labels, spellings_of, without_labels
 from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Prompt, Segment, plain_rendering
@@ -59,6 +60,9 @@ def cite(
     """
     check_text("answer", answer)
     check_text("question", question)
+    check_items("segments", segments, Segment)
+    if included is not None:
+        included = [check_number("included", each, 0) for each in check_items("included", included, Integral)]
     answer_words = split_words(answer)
     if not answer_words:
         return []

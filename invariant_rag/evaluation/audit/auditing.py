@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.checks import check_items, check_number
+from invariant_rag.checks import MOST_CALLS, check_flag, check_items, check_number
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import Advice, advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
@@ -188,10 +188,12 @@ def audit(
         ("repeats", repeats, 1),
         ("workers", workers, 1),
         ("actors", actors, 0),
-        ("k", k, 1),
-        ("seed", seed, 0),
     ):
-        check_number(name, value, least)
+        check_number(name, value, least, MOST_CALLS)
+    check_number("k", k, 1)
+    check_number("seed", seed, 0)
+    check_flag("all_orders", all_orders)
+    check_flag("tags", tags)
     if budget is not None:
         check_number("budget", budget, 0)
     if actors and workers > 1:

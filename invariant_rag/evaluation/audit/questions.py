@@ -7,9 +7,11 @@ import inspect
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from invariant_rag.checks import check_flag, check_items, check_text, is_iterable
 from invariant_rag.errors import InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.evaluation.metrics import best_subspan_em
 from invariant_rag.files import parse_json, read_bytes
@@ -46,6 +48,12 @@ class Question:
     id: str = ""
 
     def __post_init__(self) -> None:
+        check_text("question", self.text, error=InvalidQuestion)
+        check_text("id", self.id, error=InvalidQuestion)
+        check_flag("pairwise", self.pairwise, error=InvalidQuestion)
+        for name, kind in (("segments", Segment), ("answers", str), ("gold", Integral)):
+            listed = check_items(name, getattr(self, name), kind, error=InvalidQuestion)
+            object.__setattr__(self, name, tuple(listed))
         if not all(0 <= index < len(self.segments) for index in self.gold):
             raise InvalidQuestion(f"{self.text!r}: expected gold indices below {len(self.segments)}, got {self.gold}")
         if self.pairwise and len(self.segments) != 2:
@@ -82,7 +90,7 @@ def read_questions(
     """
     if isinstance(source, str | Path):
         entries = _read_file(Path(source))
-    elif not isinstance(source, Iterable) or isinstance(source, bytes | Mapping):
+    elif not is_iterable(source) or isinstance(source, bytes | Mapping):
         raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
     else:
         entries = [(f"question {index}", each) for index, each in enumerate(source)]
@@ -220,8 +228,9 @@ def _parse_question(entry: Any, where: str) -> Question:
     if not isinstance(entry, Mapping) or set(entry) - set(FIELDS) or not isinstance(entry.get("question"), str):
         got = sorted(map(str, entry)) if isinstance(entry, Mapping) else type(entry).__name__
         raise InvalidQuestion(f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, got {got}")
-    given = entry.get("segments") or ()
-    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+    given = entry.get("segments")
+    given = () if given is None else given
+    if not is_iterable(given) or isinstance(given, str | Mapping):
         raise InvalidQuestion(f"{where}: expected segments in a list, got {type(given).__name__}")
     listed = list(given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
@@ -230,7 +239,7 @@ def _parse_question(entry: Any, where: str) -> Question:
         tuple(_as_segment(each, where) for each in listed),
         tuple(map(str, _as_list(entry.get("answers", entry.get("answer")), "answers", where, str | int | float))),
         tuple(sorted({*_as_list(entry.get("gold"), "gold", where, int), *marked})),
-        bool(entry.get("pairwise")),
+        check_flag("pairwise", entry.get("pairwise") or False, error=InvalidQuestion),
         str(entry.get("id", "")),
     )
 
