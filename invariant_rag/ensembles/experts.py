@@ -82,8 +82,8 @@ class ContextExperts(Ensemble[ExpertGeneration]):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
                 also = ' or "dynamic"' if name == "beta" else ""
                 raise InvalidChoice(f"{name}: expected a finite number from 0 on{also}, got {shown(value)}")
-        self.beta = beta
-        self.gamma = gamma
+        self.beta = beta if is_dynamic else float(beta)
+        self.gamma = float(gamma)
 
     @property
     def invariant(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 import torch
 from transformers import LogitsProcessor
 
-from invariant_rag.checks import check_name, check_number
+from invariant_rag.checks import check_function, check_name, check_number
 from invariant_rag.ensembles.base import (
     Candidates,
     Ensemble,
@@ -180,7 +180,7 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
         answer: Callable[[str], str] = str.strip,
     ) -> None:
         super().__init__(lm, count, permutations=permutations, seed=seed)
-        self._extract_answer = answer
+        self._extract_answer = check_function("answer", answer)
 
     def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> VotedGeneration:
         permuted = self.permute(prompt, max_new_tokens)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.segments import Prompt
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.segments import Prompt
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def check_order(
     """
     check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
     check_number("orders", orders, 1, MOST_CALLS, error=InvalidPrompt)
-    check_number("seed", seed)
+    seed = check_number("seed", seed)
     if not callable(getattr(model, "with_method", None)):
         raise InvalidChoice(f"model: expected an InvariantModel, got {shown(model)}")
     source = random.Random(seed)

@@ -23,7 +23,7 @@ from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState, own_attention
 from invariant_rag.attention.probe import input_device
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
-from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnsupportedModel
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.generation.choices import Choices, ReadOnlyChoices
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
@@ -39,7 +39,7 @@ from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
-from invariant_rag.models.loading import load_model
+from invariant_rag.models.loading import check_model, load_model
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import (
     Message,
@@ -100,11 +100,7 @@ class InvariantModel(ReadOnlyChoices):
         intervention: str | Intervention | None = None,
         cache: KeyValueCache | None = None,
     ) -> None:
-        if not callable(getattr(model, "generate", None)) or not isinstance(model, torch.nn.Module):
-            raise UnsupportedModel(
-                f"expected a causal LM of transformers, got {shown(model)}",
-                hint="InvariantModel.from_pretrained takes the name of a model.",
-            )
+        check_model(model)
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise InvalidChoice(f"tokenizer: expected one of transformers, or None, got {shown(tokenizer)}")
         choices = Choices.resolve(

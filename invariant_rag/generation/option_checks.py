@@ -34,6 +34,9 @@ _WHOLE = {
 }
 """Whole numbers, and the least that each may be."""
 
+_LONGEST_STOP = 1000
+"""Characters of a stop string: transformers compares every token with every place in it."""
+
 _REFUSING = ("transformers.generation", "transformers.configuration", "transformers.utils", "huggingface_hub", "torch")
 """Modules whose errors are about keywords. Those of models and callbacks are not among them."""
 
@@ -188,10 +191,17 @@ def _check_others(given: Mapping[str, Any]) -> None:
         listed = [strings] if isinstance(strings, str) else strings
         if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
             raise _unexpected("stop_strings", "a text or a list of texts, none of them empty", strings)
+        if max(map(len, listed), default=0) > _LONGEST_STOP:
+            raise _unexpected("stop_strings", f"texts of at most {_LONGEST_STOP} characters", strings)
         if any(replace_surrogates(each) != each for each in listed):
             raise _unexpected("stop_strings", "texts without lone surrogates, which no model writes", strings)
     if "streamer" in given and not all(callable(getattr(given["streamer"], name, None)) for name in ("put", "end")):
         raise _unexpected("streamer", "an object with put and end", given["streamer"])
+    stopping = given.get("early_stopping", False)
+    if not (isinstance(stopping, bool | int) and stopping in (0, 1)) and not (
+        isinstance(stopping, str) and stopping == "never"
+    ):
+        raise _unexpected("early_stopping", "True, False or 'never'", stopping)
     if "prefix_allowed_tokens_fn" in given and not callable(given["prefix_allowed_tokens_fn"]):
         raise _unexpected("prefix_allowed_tokens_fn", "a function", given["prefix_allowed_tokens_fn"])
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from invariant_rag.checks import check_number
 from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.option_checks import check_options, check_token_ids
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -138,8 +139,8 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
         )
     if (size := resolve_option(options, "prefill_chunk_size", defaults)) is not None:
         raise UnsupportedCombination(
-            f"expected a prefill in one forward pass, got prefill_chunk_size={size}: arranged attention needs all "
-            "segments in one forward pass, and limits memory by computing attention in blocks",
+            f"expected a prefill in one forward pass, got prefill_chunk_size={shown(size)}: arranged attention needs "
+            "all segments in one forward pass, and limits memory by computing attention in blocks",
             hint="Remove prefill_chunk_size; in the model's own generation_config, set it to None.",
         )
     if not stock_decoding and resolve_option(options, "guidance_scale", defaults) not in (None, 1):

@@ -23,11 +23,11 @@ from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.grammar import GrammarText, vocabulary
 from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
+from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.model import InvariantModel
     from invariant_rag.segments import Prompt
 
 __all__ = ["Constraint", "check_complete", "constrain", "generate_structured", "json_schema", "parse_object"]

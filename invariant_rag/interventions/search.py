@@ -47,6 +47,7 @@ from invariant_rag.interventions.positional_dimensions import (
 )
 from invariant_rag.interventions.random_texts import random_texts
 from invariant_rag.interventions.search_result import SearchResult, Trial
+from invariant_rag.models.loading import check_model
 from invariant_rag.segments import as_token_ids
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def search_dimension(
         UnsupportedModel: The model failed the probe, or none of its dimensions is positional.
         InvalidChoice: There are no examples, or texts are too short.
     """
+    check_model(model)
     check_name("search procedure", procedure, EXAMPLES)
     check_number("keep", keep, 1)
     factors = [check_real("factors", each) for each in check_items("factors", factors, Real)]

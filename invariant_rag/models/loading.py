@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from invariant_rag.checks import check_path
-from invariant_rag.errors import InvalidChoice, ModelNotFound
+from invariant_rag.errors import InvalidChoice, ModelNotFound, UnsupportedModel
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.shown import shown
 
@@ -65,6 +65,19 @@ def load_model(
     except ModelNotFound as error:
         _logger.warning("found no tokenizer at %r, so prompts must be token ids: %s", str(source), error.__cause__)
     return model.eval(), tokenizer
+
+
+def check_model(model: object) -> None:
+    """Check that an object is a model of transformers, or one that wraps it.
+
+    Raises:
+        UnsupportedModel: It is none.
+    """
+    if not isinstance(model, torch.nn.Module) or not callable(getattr(model, "generate", None)):
+        raise UnsupportedModel(
+            f"expected a causal LM of transformers, got {shown(model)}",
+            hint="InvariantModel.from_pretrained takes the name of a model.",
+        )
 
 
 def load_tokenizer(name: str | Path | None, **kwargs: Any) -> PreTrainedTokenizerBase:

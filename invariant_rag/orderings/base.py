@@ -61,7 +61,7 @@ class Ordering(ReadOnly):
 
         Law: if `invariant`, every permutation of the candidates gives the same sequence of contents.
         """
-        check_items("candidates", candidates, Candidate)
+        candidates = check_items("candidates", candidates, Candidate)
         keys = self.sort_keys(candidates, query)
         unique = [(key, candidate.tie_breaker) for key, candidate in zip(keys, candidates, strict=True)]
         return sorted(range(len(unique)), key=unique.__getitem__, reverse=self.descending)

@@ -60,9 +60,10 @@ def cite(
     """
     check_text("answer", answer)
     check_text("question", question)
-    check_items("segments", segments, Segment)
+    segments = check_items("segments", segments, Segment)
     if included is not None:
-        included = [check_number("included", each, 0) for each in check_items("included", included, Integral)]
+        most = len(segments) - 1
+        included = [check_number("included", each, 0, most) for each in check_items("included", included, Integral)]
     answer_words = split_words(answer)
     if not answer_words:
         return []

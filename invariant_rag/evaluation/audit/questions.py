@@ -16,6 +16,7 @@ from invariant_rag.errors import InvalidQuestion, InvalidSegment, UnsupportedCom
 from invariant_rag.evaluation.metrics import best_subspan_em
 from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.segments import Segment, plain_rendering
+from invariant_rag.shown import shown
 
 FIELDS = ("id", "question", "segments", "answers", "answer", "gold", "pairwise")
 """Keys of a line of a .jsonl file, and of a mapping."""
@@ -239,9 +240,15 @@ def _parse_question(entry: Any, where: str) -> Question:
         tuple(_as_segment(each, where) for each in listed),
         tuple(map(str, _as_list(entry.get("answers", entry.get("answer")), "answers", where, str | int | float))),
         tuple(sorted({*_as_list(entry.get("gold"), "gold", where, int), *marked})),
-        check_flag("pairwise", entry.get("pairwise") or False, error=InvalidQuestion),
-        str(entry.get("id", "")),
+        check_flag("pairwise", entry.get("pairwise", False), error=InvalidQuestion),
+        _as_id(entry.get("id", ""), where),
     )
+
+
+def _as_id(value: Any, where: str) -> str:
+    if not isinstance(value, str | int | float):
+        raise InvalidQuestion(f"{where}: expected an id as a text or a number, got {shown(value)}")
+    return shown(value) if isinstance(value, int) else str(value)
 
 
 def _as_segment(value: Any, where: str) -> Segment:
@@ -260,7 +267,7 @@ def _as_list(value: Any, name: str, where: str, kind: Any) -> Sequence[Any]:
     listed = () if value is None else (value,) if fits(value) else value
     if not isinstance(listed, list | tuple) or not all(map(fits, listed)):
         what = "an index" if kind is int else "a text"
-        raise InvalidQuestion(f"{where}: expected {name} as {what} or a list of them, got {value!r}")
+        raise InvalidQuestion(f"{where}: expected {name} as {what} or a list of them, got {shown(value)}")
     return listed
 
 
