@@ -32,9 +32,10 @@ def check_number(
     wanted = "a whole number" if least is None else f"at least {least}"
     if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):
         raise error(f"{name}: expected {wanted}, got {shown(value)}", hint=f"Give {name} as an int.")
-    if most is not None and value > most:
+    number = int(value)
+    if most is not None and number > most:
         raise error(f"{name}: expected at most {most}, got {shown(value)}", hint=f"Give a smaller {name}.")
-    return int(value)
+    return number
 
 
 def check_real(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> float:

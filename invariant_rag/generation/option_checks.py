@@ -73,8 +73,15 @@ _SWITCHES = {
     "synced_gpus",
     "use_cache",
 }
-_TOKENS = ("begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id")
-_TOKENS = (*_TOKENS, "forced_eos_token_id", "suppress_tokens")
+_TOKENS = (
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+)
 _LISTS = {"logits_processor", "stopping_criteria"}
 _NO_KEYWORDS = {"args", "kwargs", "labels", "logits_to_keep", "self", "transformers_version"}
 _SEEDS = (-(1 << 63), (1 << 64) - 1)
