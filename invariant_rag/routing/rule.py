@@ -101,7 +101,8 @@ class RoutingRecord:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            object.__setattr__(self, each.name, check_real(each.name, getattr(self, each.name)))
+            value = getattr(self, each.name)
+            check_real(each.name, int(value) if isinstance(value, bool) else value)
 
 
 @dataclass(frozen=True)
