@@ -17,7 +17,7 @@ PYTEST_ARGS ?= -n 2
 QUESTION ?= $(shell sed -n '1s/.*"question": *"\([^"]*\)".*/\1/p' cookbook/data/questions.jsonl 2>/dev/null)
 export QUESTION
 
-# `make fuzz HOURS=8` goes on for a night; 0: about a minute.
+# `make fuzz HOURS=8` goes on for a night; 0: a fixed number of rounds, about a minute.
 HOURS ?= 0
 
 # `make test-lowest`: an environment of its own, and a small part of the tests that uses every dependency.
@@ -64,7 +64,7 @@ test: test-core test-integrations ## Run every test (no network, no GPU)
 test-core: $(VENV)/.test ## Run the tests of the package itself
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-fuzz: $(VENV)/.test ## Fuzz files, faults and orders for a minute, or for HOURS=8
+fuzz: $(VENV)/.test ## Fuzz files, faults and orders: fixed rounds, or for HOURS=8
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) --hours $(HOURS) tests/fuzz
 
 test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and LlamaIndex packages

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvariantRAGError
+from invariant_rag.errors import InvalidChoice, InvariantRAGError, UnknownName
+from invariant_rag.shown import shown
+
+T = TypeVar("T")
+
+MOST_CALLS = 100_000
+"""The most permutations, rounds, orders or repetitions of one question: a number beyond it is a mistake."""
 
 
 def check_number(
-    name: str, value: Any, least: int | None = None, *, error: type[InvariantRAGError] = InvalidChoice
+    name: str,
+    value: Any,
+    least: int | None = None,
+    most: int | None = None,
+    *,
+    error: type[InvariantRAGError] = InvalidChoice,
 ) -> int:
     """Return a whole number as an int.
 
     Raises:
-        InvariantRAGError: It is none, or below `least`; raised as the given `error` class.
+        InvariantRAGError: It is none, below `least` or above `most`; raised as the given `error` class.
     """
-    at_least = "a whole number" if least is None else f"at least {least}"
+    wanted = "a whole number" if least is None else f"at least {least}"
     if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):
-        raise error(f"{name}: expected {at_least}, got {shown(value)}", hint=f"Give {name} as an int.")
-    return int(value)
+        raise error(f"{name}: expected {wanted}, got {shown(value)}", hint=f"Give {name} as an int.")
+    number = int(value)
+    if most is not None and number > most:
+        raise error(f"{name}: expected at most {most}, got {shown(value)}", hint=f"Give a smaller {name}.")
+    return number
 
 
 def check_real(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> float:
@@ -57,7 +72,7 @@ def check_items(name: str, values: Any, kind: type, *, error: type[InvariantRAGE
         InvariantRAGError: It is no collection of them; raised as the given `error` class.
     """
     what = f"{name}: expected a list of {kind.__name__}"
-    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+    if not is_iterable(values) or isinstance(values, str | bytes):
         raise error(f"{what}, got {shown(values)}", hint=f"Give {name} as a list.")
     listed = list(values)
     for index, each in enumerate(listed):
@@ -66,9 +81,80 @@ def check_items(name: str, values: Any, kind: type, *, error: type[InvariantRAGE
     return listed
 
 
-def shown(value: Any) -> str:
-    """Return a value for a message, short however large it is."""
-    if isinstance(value, Integral) and abs(int(value)) > 10**20:
-        return "a number of more than 20 digits"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{type(value).__name__} {text[:60]}..."
+def check_kind(
+    name: str,
+    value: Any,
+    kind: type[T],
+    *,
+    error: type[InvariantRAGError] = InvalidChoice,
+    hint: str | None = None,
+) -> T:
+    """Return an object of a class.
+
+    Raises:
+        InvariantRAGError: It is of another one; raised as the given `error` class.
+    """
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise error(f"{name}: expected {article} {kind.__name__}, got {shown(value)}", hint=hint)
+    return value
+
+
+def check_flag(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> bool:
+    """Return a switch, `True` or `False`; 1 and 0 are these, too.
+
+    Raises:
+        InvariantRAGError: It is none; raised as the given `error` class.
+    """
+    if not isinstance(value, Integral) or value not in (0, 1):
+        raise error(f"{name}: expected True or False, got {shown(value)}", hint=f"Give {name} as a bool.")
+    return bool(value)
+
+
+def check_function(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> Any:
+    """Return what can be called.
+
+    Raises:
+        InvariantRAGError: It cannot; raised as the given `error` class.
+    """
+    if not callable(value):
+        raise error(f"{name}: expected a function, got {shown(value)}", hint=f"Give {name} as a function.")
+    return value
+
+
+def check_name(kind: str, value: Any, choices: Iterable[str], *, hint: str | None = None) -> str:
+    """Return one of some names.
+
+    Args:
+        kind: What is named, for the message.
+        value: The name.
+        choices: All names.
+        hint: What to do about another one; default: the hint of `UnknownName`.
+
+    Raises:
+        UnknownName: It is none of them.
+    """
+    listed = list(choices)
+    if not isinstance(value, str) or value not in listed:
+        raise UnknownName(kind, value, listed, hint=hint)
+    return str(value)
+
+
+def check_path(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> Path:
+    """Return the path of a file or a folder.
+
+    Raises:
+        InvariantRAGError: It is neither a text nor a `Path`; raised as the given `error` class.
+    """
+    if not isinstance(value, str | Path):
+        raise error(f"{name}: expected a path, got {shown(value)}", hint=f"Give {name} as a str or a Path.")
+    return Path(value)
+
+
+def is_iterable(value: Any) -> bool:
+    """Return whether a loop over a value begins. Arrays and tensors without dimensions only look as if it did."""
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True

@@ -12,6 +12,8 @@ import copyreg
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from invariant_rag.shown import shown
+
 
 class InvariantRAGError(Exception):
     """Base class of every error that the library raises.
@@ -74,7 +76,7 @@ class UnknownName(InvariantRAGError, ValueError):
         listed = ", ".join(repr(choice) for choice in sorted(choices))
         if kind in self._COMMANDS:
             hint = f"{self.hint} `{self._COMMANDS[kind]}` tells what each is."
-        super().__init__(f"unknown {kind} {name!r}; choose from {listed}", hint=hint)
+        super().__init__(f"unknown {kind} {shown(name)}; choose from {listed}", hint=hint)
 
 
 class InvalidChoice(InvariantRAGError, ValueError):

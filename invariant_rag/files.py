@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,11 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         UnusableFile: It cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    partial = path.parent / f"{path.name}.{os.getpid()}.part"
     try:
         partial.write_bytes(content)
         partial.replace(path)
     except (OSError, ValueError) as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):
+            partial.unlink(missing_ok=True)
         raise UnusableFile(f"cannot write {str(path)!r}: {error}") from error

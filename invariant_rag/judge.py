@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal, TypeAlias, get_args
 
-from invariant_rag.checks import check_text
+from invariant_rag.checks import check_flag, check_items, check_name, check_text
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidChoice,
     InvalidPrompt,
     TokenizerRequired,
-    UnknownName,
     UnsupportedCombination,
 )
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.judge_calibration import CapCal
 from invariant_rag.prompts import Message, render_chat, tokenize_literal
 from invariant_rag.segments import Prompt, Segment, SegmentSet
+from invariant_rag.shown import shown
 
 By: TypeAlias = Literal["letters", "texts"]
 Criteria: TypeAlias = str | Mapping[str, str]
@@ -78,6 +78,9 @@ class Verdict:
         >>> Verdict((0.25, 0.75), (1, 0), (1,), ("B", "A"), "A is shorter.").describe(["first", "second"])
         'Probability of being the best: first 0.25, second 0.75. With first as B, second as A: A is shorter.'
         """
+        names = check_items("names", names, str)
+        if len(names) != len(self.probabilities):
+            raise InvalidChoice(f"names: expected one for each of {len(self.probabilities)} options, got {len(names)}")
         numbers = ", ".join(f"{name} {each!r}" for name, each in zip(names, self.probabilities, strict=True))
         said = f"Probability of being the best: {numbers}."
         if self.explanation is None:
@@ -169,6 +172,8 @@ class Judge:
         Raises:
             InvalidPrompt: There is no answer, or there are more than 26 different ones to label with letters.
         """
+        if question is not None:
+            check_text("question", question, error=InvalidPrompt)
         if reference is not None:
             check_text("reference", reference, error=InvalidPrompt)
         context = {"Question: ": question, "Right answer: ": reference, "Criteria:\n": _descriptions(self.criteria)}
@@ -195,6 +200,7 @@ class Judge:
         Raises:
             InvalidPrompt: There is no option, or there are more than 26 different ones to label with letters.
         """
+        check_text("question", question, error=InvalidPrompt)
         task = _Task(
             context=f"Question: {question}\n\n",
             instruction="Which option answers the question?",
@@ -204,8 +210,7 @@ class Judge:
         return self._judge(task, options, explain, kwargs)
 
     def _judge(self, task: _Task, options: Sequence[str], explain: bool, generation: dict[str, Any]) -> Verdict:
-        if task.query is not None:
-            check_text("question", task.query, error=InvalidPrompt)
+        check_flag("explain", explain, error=InvalidPrompt)
         if generation and not explain:
             raise UnsupportedCombination(
                 f"expected no keyword without an explanation, got {', '.join(generation)}",
@@ -315,14 +320,14 @@ def check_judge_options(criteria: Criteria, by: By, calibration: CapCal | None) 
     """
     if not isinstance(calibration, CapCal | None):
         raise InvalidChoice(
-            f"calibration: expected a CapCal or None, got {calibration!r}", hint="Give CapCal(), from invariant_rag."
+            f"calibration: expected a CapCal or None, got {shown(calibration)}",
+            hint="Give CapCal(), from invariant_rag.",
         )
-    if not isinstance(by, str) or by not in get_args(By):
-        raise UnknownName("way of judging", by, get_args(By))
+    check_name("way of judging", by, get_args(By))
     texts = [*criteria.keys(), *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
-    if not criteria or not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(text, str) for text in texts) or not criteria:
         raise InvalidPrompt(
-            f"expected criteria as a text or a mapping of names to descriptions, got {criteria!r}",
+            f"expected criteria as a text or a mapping of names to descriptions, got {shown(criteria)}",
             hint='For example "brevity", or {"brevity": "Is it short?", "depth": ""}.',
         )
     if calibration is not None and by != "letters":

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
+from invariant_rag.checks import check_items
 from invariant_rag.errors import InvalidChoice
+from invariant_rag.shown import shown
 
 PLACEHOLDER = "This is a placeholder passage for bias testing"
 """The published placeholder (`main.py` in USTC-StarTeam/CapCal)."""
+
+MIN_OPTIONS = 2
+"""With fewer, there is nothing to prefer."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,11 @@ class CapCal:
     placeholder: str = PLACEHOLDER
 
     def __post_init__(self) -> None:
-        number = self.strength
-        if number != "adaptive" and (not isinstance(number, int | float) or not 0 <= number < math.inf):
-            raise InvalidChoice(f'strength: expected "adaptive" or a finite number from 0 on, got {number!r}')
+        number: Any = self.strength
+        if isinstance(number, str) and number == "adaptive":
+            return
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= sys.float_info.max:
+            raise InvalidChoice(f'strength: expected "adaptive" or a finite number from 0 on, got {shown(number)}')
 
     def calibrate(self, logprobs: Sequence[float], empty: Sequence[float]) -> list[float]:
         """Return the calibrated probability of each option; they sum to one.
@@ -60,6 +69,10 @@ class CapCal:
         ... ]
         [0.6, 0.4]
         """
+        logprobs, empty = check_items("logprobs", logprobs, Real), check_items("empty", empty, Real)
+        for name, values in (("logprobs", logprobs), ("empty", empty)):
+            if not MIN_OPTIONS <= len(values) == len(logprobs):
+                raise InvalidChoice(f"{name}: expected a number for each of two options or more, got {len(values)}")
         given, preferred, count = _normalised(logprobs), _normalised(empty), len(logprobs)
         strength = _adaptive_strength(given) if self.strength == "adaptive" else self.strength
         scores = [max(p - strength * (e - 1 / count), 0.0) for p, e in zip(given, preferred, strict=True)]

@@ -18,8 +18,9 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from invariant_rag.checks import shown
+from invariant_rag.checks import check_function, check_items, check_kind, check_text, is_iterable
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, InvariantRAGError
+from invariant_rag.shown import shown
 
 TokenIds: TypeAlias = tuple[int, ...]
 Text: TypeAlias = str | TokenIds
@@ -35,12 +36,12 @@ def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
     Raises:
         InvariantRAGError: `values` is no iterable of integers >= 0; raised as the given `error` class.
     """
-    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+    if not is_iterable(values) or isinstance(values, str | bytes | Mapping):
         raise error(f"expected token ids (integers >= 0), got {type(values).__name__}")
     ids = []
     for value in values:
         if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 0:
-            raise error(f"expected token ids (integers >= 0), got {value!r}")
+            raise error(f"expected token ids (integers >= 0), got {shown(value)}")
         if int(value) > _LARGEST_ID:
             raise error(f"expected token ids below the size of a vocabulary, got {shown(value)}")
         ids.append(int(value))
@@ -102,14 +103,14 @@ class Segment:
         if self.title is not None and not isinstance(self.title, str):
             raise InvalidSegment(f"title: expected str or None, got {type(self.title).__name__}")
         if not isinstance(self.metadata, Mapping) or any(not isinstance(key, str) for key in self.metadata):
-            raise InvalidSegment(f"metadata: expected a mapping with str keys, got {self.metadata!r}")
+            raise InvalidSegment(f"metadata: expected a mapping with str keys, got {shown(self.metadata)}")
         if self.score is not None and not _is_score(self.score):
             raise InvalidSegment(f"score: expected a number other than nan, got {shown(self.score)}")
         if self.token_ids is not None:
             if self.text or self.title:
                 raise InvalidSegment("expected text or token ids, got both")
             object.__setattr__(self, "token_ids", as_token_ids(self.token_ids, InvalidSegment))
-        if isinstance(self.sources, str | bytes | Segment | Mapping) or not isinstance(self.sources, Iterable):
+        if isinstance(self.sources, str | bytes | Segment | Mapping) or not is_iterable(self.sources):
             raise InvalidSegment(f"sources: expected a collection of segments, got {type(self.sources).__name__}")
         unique = {each.canonical_key: each for each in map(Segment.of, self.sources)}
         object.__setattr__(self, "sources", tuple(unique[key] for key in sorted(unique)))
@@ -122,7 +123,7 @@ class Segment:
             return value
         if isinstance(value, str):
             return cls(value)
-        if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping):
+        if is_iterable(value) and not isinstance(value, bytes | Mapping):
             return cls(token_ids=as_token_ids(value, InvalidSegment))
         raise InvalidSegment(f"expected str, Segment or token ids, got {type(value).__name__}")
 
@@ -132,11 +133,15 @@ class Segment:
 
         Segments with equal keys are equal.
         """
+        try:
+            metadata = _canonical_json(self.metadata)
+        except RecursionError as error:
+            raise InvalidSegment("metadata: expected values nested less deeply") from error
         return (
             self.text,
             _none_first(self.token_ids),
             _none_first(self.title),
-            _canonical_json(self.metadata),
+            metadata,
             _none_first(self.score),
             tuple(each.canonical_key for each in self.sources),
         )
@@ -217,10 +222,10 @@ class SegmentSet(Sequence[Segment]):
     def __init__(
         self, segments: Iterable[Segment | str | Sequence[int]] = (), *, slots: Iterable[Slot] | None = None
     ) -> None:
-        if isinstance(segments, str | bytes | Segment | Mapping) or not isinstance(segments, Iterable):
+        if isinstance(segments, str | bytes | Segment | Mapping) or not is_iterable(segments):
             raise InvalidSegment(f"expected a collection of segments, got {type(segments).__name__}")
         self._segments = tuple(Segment.of(segment) for segment in segments)
-        self.slots = None if slots is None else tuple(slots)
+        self.slots = None if slots is None else tuple(check_items("slots", slots, Slot, error=InvalidSegment))
         if self.slots is not None and len(self.slots) != len(self._segments):
             raise InvalidSegment(f"expected one slot per segment, got {len(self.slots)} for {len(self._segments)}")
         if self.slots is not None and any(each.token_ids is not None for each in self._segments):
@@ -232,9 +237,10 @@ class SegmentSet(Sequence[Segment]):
         Args:
             order: A permutation of the indices `0..len(self) - 1`.
         """
-        if sorted(order) != list(range(len(self))):
-            raise InvalidSegment(f"expected a permutation of 0..{len(self) - 1}, got {list(order)}")
-        return SegmentSet((self._segments[index] for index in order), slots=self.slots)
+        listed = check_items("order", order, Integral, error=InvalidSegment)
+        if sorted(listed) != list(range(len(self))):
+            raise InvalidSegment(f"expected a permutation of 0..{len(self) - 1}, got {shown(listed)}")
+        return SegmentSet((self._segments[index] for index in listed), slots=self.slots)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -326,6 +332,9 @@ class Prompt:
         query: str | None,
         rendering: Callable[[Segment], str],
     ) -> None:
+        if query is not None:
+            check_text("query", query, error=InvalidPrompt)
+        check_function("rendering", rendering, error=InvalidPrompt)
         for name, value in (("texts", texts), ("sets", sets), ("query", query), ("rendering", rendering)):
             object.__setattr__(self, name, value)
 
@@ -375,7 +384,8 @@ class Prompt:
             InvalidPrompt: Their number differs.
         """
         prompt = type(self).__new__(type(self))
-        prompt._set_fields(self.texts, tuple(sets), self.query, self.rendering)
+        listed = check_items("sets", sets, SegmentSet, error=InvalidPrompt)
+        prompt._set_fields(self.texts, tuple(listed), self.query, self.rendering)
         if len(prompt.sets) != len(self.sets):
             raise InvalidPrompt(f"expected {len(self.sets)} sets, got {len(prompt.sets)}")
         return prompt
@@ -393,7 +403,12 @@ class Prompt:
         return prompt
 
     def shuffled(self, random_state: random.Random) -> Prompt:
-        """Return a copy of the prompt with the segments of every set in a random order."""
+        """Return a copy of the prompt with the segments of every set in a random order.
+
+        Raises:
+            InvalidChoice: `random_state` is no `random.Random`.
+        """
+        check_kind("random_state", random_state, random.Random)
         return self.with_sets(each.permuted(random_state.sample(range(len(each)), len(each))) for each in self.sets)
 
 

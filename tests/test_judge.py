@@ -183,7 +183,7 @@ def test_a_verdict_is_described_with_the_names_of_its_options(lm: InvariantModel
     assert verdict.describe(["one", "two"]) == f"{numbers} With one as B, two as A: {verdict.explanation}"
     assert Judge(lm).compare("Why?", "because", "a cause").describe(["one", "two"]) == numbers
     unlabelled = Judge(lm, by="texts").compare("Why?", "x", "y", explain=True, max_new_tokens=4)
-    assert unlabelled.describe("xy").endswith(f". {unlabelled.explanation}")
+    assert unlabelled.describe(["x", "y"]).endswith(f". {unlabelled.explanation}")
 
 
 # --- calibration ----------------------------------------------------------------------------------------------------

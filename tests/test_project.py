@@ -168,3 +168,20 @@ def test_the_tests_of_the_lowest_versions_exist() -> None:
     assert paths
     for each in paths:
         assert (ROOT / each.partition("::")[0]).is_file(), f"Makefile, LOWEST_TESTS: {each} does not exist"
+
+
+# --- the table of threats ---
+
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+NAMED_TESTS = sorted(set(re.findall(r"`((?:tests|integrations)/[\w/-]+\.py)::(\w+)`", SECURITY)))
+
+
+def test_every_threat_names_a_test() -> None:
+    rows = SECURITY.partition("## Threats and tests")[2].strip().splitlines()[2:]
+    assert len(rows) >= 20
+    assert not [row for row in rows if not re.fullmatch(r"\| .+ \| `(tests|integrations)/.*`.* \|", row)]
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED_TESTS)
+def test_a_test_that_a_threat_names_exists(file: str, name: str) -> None:
+    assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)

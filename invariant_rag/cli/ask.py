@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
@@ -40,7 +41,13 @@ def ask(
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is generated.")] = False,
     as_json: options.Json = False,
     check_order: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Ask again in N random document orders, and compare the answers.")
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_CALLS,
+            metavar="N",
+            help="Ask again in N random document orders, and compare the answers.",
+        ),
     ] = 0,
 ) -> None:
     """Answer QUESTION from documents, and cite where the answer was found.

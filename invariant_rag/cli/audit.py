@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
 from invariant_rag.cli.console import (
     handle_errors,
@@ -86,16 +87,20 @@ def run(
         ),
     ] = None,
     metric: Annotated[str, typer.Option(help="best_subspan_em, exact_match or token_f1.")] = "best_subspan_em",
-    orders: Annotated[int, typer.Option(min=2, help="Input orders of a question with more than 4 segments.")] = 10,
-    slots: Annotated[int, typer.Option(min=2, help="Slots through which gold segments are moved.")] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="How often the given order is asked.")] = 3,
+    orders: Annotated[
+        int, typer.Option(min=2, max=MOST_CALLS, help="Input orders of a question with more than 4 segments.")
+    ] = 10,
+    slots: Annotated[int, typer.Option(min=2, max=MOST_CALLS, help="Slots through which gold segments are moved.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="How often the given order is asked.")] = 3,
     all_orders: Annotated[
         bool, typer.Option("--all-orders", help="Ask the first five segments in all 120 orders too: the measure psr.")
     ] = False,
     seed: options.Seed = 0,
     budget: Annotated[int | None, typer.Option(min=0, help="Most calls to make now.", show_default="all")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that make calls.")] = 1,
-    retries: Annotated[int, typer.Option(min=0, help="Tries of a failed call, with growing pauses.")] = 3,
+    workers: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Threads that make calls.")] = 1,
+    retries: Annotated[
+        int, typer.Option(min=0, max=MOST_CALLS, help="Tries of a failed call, with growing pauses.")
+    ] = 3,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a call fails.", show_default="none")
     ] = None,

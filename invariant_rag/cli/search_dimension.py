@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
@@ -17,8 +18,10 @@ def search_dimension(
     model: Annotated[str | None, typer.Argument(help="Model id or folder.", show_default="the embedded model")] = None,
     *,
     out: Annotated[Path, typer.Option("--out", help="Folder for search.json and dimension.png.")],
-    examples: Annotated[int, typer.Option(min=1, help="Key-value retrieval prompts to validate with.")] = 100,
-    pairs: Annotated[int, typer.Option(min=2, help="Most keys in each of them.")] = 50,
+    examples: Annotated[
+        int, typer.Option(min=1, max=MOST_CALLS, help="Key-value retrieval prompts to validate with.")
+    ] = 100,
+    pairs: Annotated[int, typer.Option(min=2, max=MOST_CALLS, help="Most keys in each of them.")] = 50,
     procedure: Annotated[str, typer.Option(help="published, or averaged for models with few layers.")] = "published",
     keep: Annotated[int, typer.Option(min=1, help="Dimensions to validate.")] = 10,
     as_json: options.Json = False,

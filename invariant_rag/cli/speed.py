@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
@@ -19,15 +20,17 @@ def speed(
         typer.Option("--method", help="A method. Repeatable.", show_default="all"),
     ] = None,
     shape: Annotated[str, typer.Option(help="0.5b, 1b, 8b, 8b-layer or tiny.")] = "1b",
-    layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="the shape's")] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, max=MOST_CALLS, help="Layers.", show_default="the shape's")
+    ] = None,
     tokens: Annotated[list[int] | None, typer.Option(min=100, help="Tokens of a prompt. Repeatable.")] = None,
     segments: Annotated[list[int] | None, typer.Option(min=1, help="Segments of a prompt. Repeatable.")] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts of the batched decoding.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Prompts of the batched decoding.")] = 8,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda...")] = "cpu",
     backend: Annotated[str, typer.Option(help="auto, sdpa, varlen, flex or reference.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; each runs everything once.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Rounds; each runs everything once.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.png.")] = None,
     as_json: options.Json = False,
 ) -> None:

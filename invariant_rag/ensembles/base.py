@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from invariant_rag.checks import check_number
+from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
 from invariant_rag.ensembles.cost import EnsembleGeneration, count_cost
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import resolve_max_new_tokens, resolve_option
-from invariant_rag.prompts import tokenize_text
+from invariant_rag.generation.options import is_set, resolve_max_new_tokens, resolve_option
 from invariant_rag.segments import Prompt, Segment
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Ensemble(ABC, Generic[G]):
     """
 
     def __init__(self, lm: InvariantModel) -> None:
-        self.lm = lm
+        self.lm = check_kind("lm", lm, InvariantModel)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -80,7 +79,8 @@ class Ensemble(ABC, Generic[G]):
             UnsupportedCombination: The class rejects one of the keyword arguments.
         """
         if not isinstance(prompt, Prompt):
-            return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompt]
+            prompts = check_items("prompt", prompt, Prompt, error=InvalidPrompt)
+            return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompts]
         with count_cost(self.model) as counter:
             generation = self._generate_one(prompt, resolve_max_new_tokens(max_new_tokens, kwargs), kwargs)
         return replace(generation, cost=counter.cost, invariant=self.invariant and bool(generation.sets))
@@ -96,7 +96,7 @@ class Ensemble(ABC, Generic[G]):
 
     def _max_candidate_tokens(self, candidates: Candidates) -> int:
         """Return the number of tokens of the longest candidate."""
-        return max((len(tokenize_text(each, self.tokenizer)) for each in candidates), default=0)
+        return max(map(len, self.lm.candidate_ids(candidates)), default=0)
 
 
 def require_unrouted(lm: InvariantModel) -> InvariantModel:
@@ -117,9 +117,9 @@ def check_positive(name: str, count: int | None) -> int | None:
     """Return an optional count.
 
     Raises:
-        InvalidChoice: It is no whole number of at least 1.
+        InvalidChoice: It is no whole number of at least 1, or absurdly large.
     """
-    return None if count is None else check_number(name, count, 1)
+    return None if count is None else check_number(name, count, 1, MOST_CALLS)
 
 
 def refuse_options(options: Mapping[str, Any], *names: str) -> None:
@@ -129,7 +129,7 @@ def refuse_options(options: Mapping[str, Any], *names: str) -> None:
         UnsupportedCombination: One of them is set; the message names it.
     """
     values = {name: resolve_option(options, name) for name in names}
-    refused = [name for name, value in values.items() if value is True or value not in (None, False, 1)]
+    refused = [name for name, value in values.items() if is_set(value)]
     if refused:
         raise UnsupportedCombination(
             f"expected options that generate a single sequence, got {', '.join(refused)}",

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from invariant_rag.checks import shown
+from invariant_rag.checks import check_function, check_kind
 from invariant_rag.ensembles.cost import Scores, count_cost
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.segments import Prompt, Segment, SegmentSet
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,6 +42,7 @@ def blank_segments(prompt: Prompt, blank: Blank) -> Prompt:
     >>> blank_segments(Prompt("Read:", ["one", "two"], "Which?"), "N/A").segments == SegmentSet(["N/A", "N/A"])
     True
     """
+    check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
     return prompt.with_sets(SegmentSet([Segment.of(blank)] * len(each)) for each in prompt.sets)
 
 
@@ -76,9 +78,11 @@ class ContextualCalibration:
             raise InvalidChoice(
                 f"content_free: expected at least one text, got {shown(content_free)}", hint="Give them as a list."
             )
+        if not callable(getattr(scorer, "score", None)) or not hasattr(scorer, "model"):
+            raise InvalidChoice(f"scorer: expected a model or an ensemble, got {shown(scorer)}")
         self.scorer = scorer
         self.content_free = tuple(content_free)
-        self._blank = blank
+        self._blank = check_function("blank", blank)
 
     @property
     def invariant(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -10,15 +11,17 @@ from typing import Any, Literal, TypeAlias
 import torch
 from transformers import LogitsProcessor
 
+from invariant_rag.checks import check_kind
 from invariant_rag.ensembles.base import Candidates, Ensemble, require_unrouted
 from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores, count_cost
 from invariant_rag.ensembles.permutations import averaging_options
 from invariant_rag.ensembles.permuted_prompt import in_slots
-from invariant_rag.errors import InvalidChoice, InvalidSegment, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Usage
 from invariant_rag.generation.scoring import continuation_logits
 from invariant_rag.segments import Prompt, Segment
+from invariant_rag.shown import shown
 
 Beta: TypeAlias = float | Literal["dynamic"]
 
@@ -74,12 +77,13 @@ class ContextExperts(Ensemble[ExpertGeneration]):
 
     def __init__(self, lm: InvariantModel, *, beta: Beta = "dynamic", gamma: float = 2.5) -> None:
         super().__init__(require_unrouted(lm))
-        for name, value in (("gamma", gamma), *((("beta", beta),) if beta != "dynamic" else ())):
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        is_dynamic = isinstance(beta, str) and beta == "dynamic"
+        for name, value in (("gamma", gamma), *(() if is_dynamic else (("beta", beta),))):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
                 also = ' or "dynamic"' if name == "beta" else ""
-                raise InvalidChoice(f"{name}: expected a finite number from 0 on{also}, got {value!r}")
-        self.beta = beta
-        self.gamma = gamma
+                raise InvalidChoice(f"{name}: expected a finite number from 0 on{also}, got {shown(value)}")
+        self.beta = beta if is_dynamic else float(beta)
+        self.gamma = float(gamma)
 
     @property
     def invariant(self) -> bool:
@@ -131,6 +135,7 @@ class ContextExperts(Ensemble[ExpertGeneration]):
 
     def _experts(self, prompt: Prompt, new_tokens: int) -> _Experts:
         """Return the prompt without segments, and with each segment alone, in the order of their content."""
+        check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         if len(prompt.sets) > 1:
             raise UnsupportedCombination(
                 f"expected a prompt with one set of segments, got {len(prompt.sets)}: every expert reads one segment",

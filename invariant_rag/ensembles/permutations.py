@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 import torch
 from transformers import LogitsProcessor
 
+from invariant_rag.checks import check_function, check_name, check_number
 from invariant_rag.ensembles.base import (
     Candidates,
     Ensemble,
@@ -27,7 +28,7 @@ from invariant_rag.ensembles.permuted_prompt import (
     random_permutations,
     rotations,
 )
-from invariant_rag.errors import UnknownName, UnsupportedCombination
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.segments import Prompt
@@ -59,11 +60,10 @@ class _PermutationEnsemble(Ensemble[G], ABC):
         self, lm: InvariantModel, count: int | None = None, *, permutations: Permutations = "rotations", seed: int = 0
     ) -> None:
         super().__init__(lm)
-        if permutations not in get_args(Permutations):
-            raise UnknownName("permutations", permutations, get_args(Permutations))
+        check_name("permutations", permutations, get_args(Permutations))
         self.count = check_positive("count", count)
         self.permutations = permutations
-        self.seed = seed
+        self.seed = check_number("seed", seed)
 
     def permute(self, prompt: Prompt, new_tokens: int = 0) -> list[PermutedPrompt]:
         """Return the permutations of a prompt, with room for `new_tokens` in the context window."""
@@ -180,7 +180,7 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
         answer: Callable[[str], str] = str.strip,
     ) -> None:
         super().__init__(lm, count, permutations=permutations, seed=seed)
-        self._extract_answer = answer
+        self._extract_answer = check_function("answer", answer)
 
     def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> VotedGeneration:
         permuted = self.permute(prompt, max_new_tokens)

@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope
+from invariant_rag.checks import check_kind
 from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, require_unrouted
 from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
 from invariant_rag.ensembles.permutations import averaging_options, mean_logprobs
@@ -45,6 +46,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
     """
 
     def __init__(self, lm: InvariantModel, cuts: int | None = None) -> None:
+        check_kind("lm", lm, InvariantModel)
         if not isinstance(lm.method, RoToR):
             raise UnsupportedCombination(
                 f"expected the method 'rotor', whose segments form a ring, got {lm.method.name!r}"

@@ -5,6 +5,8 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+from invariant_rag.checks import check_items, check_text
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -18,13 +20,14 @@ def normalise_answer(text: str) -> str:
     >>> normalise_answer("  The  U.S. Senate!")
     'us senate'
     """
+    check_text("answer", text)
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
     """Return 1.0 if the normalised prediction equals a normalised gold answer, else 0.0 (SQuAD's EM)."""
     answer = normalise_answer(prediction)
-    return float(any(answer == normalise_answer(gold) for gold in golds))
+    return float(any(answer == normalise_answer(gold) for gold in check_items("golds", golds, str)))
 
 
 def best_subspan_em(prediction: str, golds: Sequence[str]) -> float:
@@ -34,7 +37,7 @@ def best_subspan_em(prediction: str, golds: Sequence[str]) -> float:
     only, which is up to the caller. A gold answer that is empty after normalisation matches every prediction.
     """
     answer = normalise_answer(prediction)
-    return float(any(normalise_answer(gold) in answer for gold in golds))
+    return float(any(normalise_answer(gold) in answer for gold in check_items("golds", golds, str)))
 
 
 def token_f1(prediction: str, golds: Sequence[str]) -> float:
@@ -42,9 +45,9 @@ def token_f1(prediction: str, golds: Sequence[str]) -> float:
 
     If either side has no words after normalisation, the score is 1.0 if both have none, else 0.0 (SQuAD 2.0).
     """
-    return max(
-        (_pair_f1(normalise_answer(prediction).split(), normalise_answer(gold).split()) for gold in golds), default=0.0
-    )
+    words = normalise_answer(prediction).split()
+    scores = (_pair_f1(words, normalise_answer(gold).split()) for gold in check_items("golds", golds, str))
+    return max(scores, default=0.0)
 
 
 def agreement(answers: Sequence[str]) -> float:

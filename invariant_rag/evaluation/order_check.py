@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import InvalidPrompt
+from invariant_rag.checks import MOST_CALLS, check_kind, check_number
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.segments import Prompt
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.segments import Prompt
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,14 @@ def check_order(
         generation: Keywords of `InvariantModel.generate`. With sampling, outputs differ whatever the order.
 
     Raises:
-        InvalidPrompt: `orders` is below 1.
+        InvalidPrompt: `orders` is below 1 or absurdly large, or `prompt` is none.
+        InvalidChoice: `model` is none, or the seed is no whole number.
     """
-    if orders < 1:
-        raise InvalidPrompt(f"orders: expected at least 1, got {orders}")
+    check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
+    check_number("orders", orders, 1, MOST_CALLS, error=InvalidPrompt)
+    seed = check_number("seed", seed)
+    if not callable(getattr(model, "with_method", None)):
+        raise InvalidChoice(f"model: expected an InvariantModel, got {shown(model)}")
     source = random.Random(seed)
     prompts = [prompt, *(prompt.shuffled(source) for _ in range(orders))]
 

@@ -9,8 +9,8 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from invariant_rag.checks import check_number
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.checks import MOST_CALLS, check_kind, check_number
+from invariant_rag.errors import InvalidChoice, InvalidOption
 from invariant_rag.generation.identity import identity
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
@@ -83,15 +83,17 @@ class MicroBatcher:
         Raises:
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        check_number("batch_size", batch_size, 1)
-        check_options(options or {}, lm.model)
-        sequences = resolve_option(options or {}, "num_return_sequences", lm.model.generation_config) or 1
+        check_kind("lm", lm, InvariantModel)
+        check_number("batch_size", batch_size, 1, MOST_CALLS)
+        given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
+        check_options(given, lm.model)
+        sequences = resolve_option(given, "num_return_sequences", lm.model.generation_config) or 1
         if sequences > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
-        request = _Request(lm, prompt, options or {}, identity(lm))
+        request = _Request(lm, prompt, given, identity(lm))
         with self._waiting_lock:
             self._waiting.append(request)
         with self._generate_lock:

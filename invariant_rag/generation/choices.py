@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import shown
+from invariant_rag.checks import check_flag
 from invariant_rag.errors import ImmutableModel, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.overflow import Overflow, TokenLimits
@@ -74,7 +74,7 @@ class Choices:
             backend=resolve_backend(backend, input_device(model)),
             limits=TokenLimits(context_window(model.config), max_segment_tokens, overflow),
             intervention=resolve_intervention(intervention, method, model),
-            deterministic=_checked_switch(deterministic),
+            deterministic=check_flag("deterministic", deterministic),
         )
         _check_positions(model, method)
         return choices.with_cache(model, cache)
@@ -109,7 +109,7 @@ class Choices:
         if intervention is not None:
             changes["intervention"] = resolve_intervention(intervention, changes.get("method", self.method), model)
         if deterministic is not None:
-            changes["deterministic"] = _checked_switch(deterministic)
+            changes["deterministic"] = check_flag("deterministic", deterministic)
         return replace(self, **changes).with_cache(model, self.cache)
 
     def with_cache(self, model: PreTrainedModel, cache: KeyValueCache | None) -> Self:
@@ -126,12 +126,6 @@ class Choices:
         if cache is not None:
             check_cacheable(model, self.method, self.intervention)
         return replace(self, cache=cache)
-
-
-def _checked_switch(deterministic: object) -> bool:
-    if not isinstance(deterministic, bool):
-        raise InvalidChoice(f"deterministic: expected True or False, got {shown(deterministic)}")
-    return deterministic
 
 
 def _check_positions(model: PreTrainedModel, method: Method) -> None:

@@ -14,6 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import ExtraRequired, IncompleteObject, InvalidObject, InvalidSchema
+from invariant_rag.files import parse_json
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -80,14 +82,18 @@ def json_schema(schema: Any) -> dict[str, Any]:
     """
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except json.JSONDecodeError as error:
+            schema = parse_json(schema)
+        except ValueError as error:
             raise InvalidSchema(f"expected a JSON schema, got a string that is no JSON: {error}") from error
     if isinstance(schema, Mapping):
-        found: dict[str, Any] = _with_patterns(dict(schema))
+        try:
+            found: dict[str, Any] = _with_patterns(dict(schema))
+            json.dumps(found)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidSchema(f"expected a JSON schema, got what is no JSON: {error}") from error
         return found
     if isinstance(schema, bool | int | float | list | tuple | None):
-        raise InvalidSchema(f"expected a JSON schema or a type, got {schema!r}")
+        raise InvalidSchema(f"expected a JSON schema or a type, got {shown(schema)}")
     return _with_patterns(_type_adapter(schema).json_schema(schema_generator=_generator()))  # type: ignore[no-any-return]
 
 
@@ -109,13 +115,16 @@ def parse_object(text: str, schema: Any) -> Any:
     value = check_complete(text)
     if isinstance(schema, str | Mapping):
         try:
-            from jsonschema import ValidationError, validate
+            from jsonschema import SchemaError, ValidationError, validate
+            from referencing.exceptions import Unresolvable
         except ImportError as error:
             raise ExtraRequired("jsonschema", "structured") from error
         try:
             validate(value, json.loads(schema) if isinstance(schema, str) else schema)
         except ValidationError as error:
             raise InvalidObject(f"expected JSON of the schema, got {text!r}: {error.message}") from error
+        except (SchemaError, Unresolvable) as error:
+            raise InvalidSchema(f"expected a JSON schema, got one that is none: {error}") from error
         return value
     from pydantic import ValidationError as RejectedByClass
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from invariant_rag.checks import check_number, check_text, shown
+from invariant_rag.checks import check_number, check_text
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.kv_cache_files import DiskStore, Entry, stem_of
 from invariant_rag.generation.kv_cache_redis import RedisStore
+from invariant_rag.shown import shown
 
 EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
 """What an entry should look like: shape and dtype of the keys and of the values of each layer."""

@@ -34,9 +34,9 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from invariant_rag.checks import shown
 from invariant_rag.errors import DamagedEntry, UnusableFile
 from invariant_rag.files import parse_json, read_bytes
+from invariant_rag.shown import shown
 
 Entry = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, `[H_kv, T, D]` each."""

@@ -10,8 +10,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
+from invariant_rag.checks import check_kind
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.models.loading import context_window, load_config
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -42,6 +45,9 @@ class LazyModel:
         *,
         cache: KeyValueCache | None = None,
     ) -> None:
+        if not isinstance(source, str | Path | InvariantModel | None):
+            raise InvalidChoice(f"source: expected the name of a model, a folder or a model, got {shown(source)}")
+        check_kind("options", {} if options is None else options, Mapping)  # type: ignore[type-abstract]
         self._given = source if isinstance(source, InvariantModel) else None
         self._name = None if isinstance(source, InvariantModel) else source
         self._options = dict(options or {})

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState, own_attention
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import shown
-from invariant_rag.errors import InvalidPrompt
+from invariant_rag.checks import check_items, check_number, check_text, is_iterable
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.generation.choices import Choices, ReadOnlyChoices
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
@@ -39,7 +39,7 @@ from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method, resolve_method
-from invariant_rag.models.loading import load_model
+from invariant_rag.models.loading import check_model, load_model
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import (
     Message,
@@ -50,10 +50,9 @@ from invariant_rag.prompts import (
     warn_of_unprotected_tokens,
 )
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from invariant_rag.attention.call import Backend
     from invariant_rag.routing import RoutedModel
 
@@ -105,6 +104,9 @@ class InvariantModel(ReadOnlyChoices):
         cache: KeyValueCache | None = None,
         deterministic: bool = False,
     ) -> None:
+        check_model(model)
+        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise InvalidChoice(f"tokenizer: expected one of transformers, or None, got {shown(tokenizer)}")
         choices = Choices.resolve(
             model,
             method=method,
@@ -304,6 +306,8 @@ class InvariantModel(ReadOnlyChoices):
         """
         if (question is None) == (messages is None):
             raise InvalidPrompt("expected either a question or messages")
+        if question is not None:
+            check_text("question", question, error=InvalidPrompt)
         if messages is not None and (segments or system is not None):
             raise InvalidPrompt(
                 "expected messages alone, got segments or a system message beside them",
@@ -326,6 +330,7 @@ class InvariantModel(ReadOnlyChoices):
             raise InvalidPrompt(
                 f"expected a Prompt, got {shown(prompt)}", hint="Build one: lm.chat_prompt(question, texts)."
             )
+        check_number("new_tokens", new_tokens, 0)
         prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self.choices.limits, new_tokens)
         self._check_vocabulary(prepared.input_ids)
         return prepared
@@ -452,15 +457,15 @@ class InvariantModel(ReadOnlyChoices):
         """
         if isinstance(candidates, str):
             raise InvalidPrompt(
-                f"expected several candidates, got one text: {candidates!r}", hint="Put it into a list."
+                f"expected several candidates, got one text: {shown(candidates)}", hint="Put it into a list."
             )
-        if not isinstance(candidates, Iterable):
+        if not is_iterable(candidates):
             raise InvalidPrompt(
                 f"expected candidates, got {shown(candidates)}", hint="Give a list of texts, or of lists of token ids."
             )
         options = [tokenize_text(each, self.tokenizer) for each in candidates]
         if not all(options):
-            raise InvalidPrompt(f"expected candidates of at least one token, got none in {candidates!r}")
+            raise InvalidPrompt(f"expected candidates of at least one token, got none in {shown(candidates)}")
         for option in options:
             self._check_vocabulary(option)
         return options
@@ -492,8 +497,9 @@ class InvariantModel(ReadOnlyChoices):
             prompts: One prompt per row of the batch, from `prepare`, all of the same length.
 
         Raises:
-            InvalidPrompt: The prompts differ in length.
+            InvalidPrompt: They are no prepared prompts, or differ in length.
         """
+        check_items("prompts", prompts, PreparedPrompt, error=InvalidPrompt)
         lengths = {len(prompt.input_ids) for prompt in prompts}
         if len(lengths) > 1:
             raise InvalidPrompt(f"expected prompts of the same length in a batch, got {sorted(lengths)} tokens")

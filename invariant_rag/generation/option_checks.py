@@ -6,17 +6,20 @@ What transformers itself refuses later, with errors of many classes, is translat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from traceback import walk_tb
 from typing import Any
 
+from torch import OutOfMemoryError
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from invariant_rag.attention.per_model import once_per_model
-from invariant_rag.checks import check_number, check_real, shown
-from invariant_rag.errors import InvalidOption
+from invariant_rag.checks import check_number, check_real, is_iterable
+from invariant_rag.errors import InvalidOption, InvariantRAGError
 from invariant_rag.segments import replace_surrogates
+from invariant_rag.shown import shown
 
 _INFINITY = float("inf")
 _WHOLE = {
@@ -30,6 +33,12 @@ _WHOLE = {
     "top_k": 0,
 }
 """Whole numbers, and the least that each may be."""
+
+_LONGEST_STOP = 1000
+"""Characters of a stop string: transformers compares every token with every place in it."""
+
+_REFUSING = ("transformers.generation", "transformers.configuration", "transformers.utils", "huggingface_hub", "torch")
+"""Modules whose errors are about keywords. Those of models and callbacks are not among them."""
 
 _MOST = (1 << 63) - 1
 """The largest whole number that PyTorch takes."""
@@ -51,7 +60,28 @@ _REAL = {
 }
 """Finite numbers, and the least and the most that each may be."""
 
-_SWITCHES = {"do_sample", "remove_invalid_values", "renormalize_logits", "synced_gpus", "use_cache"}
+_SWITCHES = {
+    "disable_compile",
+    "do_sample",
+    "low_memory",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "synced_gpus",
+    "use_cache",
+}
+_TOKENS = (
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+)
 _LISTS = {"logits_processor", "stopping_criteria"}
 _NO_KEYWORDS = {"args", "kwargs", "labels", "logits_to_keep", "self", "transformers_version"}
 _SEEDS = (-(1 << 63), (1 << 64) - 1)
@@ -96,7 +126,7 @@ def check_token_ids(name: str, value: Any) -> list[int]:
         InvalidOption: They are none.
     """
     listed = value.flatten().tolist() if hasattr(value, "flatten") else value
-    listed = list(listed) if isinstance(listed, Iterable) and not isinstance(listed, str | bytes) else [listed]
+    listed = list(listed) if is_iterable(listed) and not isinstance(listed, str | bytes) else [listed]
     return [check_number(name, each, error=InvalidOption) for each in listed]
 
 
@@ -105,12 +135,13 @@ def translated_refusals() -> Iterator[None]:
     """Raise what transformers' own code of generation refuses as `InvalidOption`; errors of callbacks stay."""
     try:
         yield
-    except (AttributeError, TypeError, ValueError) as error:
-        frame = error.__traceback__
-        while frame is not None and frame.tb_next is not None:
-            frame = frame.tb_next
-        module = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
-        if not module.startswith("transformers.generation"):
+    except (InvariantRAGError, MemoryError, OutOfMemoryError):
+        raise
+    except Exception as error:
+        frames = list(walk_tb(error.__traceback__))[1:]  # without this one
+        modules = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
+        within = next((at for at, name in enumerate(modules) if name.startswith("transformers.")), len(modules))
+        if within == len(modules) or not all(each.startswith(_REFUSING) for each in modules[within:]):
             raise
         raise InvalidOption(f"expected keywords that transformers' generate takes; it says: {error}") from error
 
@@ -126,7 +157,7 @@ def _parameters(model: PreTrainedModel) -> frozenset[str]:
 def _check_names(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     known = _parameters(model) | vars(GenerationConfig()).keys() | {"seed"}
     for name in kwargs.keys() - known:
-        near = get_close_matches(name, known, 1)
+        near = get_close_matches(str(name), known, 1)
         raise InvalidOption(
             f"expected keywords of generate, got {name!r}, which is none",
             hint=f"Did you mean {near[0]!r}?" if near else "They are those of transformers' GenerationConfig.",
@@ -147,12 +178,12 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
 
 
 def _check_functions(name: str, value: Any) -> None:
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes) or not all(map(callable, value)):
+    if not is_iterable(value) or isinstance(value, str | bytes) or not all(map(callable, value)):
         raise _unexpected(name, "a list of functions", value)
 
 
 def _check_tokens(given: Mapping[str, Any], model: PreTrainedModel) -> None:
-    for name in ("eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
+    for name in _TOKENS:
         if name in given:
             check_token_ids(name, given[name])
     if "pad_token_id" in given:
@@ -167,10 +198,17 @@ def _check_others(given: Mapping[str, Any]) -> None:
         listed = [strings] if isinstance(strings, str) else strings
         if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
             raise _unexpected("stop_strings", "a text or a list of texts, none of them empty", strings)
+        if max(map(len, listed), default=0) > _LONGEST_STOP:
+            raise _unexpected("stop_strings", f"texts of at most {_LONGEST_STOP} characters", strings)
         if any(replace_surrogates(each) != each for each in listed):
             raise _unexpected("stop_strings", "texts without lone surrogates, which no model writes", strings)
     if "streamer" in given and not all(callable(getattr(given["streamer"], name, None)) for name in ("put", "end")):
         raise _unexpected("streamer", "an object with put and end", given["streamer"])
+    stopping = given.get("early_stopping", False)
+    if not (isinstance(stopping, bool | int) and stopping in (0, 1)) and not (
+        isinstance(stopping, str) and stopping == "never"
+    ):
+        raise _unexpected("early_stopping", "True, False or 'never'", stopping)
     if "prefix_allowed_tokens_fn" in given and not callable(given["prefix_allowed_tokens_fn"]):
         raise _unexpected("prefix_allowed_tokens_fn", "a function", given["prefix_allowed_tokens_fn"])
 

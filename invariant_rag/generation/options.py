@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,8 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from invariant_rag.checks import check_number
 from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.option_checks import check_options
+from invariant_rag.generation.option_checks import check_options, check_token_ids
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,6 +85,7 @@ def generation_options(
     options = {name: value for name, value in kwargs.items() if value is not None}
     defaults = model.generation_config
     _refuse_own_prefill(options, defaults, stock_decoding)
+    options = {name: value for name, value in options.items() if name not in _OWN_PREFILL}  # False
     check_options(options, model)
     options["use_cache"] = True
     options["cache_implementation"] = _cache_implementation(options, stock_decoding)
@@ -119,7 +122,7 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
             hint="Give max_new_tokens instead.",
         )
     foreign = {name: resolve_option(options, name, defaults) for name in _FOREIGN_CODE}
-    if refused := [name for name, value in foreign.items() if value is True or value not in (None, False, 1)]:
+    if refused := [name for name, value in foreign.items() if is_set(value)]:
         raise UnsupportedCombination(
             f"expected a decoding loop of transformers itself, got {', '.join(refused)}, for which it runs code from "
             "elsewhere",
@@ -139,8 +142,8 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
         )
     if (size := resolve_option(options, "prefill_chunk_size", defaults)) is not None:
         raise UnsupportedCombination(
-            f"expected a prefill in one forward pass, got prefill_chunk_size={size}: arranged attention needs all "
-            "segments in one forward pass, and limits memory by computing attention in blocks",
+            f"expected a prefill in one forward pass, got prefill_chunk_size={shown(size)}: arranged attention needs "
+            "all segments in one forward pass, and limits memory by computing attention in blocks",
             hint="Remove prefill_chunk_size; in the model's own generation_config, set it to None.",
         )
     if not stock_decoding and resolve_option(options, "guidance_scale", defaults) not in (None, 1):
@@ -167,6 +170,11 @@ def _cache_implementation(options: Mapping[str, Any], stock_decoding: bool) -> s
             hint="Remove cache_implementation, or use a method with stock decoding, such as 'rotor'.",
         )
     return "static" if wanted == "static" else None
+
+
+def is_set(value: Any) -> bool:
+    """Return whether an option is at another value than those that disable it: None, False, 0 and 1."""
+    return value is True or not (value is None or (isinstance(value, Real) and value in (0, 1)))
 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
@@ -210,8 +218,4 @@ class _StopRecorder(StoppingCriteria):
 
 def as_ids(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
     """Return token ids of a generation config (None, an int, a list or a tensor) as a list."""
-    if value is None:
-        return []
-    if isinstance(value, torch.Tensor):
-        return [int(each) for each in value.flatten()]
-    return [value] if isinstance(value, int) else list(value)
+    return [] if value is None else check_token_ids("eos_token_id", value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from invariant_rag.checks import check_kind
 from invariant_rag.generation.decode import Decoded
 from invariant_rag.generation.options import as_ids
 from invariant_rag.generation.prepare import PreparedPrompt
@@ -72,6 +73,7 @@ class Generation:
     @classmethod
     def extend(cls, generation: Generation, **extra: Any) -> Self:
         """Return a generation as an instance of this subclass, with the fields that the subclass adds or changes."""
+        check_kind("generation", generation, Generation)
         return cls(**{each.name: getattr(generation, each.name) for each in fields(Generation)} | extra)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from invariant_rag.checks import check_number
-from invariant_rag.errors import ContextOverflow, UnknownName
+from invariant_rag.checks import check_name, check_number
+from invariant_rag.errors import ContextOverflow
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
 
@@ -29,8 +29,7 @@ class TokenLimits:
     overflow: Overflow = "error"
 
     def __post_init__(self) -> None:
-        if self.overflow not in get_args(Overflow):
-            raise UnknownName("overflow", self.overflow, get_args(Overflow))
+        check_name("overflow", self.overflow, get_args(Overflow))
         if self.max_segment_tokens is not None:
             check_number("max_segment_tokens", self.max_segment_tokens, 1)
 

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
+from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.grammar import GrammarText, vocabulary
 from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
+from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.model import InvariantModel
     from invariant_rag.segments import Prompt
 
 __all__ = ["Constraint", "check_complete", "constrain", "generate_structured", "json_schema", "parse_object"]
@@ -91,6 +92,7 @@ def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = N
         UnsupportedCombination: No text of the schema is known to fit into `max_new_tokens`; or there are beams, several
             answers for one prompt, stop strings, or other keywords that would break the object.
     """
+    check_kind("lm", lm, InvariantModel)
     if lm.tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: an object is written as text")
     defaults = lm.model.generation_config
@@ -147,7 +149,8 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
     """
     if isinstance(prompt, list | tuple):
         raise InvalidChoice(f"expected one prompt for an object, got {len(prompt)}", hint="Ask for one after another.")
-    generation = lm.generate(prompt, **constrain(lm, schema, **kwargs).options)
+    options = constrain(lm, schema, **kwargs).options
+    generation = lm.generate(prompt, **options)
     return parse_object(generation.text, schema)
 
 

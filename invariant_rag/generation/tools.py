@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from invariant_rag.errors import InvalidTool, TokenizerRequired, UnsupportedCombination
+from invariant_rag.checks import check_flag, check_kind, check_text
+from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidTool, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import (
     Answer,
     AnswerDelta,
@@ -26,6 +27,7 @@ from invariant_rag.generation.answer_parsing import (
     ResponseTemplateParser,
 )
 from invariant_rag.generation.grammar import vocabulary
+from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
@@ -37,11 +39,11 @@ from invariant_rag.prompts import Message, TemplateFormat, Tool, ToolCall, rende
 from invariant_rag.prompts.template_format import parses_calls
 from invariant_rag.prompts.tools import as_tools
 from invariant_rag.segments import Prompt, Text
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from invariant_rag.generation.model import InvariantModel
 
 __all__ = ["Answer", "AnswerDelta", "AnswerStream", "CallDelta", "Tool", "ToolCall", "ToolCalling", "ToolChoice"]
 
@@ -73,12 +75,14 @@ class ToolCalling:
         tool_choice: ToolChoice = "auto",
         parallel: bool = True,
     ) -> None:
+        check_kind("lm", lm, InvariantModel)
         if lm.tokenizer is None:
             raise TokenizerRequired("expected a model with a tokenizer: calls are written as text")
         self.lm = lm
         self.tools = as_tools(tools)
+        check_text("tool_choice", tool_choice, error=InvalidTool)
         self.tool_choice = "required" if tool_choice == "any" else tool_choice
-        self.parallel = parallel
+        self.parallel = check_flag("parallel", parallel, error=InvalidTool)
         names = [tool.name for tool in self.tools]
         if self.tool_choice not in ("auto", "none", "required", *names):
             choices = ", ".join(map(repr, ("auto", "none", "required", "any", *names)))
@@ -151,6 +155,7 @@ class ToolCalling:
             UnsupportedCombination: No forced call is known to fit into `max_new_tokens`; or there are keywords that
                 would break a call, as for `invariant_rag.generation.structured.constrain`.
         """
+        check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         check_options(kwargs, self.lm.model)
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         free = self._uses_response_template and self.form.calls is None  # a format that only its parser knows
@@ -235,6 +240,9 @@ class ToolCalling:
             IncompleteObject: It ends within a call, which was not decoded with `constrain`.
             InvalidObject: The tokenizer's response template cannot parse it.
         """
+        check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
+        if not isinstance(generation, Generation | str):
+            raise InvalidChoice(f"generation: expected a Generation or a text, got {shown(generation)}")
         parser = self.parser(prompt)
         text = generation if isinstance(generation, str) else self._text(generation)
         return Answer.join([*parser.feed(text), *parser.finish()])

@@ -12,6 +12,7 @@ from invariant_rag.interventions.base import Intervention, PromptBatch
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
 from invariant_rag.interventions.ms_poe import MsPoE
 from invariant_rag.methods import Sequential
+from invariant_rag.models.loading import check_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +35,7 @@ def resolve_intervention(
     """
     if intervention is None:
         return None
+    check_model(model)
     if isinstance(intervention, str):
         if intervention not in INTERVENTIONS:
             raise UnknownName("intervention", intervention, INTERVENTIONS)

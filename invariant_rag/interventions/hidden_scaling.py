@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,12 +19,25 @@ from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
-from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.checks import (
+    check_flag,
+    check_items,
+    check_name,
+    check_number,
+    check_path,
+    check_real,
+    check_text,
+)
+from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnusableFile
+from invariant_rag.files import read_bytes, write_file
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
 from invariant_rag.interventions.published_scalings import PUBLISHED, Source
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import AttentionCall
+
+_MOST_TOKENS = 1 << 31
+"""More than any prompt has."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +87,16 @@ class HiddenScaling(Intervention):
         skip_first: int = 0,
         scale_values: bool = False,
     ) -> None:
-        indices = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
-        values = (indices, float(factor), tuple(layers), last_tokens, skip_first, scale_values)
+        values = (
+            _indices("dimensions", [dimensions] if isinstance(dimensions, Integral) else dimensions),
+            check_real("factor", factor),
+            _indices("layers", layers),
+            None if last_tokens is None else check_number("last_tokens", last_tokens, 1, _MOST_TOKENS),
+            check_number("skip_first", skip_first, 0, _MOST_TOKENS),
+            check_flag("scale_values", scale_values),
+        )
         for attribute, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, attribute.name, value)
-        for name in ("dimensions", "layers"):
-            indices = getattr(self, name)
-            if not indices or min(indices) < 0:
-                raise InvalidChoice(f"{name}: expected one or more indices of at least 0, got {indices}")
-        if last_tokens is not None and last_tokens < 1:
-            raise InvalidChoice(f"last_tokens: expected at least 1, or None for all tokens, got {last_tokens}")
-        if skip_first < 0:
-            raise InvalidChoice(f"skip_first: expected at least 0, got {skip_first}")
 
     @classmethod
     def published(cls, model: str, source: Source = "paper") -> Self:
@@ -99,8 +111,8 @@ class HiddenScaling(Intervention):
             UnknownName: No such source, or it has no parameters for the model; `invariant-rag search-dimension` finds
                 them.
         """
-        if source not in PUBLISHED:
-            raise UnknownName("source of published parameters", source, PUBLISHED)
+        check_name("source of published parameters", source, PUBLISHED)
+        check_text("model", model)
         published = {_short_name(name): parameters for name, parameters in PUBLISHED[source].items()}
         if _short_name(model) not in published:
             raise UnknownName(
@@ -125,11 +137,15 @@ class HiddenScaling(Intervention):
         """Load parameters from a file of `save` or of `invariant-rag search-dimension`.
 
         Raises:
-            OSError: The file cannot be read.
+            UnusableFile: The file cannot be read.
             InvalidChoice: The file does not contain parameters.
         """
         try:
-            given = json.loads(Path(path).read_text())
+            content = read_bytes(check_path("path", path))
+        except OSError as error:
+            raise UnusableFile(f"cannot read {str(path)!r}: {error}") from error
+        try:
+            given = json.loads(content)
             options = {name: given[name] for name in ("last_tokens", "skip_first", "scale_values") if name in given}
             return cls(given["dimensions"], given["factor"], given["layers"], **options)
         except InvalidChoice:
@@ -138,8 +154,12 @@ class HiddenScaling(Intervention):
             raise InvalidChoice(f"expected a JSON object with dimensions, factor and layers in {path}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the parameters as JSON."""
-        Path(path).write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+        """Write the parameters as JSON.
+
+        Raises:
+            UnusableFile: The file cannot be written.
+        """
+        write_file(check_path("path", path), json.dumps(self.as_dict(), indent=2).encode() + b"\n")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the parameters as JSON-serialisable data."""
@@ -171,6 +191,18 @@ class HiddenScaling(Intervention):
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _indices(name: str, values: Any) -> tuple[int, ...]:
+    """Return indices of dimensions or layers.
+
+    Raises:
+        InvalidChoice: There is none, or one is negative.
+    """
+    listed = check_items(name, values, Integral)
+    if not listed:
+        raise InvalidChoice(f"{name}: expected one or more indices of at least 0, got none")
+    return tuple(check_number(name, each, 0) for each in listed)
 
 
 def _short_name(model: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from invariant_rag.attention.hook import override_attention
 from invariant_rag.attention.kernels import apply_softcap, causal_mask
 from invariant_rag.attention.layer_inputs import LayerInputs
+from invariant_rag.checks import check_number, check_real
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
 
@@ -52,10 +53,11 @@ class MsPoE(Intervention):
     threshold: float = 3.0
 
     def __post_init__(self) -> None:
+        for name in ("smallest", "largest", "threshold"):
+            object.__setattr__(self, name, check_real(name, getattr(self, name)))
         if not 0 < self.smallest <= self.largest:
             raise InvalidChoice(f"expected ratios 0 < smallest <= largest, got {self.smallest} and {self.largest}")
-        if self.first_layer < 0:
-            raise InvalidChoice(f"first_layer: expected at least 0, got {self.first_layer}")
+        check_number("first_layer", self.first_layer, 0)
 
     def check(self, model: PreTrainedModel) -> None:
         """Raise UnsupportedCombination if the model has no layer from `first_layer` on."""

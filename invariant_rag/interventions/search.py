@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,8 @@ from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.probe import input_device, probe
-from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnknownName, UnsupportedModel
+from invariant_rag.checks import check_items, check_name, check_number, check_real
+from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.interventions.base import PromptBatch
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
 from invariant_rag.interventions.key_value_retrieval import Example, key_value_examples, uuid_examples
@@ -45,6 +47,8 @@ from invariant_rag.interventions.positional_dimensions import (
 )
 from invariant_rag.interventions.random_texts import random_texts
 from invariant_rag.interventions.search_result import SearchResult, Trial
+from invariant_rag.models.loading import check_model
+from invariant_rag.segments import as_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -97,8 +101,14 @@ def search_dimension(
         UnsupportedModel: The model failed the probe, or none of its dimensions is positional.
         InvalidChoice: There are no examples, or texts are too short.
     """
-    if procedure not in EXAMPLES:
-        raise UnknownName("search procedure", procedure, EXAMPLES)
+    check_model(model)
+    check_name("search procedure", procedure, EXAMPLES)
+    check_number("keep", keep, 1)
+    factors = [check_real("factors", each) for each in check_items("factors", factors, Real)]
+    if examples is not None:
+        examples = check_items("examples", examples, Example)
+    if texts is not None:
+        texts = [as_token_ids(each, InvalidChoice) for each in check_items("texts", texts, Sequence)]
     rotations = probe(model)
     config = model.config.get_text_config(decoder=True)
     if procedure == "published" and config.num_hidden_layers < FEWEST_LAYERS:

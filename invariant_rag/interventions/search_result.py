@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from invariant_rag.checks import check_path
 from invariant_rag.errors import InvalidChoice
+from invariant_rag.files import write_file
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
 
 
@@ -57,14 +59,14 @@ class SearchResult:
             "positions": self.positions,
             "curves": self.curves,
         }
-        Path(path).write_text(json.dumps(document) + "\n")
+        write_file(check_path("path", path), json.dumps(document).encode() + b"\n")
 
     @classmethod
     def load(cls, path: str | Path) -> SearchResult:
         """Load a result written by `save`.
 
         Raises:
-            OSError: The file cannot be read.
+            UnusableFile: The file cannot be read.
             InvalidChoice: The file does not contain a search result.
         """
         found = HiddenScaling.load(path)

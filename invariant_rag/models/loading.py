@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from invariant_rag.errors import InvalidChoice, ModelNotFound
+from invariant_rag.checks import check_path
+from invariant_rag.errors import InvalidChoice, ModelNotFound, UnsupportedModel
 from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -65,6 +67,19 @@ def load_model(
     return model.eval(), tokenizer
 
 
+def check_model(model: object) -> None:
+    """Check that an object is a model of transformers, or one that wraps it.
+
+    Raises:
+        UnsupportedModel: It is none.
+    """
+    if not isinstance(model, torch.nn.Module) or not callable(getattr(model, "generate", None)):
+        raise UnsupportedModel(
+            f"expected a causal LM of transformers, got {shown(model)}",
+            hint="InvariantModel.from_pretrained takes the name of a model.",
+        )
+
+
 def load_tokenizer(name: str | Path | None, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model, without its weights.
 
@@ -106,6 +121,8 @@ def load_config(name: str | Path | None, *, local_files_only: bool = False, **kw
 
 def model_location(name: str | Path | None) -> str | Path:
     """Return the hub id or the folder of a model; None and `native` are the embedded ones."""
+    if name is not None:
+        check_path("name of a model", name)
     if name is None or name == "native":
         return EMBEDDED["native" if name else "generator"]
     return name
@@ -124,8 +141,8 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     # Eight bits and fewer are formats of quantization, in which torch computes nothing.
     usable = isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1
-    if found != "auto" and not usable:
-        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or float64, got {dtype!r}")
+    if not usable and not (isinstance(found, str) and found == "auto"):
+        raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or float64, got {shown(dtype)}")
     return found
 
 

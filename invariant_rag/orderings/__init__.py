@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from invariant_rag.errors import UnknownName
+from invariant_rag.checks import check_name
 from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.orderings.cross_encoder import CrossEncoder
 from invariant_rag.orderings.embedding import Embedding
@@ -47,7 +47,4 @@ def resolve_ordering(name_or_instance: str | Ordering | None, default: str | Non
     if isinstance(name_or_instance, Ordering):
         return name_or_instance
     chosen = default if name_or_instance is None else name_or_instance
-    for name, ordering in ORDERINGS.items():
-        if name == chosen:
-            return ordering()
-    raise UnknownName("ordering", chosen, ORDERINGS)
+    return ORDERINGS[check_name("ordering", chosen, ORDERINGS)]()

@@ -10,13 +10,14 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from invariant_rag.checks import check_items
+from invariant_rag.checks import check_items, is_iterable
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
 from invariant_rag.prompts.literal_text import CUT, PRIVATE, Trusted, literals_of
 from invariant_rag.prompts.template_format import TemplateFormat, template_format
 from invariant_rag.prompts.tool_messages import prepare_tool_messages
 from invariant_rag.prompts.tools import Tool, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,18 +88,23 @@ def render_chat(
     plain = []
     cut = literals_of(tokenizer).cut
     for message in messages:
-        calls = check_items("tool_calls", message.get("tool_calls") or (), object, error=InvalidPrompt)
+        given = message.get("tool_calls")
+        calls = check_items("tool_calls", () if given is None else given, object, error=InvalidPrompt)
         has_role = isinstance(message.get("role"), str)
         if not has_role or ("content" not in message and not (calls and message["role"] == "assistant")):
-            raise InvalidPrompt(f"expected a message with role and content, got {message!r}")
+            raise InvalidPrompt(f"expected a message with role and content, got {shown(message)}")
         role = message["role"]
         if cut(role) != role and not role.isalnum():
             raise InvalidPrompt(f"expected the name of a role, got {role!r}, which holds the name of a control token")
         content = "" if calls and message.get("content") is None else message["content"]
         literal = partial(_keep_reasoning, tokenizer=tokenizer, cut=cut) if role == "assistant" else cut
         text = "".join(_replace_sets(content, sets, literal))
-        others = {key: cut(value) for key, value in message.items() if key not in ("role", "content", "tool_calls")}
-        plain.append({**message, **others, "content": text})
+        others = {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls")}
+        try:
+            literal_others = {key: cut(value) for key, value in others.items()}
+        except RecursionError as error:
+            raise InvalidPrompt(f"expected fields nested less deeply in a message of role {role!r}") from error
+        plain.append({"role": role, **literal_others, "content": text, **({"tool_calls": calls} if calls else {})})
     variables = _template_variables(template_kwargs or {}, tokenizer)
     described = None
     if offered or any(message["role"] == "tool" or message.get("tool_calls") for message in plain):
@@ -159,7 +165,7 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
 def _replace_sets(content: Content, sets: list[SegmentSet], literal: Callable[[str], str]) -> Iterator[str]:
     """Yield the texts of a message with a placeholder for each set, and append the sets to `sets`."""
     items = [content] if isinstance(content, str | Trusted | Segment | SegmentSet) else content
-    if not isinstance(items, Iterable) or isinstance(items, bytes | Mapping):
+    if not is_iterable(items) or isinstance(items, bytes | Mapping):
         raise InvalidPrompt(f"expected a str or a list of str and segments as content, got {type(content).__name__}")
     parts: list[str | Trusted | Segment | SegmentSet] = []
     for item in items:

@@ -15,6 +15,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from invariant_rag.checks import check_text
+from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts.control_tokens import control_tokens
 from invariant_rag.segments import TokenIds, replace_surrogates
 
@@ -45,6 +47,9 @@ class Trusted:
     """
 
     text: str
+
+    def __post_init__(self) -> None:
+        check_text("text", self.text, error=InvalidPrompt)
 
     def __str__(self) -> str:
         return _PRIVATE.sub("", self.text)
@@ -79,6 +84,8 @@ class Literals:
         self._rendered = _pattern(self._index, whole_words)
         folded = {self._normalized(name).strip(f" {_SPACE}") for name in self._index} - {""}
         self._folded = _pattern(folded)
+        self._edges = _Edges({*self._index, *bare})
+        self._folded_edges = _Edges(folded)
 
     def _spaced(self) -> Iterator[tuple[str, int]]:
         """Yield names as they are in a text, where a piece of SentencePiece holds the mark of a space for a space."""
@@ -92,9 +99,16 @@ class Literals:
     def cut(self, value: Any) -> Any:
         """Cut every name of a control token in a string, or in JSON with strings in it.
 
-        The cut passes through a chat template, and ends in `tokenize_prompt`. Characters that stand for cuts and sets
-        in a rendered text are removed.
+        A string is also cut off from what a template writes on both sides of it, if the two could form a name together.
+        Within JSON, templates put strings into quotes. The cut passes through a chat template, and ends in
+        `tokenize_prompt`. Characters that stand for cuts and sets in a rendered text are removed.
         """
+        if isinstance(value, str):
+            before, after = self._open_edges(_PRIVATE.sub("", value))
+            return f"{CUT if before else ''}{self._cut_names(value)}{CUT if after else ''}"
+        return self._cut_names(value)
+
+    def _cut_names(self, value: Any) -> Any:
         if isinstance(value, str):
             text = _PRIVATE.sub("", value)
             cut = self._starts.sub(lambda found: found[0] + CUT, text)
@@ -102,8 +116,15 @@ class Literals:
                 return text[0] + CUT + text[1:]  # the name of a control token in other letters
             return cut
         if isinstance(value, Mapping):
-            return {self.cut(key): self.cut(each) for key, each in value.items()}
-        return [self.cut(each) for each in value] if isinstance(value, list | tuple) else value
+            return {self._cut_names(key): self._cut_names(each) for key, each in value.items()}
+        return [self._cut_names(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _open_edges(self, text: str) -> tuple[bool, bool]:
+        """Return whether a text could form a name together with what a template writes before it, and after it."""
+        found = [self._edges.of(text)]
+        if self._normalizer is not None and text:
+            found.append(self._folded_edges.of(self._normalized(text)))
+        return any(before for before, _ in found), any(after for _, after in found)
 
     def encode(self, text: str) -> TokenIds | None:
         """Return ids of a text without any control token; None if the tokenizer cannot be copied."""
@@ -134,6 +155,28 @@ class Literals:
         copy = Tokenizer.from_str(json.dumps(state))
         found = [copy.encode(_alias(index), add_special_tokens=False).ids for index in self.control]
         return copy if all(index in ids for index, ids in zip(self.control, found, strict=True)) else None
+
+
+class _Edges:
+    """Finds texts that begin with the end of a name, or end with its beginning.
+
+    Args:
+        names: The names.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        listed = sorted(names)
+        self._beginnings = {name[:at] for name in listed for at in range(1, len(name))}
+        self._endings = {name[at:] for name in listed for at in range(1, len(name))}
+        self._longest = max(map(len, listed), default=0)
+
+    def of(self, text: str) -> tuple[bool, bool]:
+        """Return whether the text begins with the end of a name, and whether it ends with the beginning of one."""
+        lengths = range(1, min(len(text), self._longest - 1) + 1)
+        return (
+            any(text[:length] in self._endings for length in lengths),
+            any(text[-length:] in self._beginnings for length in lengths),
+        )
 
 
 def _alias(index: int) -> str:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from invariant_rag.checks import check_text
+from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts.template_format import CallFormat, TemplateFormat
 from invariant_rag.prompts.tools import Tool, ToolCall
 
@@ -15,6 +17,14 @@ def describe_tools(tools: Sequence[Mapping[str, Any]], written: CallFormat) -> s
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = written.write([ToolCall("", "NAME", {"ARGUMENT": "VALUE"})])
     return f"You may call these tools:\n{listed}\n\nTo call one, write this and nothing after it:\n{example}"
+
+
+def _name_of(result: Mapping[str, Any], called: Mapping[str, str]) -> str | None:
+    """Return the name of the tool that a result is of, if it is known."""
+    for key in ("name", "tool_call_id"):
+        if result.get(key) is not None:
+            check_text(key, result[key], error=InvalidPrompt)
+    return result.get("name") or called.get(result.get("tool_call_id") or "")
 
 
 def prepare_tool_messages(
@@ -40,7 +50,8 @@ def prepare_tool_messages(
     after_results = False  # whether the last message is a user's turn made of results
     for message in messages:
         prepared = dict(message)
-        calls = [ToolCall.of(call) for call in prepared.pop("tool_calls", None) or ()]
+        given = prepared.pop("tool_calls", None)
+        calls = [] if given is None else [ToolCall.of(call) for call in given]
         names.update({cut(call.id): call.name for call in calls})
         if calls and form.renders_calls and form.results:
             prepared["tool_calls"] = [cut(call.to_dict()) for call in calls]
@@ -48,7 +59,7 @@ def prepare_tool_messages(
             literal = [ToolCall(call.id, cut(call.name), cut(call.arguments)) for call in calls]
             prepared["content"] = "\n".join(filter(None, (prepared["content"], form.call_format.write(literal))))
         is_result = prepared["role"] == "tool"
-        if is_result and (name := prepared.get("name") or names.get(str(prepared.get("tool_call_id")))):
+        if is_result and (name := _name_of(prepared, names)):
             prepared["name"] = cut(name)
         if is_result and not form.results:
             title = f"Result of {prepared.get('name', 'the tool')}"

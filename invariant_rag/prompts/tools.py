@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from invariant_rag.checks import shown
+from invariant_rag.checks import check_text, is_iterable
 from invariant_rag.errors import InvalidTool
+from invariant_rag.files import parse_json
+from invariant_rag.shown import shown
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """JSON schema of a tool without arguments."""
@@ -37,10 +39,13 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InvalidTool(f"expected a tool's name of up to 128 letters, digits and _ . / : -, got {self.name!r}")
+            raise InvalidTool(
+                f"expected a tool's name of up to 128 letters, digits and _ . / : -, got {shown(self.name)}"
+            )
+        check_text("description", self.description, error=InvalidTool)
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
             raise InvalidTool(
-                f"expected a JSON schema of an object as parameters of tool {self.name!r}, got {self.parameters!r}"
+                f"expected a JSON schema of an object as parameters of tool {self.name!r}, got {shown(self.parameters)}"
             )
 
     @classmethod
@@ -57,9 +62,13 @@ class Tool:
             return tool
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or "name" not in function:
-            raise InvalidTool(f"expected a Tool, or a dict with the name of a function, got {tool!r}")
-        parameters = function.get("parameters") or NO_PARAMETERS
-        return cls(function["name"], function.get("description") or "", parameters)
+            raise InvalidTool(f"expected a Tool, or a dict with the name of a function, got {shown(tool)}")
+        description, parameters = function.get("description"), function.get("parameters")
+        return cls(
+            function["name"],
+            "" if description is None else description,
+            NO_PARAMETERS if parameters is None or (isinstance(parameters, dict) and not parameters) else parameters,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tool in OpenAI's shape, which chat templates take."""
@@ -82,6 +91,13 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        check_text("id", self.id, error=InvalidTool)
+        check_text("name", self.name, error=InvalidTool)
+        if not isinstance(self.arguments, Mapping):
+            raise InvalidTool(f"expected an object as arguments of {self.name!r}, got {shown(self.arguments)}")
+        object.__setattr__(self, "arguments", dict(self.arguments))
+
     @classmethod
     def of(cls, call: ToolCall | Mapping[str, Any]) -> ToolCall:
         """Return a call, also from the shapes of OpenAI and LangChain; arguments may be JSON in a string.
@@ -96,15 +112,19 @@ class ToolCall:
             return call
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise InvalidTool(f"expected a ToolCall, or a dict with name and arguments, got {call!r}")
+            raise InvalidTool(f"expected a ToolCall, or a dict with name and arguments, got {shown(call)}")
         arguments = function.get("arguments", function.get("args"))
         try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
-        except json.JSONDecodeError as error:
-            raise InvalidTool(f"expected JSON as arguments of {function['name']!r}, got {arguments!r}") from error
-        if not isinstance(arguments, Mapping):
-            raise InvalidTool(f"expected an object as arguments of {function['name']!r}, got {arguments!r}")
-        return cls(str(call.get("id") or ""), function["name"], dict(arguments))
+            if isinstance(arguments, str):
+                arguments = parse_json(arguments) if arguments.strip() else None
+        except ValueError as error:
+            raise InvalidTool(f"expected JSON as arguments of {function['name']!r}, got {shown(arguments)}") from error
+        identifier = call.get("id")
+        return cls(
+            "" if identifier is None else check_text("id", identifier, error=InvalidTool),
+            function["name"],
+            {} if arguments is None else arguments,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the call in the shape that transformers documents for `tool_calls` of a message."""
@@ -118,7 +138,7 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
     Raises:
         InvalidTool: They are no list, one is no tool, or two share a name.
     """
-    if not isinstance(tools, Iterable):
+    if not is_iterable(tools):
         raise InvalidTool(f"expected a list of tools, got {shown(tools)}")
     found = tuple(Tool.of(tool) for tool in tools)
     names = [tool.name for tool in found]

@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-from invariant_rag.checks import check_text
+from invariant_rag.checks import check_items, check_number, check_text
 from invariant_rag.prompts.labels import find_labels, spellings_of, without_labels
 from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Prompt, Segment, plain_rendering
@@ -59,6 +60,10 @@ def cite(
     """
     check_text("answer", answer)
     check_text("question", question)
+    segments = check_items("segments", segments, Segment)
+    if included is not None:
+        most = len(segments) - 1
+        included = [check_number("included", each, 0, most) for each in check_items("included", included, Integral)]
     answer_words = split_words(answer)
     if not answer_words:
         return []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from invariant_rag.checks import check_kind, check_text, is_iterable
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.files import check_regular, parse_json, read_bytes
 
@@ -32,6 +33,12 @@ class Document:
     text: str
     title: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_text("text", self.text, error=RetrievalError)
+        if self.title is not None:
+            check_text("title", self.title, error=RetrievalError)
+        check_kind("metadata", self.metadata, Mapping, error=RetrievalError)  # type: ignore[type-abstract]
 
 
 Found: TypeAlias = Document | RetrievalError
@@ -68,7 +75,7 @@ def load_documents(
         RetrievalError: A path does not exist, a named file has another suffix, no file was found, or nothing in the
             files can be read; with `strict`, one cannot be read. The message names the file.
     """
-    if not isinstance(paths, str | Path | Iterable) or isinstance(paths, bytes):
+    if not (isinstance(paths, str | Path) or is_iterable(paths)) or isinstance(paths, bytes):
         raise RetrievalError(f"expected paths of documents, got {type(paths).__name__}")
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if wrong := [each for each in given if not isinstance(each, str | Path)]:

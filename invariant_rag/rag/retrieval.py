@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from invariant_rag.checks import check_items, check_number, check_text
+from invariant_rag.checks import check_flag, check_items, check_number, check_text
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,6 +61,7 @@ class FaissRetriever:
     ) -> None:
         from faiss import IndexFlatIP
 
+        check_flag("show_progress", show_progress, error=RetrievalError)
         self._duplicates = [
             list(each) for _, each in groupby(_sort_by_content(segments), lambda segment: segment.content_hash)
         ]
@@ -67,7 +69,7 @@ class FaissRetriever:
         if self._duplicates:
             texts = [replace_surrogates(plain_rendering(duplicates[0])) for duplicates in self._duplicates]
             with _EMBEDDER_LOCK:
-                vectors = _normalize(self._embedder.encode_document(texts, show_progress_bar=show_progress))
+                vectors = _normalize(self._embedder.encode_document(texts, show_progress_bar=show_progress), len(texts))
             self._index = IndexFlatIP(vectors.shape[1])
             self._index.add(vectors)
 
@@ -78,7 +80,9 @@ class FaissRetriever:
         if not self._duplicates:
             return []
         with _EMBEDDER_LOCK:
-            vector = _normalize(self._embedder.encode_query([replace_surrogates(query)], show_progress_bar=False))
+            vector = _normalize(self._embedder.encode_query([replace_surrogates(query)], show_progress_bar=False), 1)
+        if vector.shape[1] != self._index.d:
+            raise RetrievalError(f"expected a query of {self._index.d} dimensions, got {vector.shape[1]}")
         return list(islice(self._ranked(vector, k), k))
 
     def _ranked(self, vector: NDArray[np.float32], k: int) -> Iterator[Segment]:
@@ -124,6 +128,7 @@ class BM25Retriever:
     def __init__(self, segments: Iterable[Segment], *, show_progress: bool = False) -> None:
         from bm25s import BM25
 
+        check_flag("show_progress", show_progress, error=RetrievalError)
         self._segments = _sort_by_content(segments)
         texts = [split_words(plain_rendering(segment)) for segment in self._segments]
         vocabulary = {word: index for index, word in enumerate(sorted({word for each in texts for word in each}))}
@@ -152,7 +157,21 @@ def _sort_by_content(segments: Iterable[Segment]) -> list[Segment]:
     return sorted(corpus, key=lambda segment: (segment.content_hash, segment.canonical_key))
 
 
-def _normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return `[N, D]` vectors of unit length as contiguous float32, for FAISS. Zero vectors stay zero."""
+def _normalize(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Return `[N, D]` vectors of unit length as contiguous float32, for FAISS. Zero vectors stay zero.
+
+    Raises:
+        RetrievalError: The embedder returned something else than one vector of finite numbers for each text.
+    """
+    try:
+        vectors = np.asarray(vectors, dtype=np.float32)
+        usable = vectors.ndim == 2 and len(vectors) == count and vectors.size and bool(np.isfinite(vectors).all())
+    except (TypeError, ValueError, OverflowError):
+        usable = False
+    if not usable:
+        raise RetrievalError(
+            f"expected {count} vectors of finite numbers from the embedder, got {shown(vectors)}",
+            hint="Give another embedder.",
+        )
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(lengths == 0, 1, lengths), dtype=np.float32)

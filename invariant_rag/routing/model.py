@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args,
 
 import torch
 
-from invariant_rag.checks import check_real
-from invariant_rag.errors import UnknownName, UnsupportedCombination
+from invariant_rag.checks import check_kind, check_name, check_real
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.outputs import Generation
@@ -75,9 +75,9 @@ class RoutedModel(InvariantModel):
             InvalidChoice: `alpha` is not finite.
             UnknownName: Unknown `plain_order`.
         """
+        check_kind("lm", lm, InvariantModel)
         alpha = check_real("alpha", alpha)
-        if plain_order not in get_args(PlainOrder):
-            raise UnknownName("plain_order", plain_order, get_args(PlainOrder))
+        check_name("plain_order", plain_order, get_args(PlainOrder))
         routed = object.__new__(cls)
         vars(routed).update(vars(lm), _routing=(alpha, plain_order))
         return routed

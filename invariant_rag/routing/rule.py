@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Literal, TypeAlias
 
+from invariant_rag.checks import check_items, check_real
 from invariant_rag.errors import InvalidChoice
 
 Branch: TypeAlias = Literal["plain", "invariant"]
@@ -40,6 +42,12 @@ def route(plain_confidence: float, invariant_confidence: float, alpha: float = A
         invariant_confidence: Confidence of the invariant model.
         alpha: Margin by which the invariant model must be more confident.
     """
+    for name, value in (
+        ("plain_confidence", plain_confidence),
+        ("invariant_confidence", invariant_confidence),
+        ("alpha", alpha),
+    ):
+        check_real(name, value)
     return "plain" if plain_confidence + alpha > invariant_confidence else "invariant"
 
 
@@ -52,7 +60,8 @@ def text_confidence(logprobs: Sequence[float]) -> float:
     Args:
         logprobs: Log-probability of each token, the end token included.
     """
-    return math.fsum(map(math.exp, logprobs)) / len(logprobs) if logprobs else 0.0
+    listed = check_items("logprobs", logprobs, Real)
+    return math.fsum(map(math.exp, listed)) / len(listed) if listed else 0.0
 
 
 def candidate_confidence(logprobs: Sequence[float]) -> float:
@@ -63,9 +72,15 @@ def candidate_confidence(logprobs: Sequence[float]) -> float:
 
     Args:
         logprobs: Log-probability of each candidate; at least one.
+
+    Raises:
+        InvalidChoice: There is none, or one is no number.
     """
-    largest = max(logprobs)
-    return 1 / math.fsum(math.exp(each - largest) for each in logprobs)
+    listed = check_items("logprobs", logprobs, Real)
+    if not listed:
+        raise InvalidChoice("logprobs: expected at least one number, got none")
+    largest = max(listed)
+    return 1 / math.fsum(math.exp(each - largest) for each in listed)
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,11 @@ class RoutingRecord:
     invariant_confidence: float
     plain_score: float
     invariant_score: float
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            check_real(each.name, int(value) if isinstance(value, bool) else value)
 
 
 @dataclass(frozen=True)
@@ -112,7 +132,8 @@ def tune_alpha(records: Iterable[RoutingRecord], alphas: Sequence[float] = ALPHA
     Raises:
         InvalidChoice: `records` or `alphas` is empty.
     """
-    records = list(records)
+    records = check_items("records", records, RoutingRecord)
+    alphas = [check_real("alphas", each) for each in check_items("alphas", alphas, Real)]
     if not records or not alphas:
         raise InvalidChoice(f"expected at least one record and one margin, got {len(records)} and {len(alphas)}")
 

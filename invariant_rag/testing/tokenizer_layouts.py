@@ -237,6 +237,7 @@ LAYOUTS: dict[str, TokenizerLayout] = {
     "joined angles": _layout(
         turns("<ROLE>", "</ROLE>"), (), (*_joined("<", ">"), *_joined("</", ">")), ordinary=("<table>",)
     ),
+    "same sign on both sides": _layout(turns("@@ROLE@@", ""), (), _joined("@@", "@@")),
     "joined, overlapping": _layout(
         turns("<<ROLE>>", "<<end>>"), (), (*_joined("<<", ">>"), *_joined("<", ">"), "<<end>>")
     ),

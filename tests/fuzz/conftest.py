@@ -1,4 +1,8 @@
-"""The budget of a fuzz run: a minute, or as many hours as --hours says. Shared by every file here."""
+"""The budget of a fuzz run: fixed rounds of a minute, or as many hours as --hours says. Shared by every file here.
+
+Without --hours every machine does the same rounds, so what fails in one place fails everywhere. How many rounds a test
+does is written beside it, with `@pytest.mark.rounds(N)`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-TESTS_OF_A_MINUTE = 8.0
-"""Seconds that each test may take, if nothing else is asked for."""
+ROUNDS = 20
+"""Rounds of a test that does not say how many."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,14 +23,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> Callable[[], Iterator[random.Random]]:
-    """Return sources of randomness, each seeded by its number, until the time of this test is over."""
+    """Return sources of randomness, each seeded by its number: a fixed number, or until the hours are over."""
     hours = request.config.getoption("--hours")
-    seconds = hours * 3600 / len(request.session.items) if hours else TESTS_OF_A_MINUTE
+    seconds = hours * 3600 / len(request.session.items)
     first = request.config.getoption("--fuzz-seed")
+    marker = request.node.get_closest_marker("rounds")
+    count = ROUNDS if marker is None else marker.args[0]
 
     def sources() -> Iterator[random.Random]:
         deadline, seed = time.monotonic() + seconds, first
-        while seed == first or time.monotonic() < deadline:
+        while seed < first + count or time.monotonic() < deadline:
             print(f"--fuzz-seed {seed}")  # noqa: T201 - shown if the test fails
             yield random.Random(seed)
             seed += 1

@@ -56,6 +56,7 @@ def of_another_format(source: random.Random) -> bytes:
     return source.choice([*formats, source.randbytes(300)])
 
 
+@pytest.mark.rounds(600)
 def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds: Rounds, tmp_path: Path) -> None:
     path = tmp_path / f"{stem_of('x')}.kv"
     for source in rounds():
@@ -69,6 +70,7 @@ def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds: Rounds, tmp_p
             assert same(served, stored)
 
 
+@pytest.mark.rounds(50)
 def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(rounds: Rounds, tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -126,6 +128,7 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.rounds(8)
 def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds: Rounds, tmp_path: Path) -> None:
     models = [InvariantModel(tiny_model("llama", seed=seed), ordering="lexical") for seed in (0, 1)]
     for number, source in enumerate(rounds()):
@@ -153,6 +156,7 @@ def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds: Rounds, tm
         assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.rounds(120)
 @pytest.mark.parametrize("room", [0, 3000])
 def test_an_entry_that_a_dead_writer_left_unfinished_takes_no_room(room: int, rounds: Rounds, tmp_path: Path) -> None:
     for number, source in enumerate(rounds()):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -36,6 +36,7 @@ audit(told, records(6), out=sys.argv[1], workers=2, remedies=["sort"])
 """
 
 
+@pytest.mark.rounds(3)
 def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds: Rounds, tmp_path: Path) -> None:
     for number, source in enumerate(rounds()):
         folder = tmp_path / str(number // 4)  # each run is killed several times
@@ -105,12 +106,13 @@ class OneFile(RuleBasedStateMachine):
         self.file.close()
 
 
+@pytest.mark.rounds(8)
 def test_a_file_of_lines_survives_everything(rounds: Rounds, tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     OneFile.folder = tmp_path
     try:
-        for _ in rounds():
+        for source in rounds():
             bounded = settings(max_examples=20, stateful_step_count=20, deadline=None, database=None)
-            run_state_machine_as_test(OneFile, settings=bounded)
+            run_state_machine_as_test(seed(source.randrange(1 << 32))(OneFile), settings=bounded)
     finally:
         signal.signal(signal.SIGXFSZ, handler)

@@ -56,6 +56,7 @@ def read_documents(path: Path) -> None:
             assert each.content_hash
 
 
+@pytest.mark.rounds(500)
 @pytest.mark.filterwarnings("default")  # pypdf warns of what it repairs
 @pytest.mark.parametrize("suffix", ["pdf", "encrypted.pdf", "jsonl", "md", "txt"])
 def test_a_mutated_document_is_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
@@ -78,6 +79,7 @@ def test_a_mutated_document_is_read_or_named(suffix: str, rounds: Rounds, tmp_pa
         assert time.process_time() - start < MOST_SECONDS
 
 
+@pytest.mark.rounds(2000)
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_mutated_questions_are_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
     content, file = lines([*QUESTIONS]) if suffix == "jsonl" else table(), tmp_path / f"a.{suffix}"
@@ -92,6 +94,7 @@ def test_mutated_questions_are_read_or_named(suffix: str, rounds: Rounds, tmp_pa
         assert time.process_time() - start < MOST_SECONDS
 
 
+@pytest.mark.rounds(500)
 @pytest.mark.parametrize("kind", ["records", "answers"])
 def test_a_mutated_run_is_continued_without_loss_or_refused(kind: str, rounds: Rounds, tmp_path: Path) -> None:
     path = tmp_path / f"{kind}.jsonl"

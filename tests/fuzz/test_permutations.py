@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+import pytest
+
 from invariant_rag import RAG, InvariantModel, Segment
 from invariant_rag.methods import METHODS
 from invariant_rag.rag import BM25Retriever
@@ -28,6 +30,7 @@ def segments(source: random.Random) -> list[Segment]:
     return listed + source.choices(listed, k=source.randrange(3)) if listed else listed
 
 
+@pytest.mark.rounds(150)
 def test_every_order_of_the_segments_gives_the_same_answer(rounds: Rounds, model: InvariantModel) -> None:
     methods = [name for name, each in METHODS.items() if each.invariant]
     for source in rounds():
@@ -38,6 +41,7 @@ def test_every_order_of_the_segments_gives_the_same_answer(rounds: Rounds, model
         assert one.equal(other)
 
 
+@pytest.mark.rounds(80)
 def test_every_order_of_the_corpus_gives_the_same_answer(rounds: Rounds, model: InvariantModel) -> None:
     for source in rounds():
         question, listed, k = text(source), segments(source), source.randint(1, 9)

@@ -232,6 +232,12 @@ def test_two_strings_of_one_message_do_not_form_a_name_together() -> None:
     assert control_count(messages) == control_count([{"role": "user", "content": "x"}])
 
 
+@pytest.mark.parametrize("text", ["@@tool@", "a @@user", "@", "@@", "@tool@@"])
+def test_a_text_forms_no_name_with_what_the_template_writes_around_it(text: str) -> None:
+    name = "same sign on both sides"
+    assert not find_break_outs(layout_tokenizer(name), [text], declared(name))
+
+
 # --- random prompts with everything at once ---
 
 

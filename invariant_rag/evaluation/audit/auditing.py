@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from invariant_rag.checks import check_number, check_real
+from invariant_rag.checks import MOST_CALLS, check_flag, check_items, check_number, check_real
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
@@ -125,8 +125,21 @@ def audit(
         ExtraRequired: Ray is not installed for actors, or pyarrow for a folder of `datasets`.
         UnknownName: There is no remedy or metric of that name.
     """
-    for option, value, least in (("workers", workers, 1), ("actors", actors, 0), ("retries", retries, 0)):
-        check_number(option, value, least)
+    for option, value, least in (
+        ("orders", orders, 2),
+        ("slots", slots, 2),
+        ("repeats", repeats, 1),
+        ("workers", workers, 1),
+        ("actors", actors, 0),
+        ("retries", retries, 0),
+    ):
+        check_number(option, value, least, MOST_CALLS)
+    check_number("k", k, 1)
+    check_number("seed", seed, 0)
+    check_flag("all_orders", all_orders)
+    check_flag("tags", tags)
+    if remedies is not None:
+        check_items("remedies", remedies, str)
     if budget is not None:
         check_number("budget", budget, 0)
     if timeout is not None and check_real("timeout", timeout) <= 0:

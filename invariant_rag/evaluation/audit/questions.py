@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from invariant_rag.checks import check_flag, check_items, check_text, is_iterable
 from invariant_rag.errors import InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.evaluation.audit.question_files import read_entries
 from invariant_rag.evaluation.audit.question_formats import as_record
 from invariant_rag.evaluation.metrics import best_subspan_em
 from invariant_rag.segments import Segment, plain_rendering
+from invariant_rag.shown import shown
 
 FIELDS = ("id", "question", "segments", "answers", "gold", "pairwise")
 """Keys of a record; others are kept as they are."""
@@ -44,6 +47,12 @@ class Question:
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_text("question", self.text, error=InvalidQuestion)
+        check_text("id", self.id, error=InvalidQuestion)
+        check_flag("pairwise", self.pairwise, error=InvalidQuestion)
+        for name, kind in (("segments", Segment), ("answers", str), ("gold", Integral)):
+            listed = check_items(name, getattr(self, name), kind, error=InvalidQuestion)
+            object.__setattr__(self, name, tuple(listed))
         if not all(0 <= index < len(self.segments) for index in self.gold):
             raise InvalidQuestion(f"{self.text!r}: expected gold indices below {len(self.segments)}, got {self.gold}")
         if self.pairwise and len(self.segments) != 2:
@@ -93,7 +102,7 @@ def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]])
     """
     if isinstance(source, str | Path):
         entries = read_entries(Path(source))
-    elif not isinstance(source, Iterable) or isinstance(source, bytes | Mapping):
+    elif not is_iterable(source) or isinstance(source, bytes | Mapping):
         raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
     else:
         entries = [(f"question {index}", each) for index, each in enumerate(source)]
@@ -163,8 +172,9 @@ def _parse_question(entry: Any, where: str) -> Question:
             f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, with question as text, got "
             f"{sorted(map(str, entry))}"
         )
-    given = record.get("segments") or ()
-    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+    given = record.get("segments")
+    given = () if given is None else given
+    if not is_iterable(given) or isinstance(given, str | Mapping):
         raise InvalidQuestion(f"{where}: expected segments in a list, got {_kind(given)}")
     listed = list(given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
@@ -174,8 +184,8 @@ def _parse_question(entry: Any, where: str) -> Question:
             tuple(map(as_segment, listed)),
             tuple(map(str, _as_list(record.get("answers"), "answers", str | int | float))),
             tuple(sorted({*_as_list(record.get("gold"), "gold", int), *marked})),
-            bool(record.get("pairwise")),
-            str(record.get("id", "")),
+            check_flag("pairwise", record.get("pairwise", False), error=InvalidQuestion),
+            _as_id(record.get("id", "")),
             {str(name): value for name, value in record.items() if name not in FIELDS},
         )
     except (InvalidQuestion, InvalidSegment) as error:
@@ -184,6 +194,12 @@ def _parse_question(entry: Any, where: str) -> Question:
 
 def _kind(value: Any) -> str:
     return type(value).__name__
+
+
+def _as_id(value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise InvalidQuestion(f"expected an id as a text or a number, got {shown(value)}")
+    return shown(value) if isinstance(value, int) else str(value)
 
 
 def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
@@ -195,7 +211,7 @@ def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
     listed = () if value is None else (value,) if fits(value) else value
     if not isinstance(listed, list | tuple) or not all(map(fits, listed)):
         what = "an index" if kind is int else "a text"
-        raise InvalidQuestion(f"expected {name} as {what} or a list of them, got {value!r}")
+        raise InvalidQuestion(f"expected {name} as {what} or a list of them, got {shown(value)}")
     return listed
 
 

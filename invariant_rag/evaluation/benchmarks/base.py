@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_type_hints
 
-from invariant_rag.checks import shown
 from invariant_rag.errors import InvalidChoice, UnknownName
 from invariant_rag.segments import Prompt
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from invariant_rag.checks import shown
 from invariant_rag.errors import InvalidDataset, InvariantRAGError
 from invariant_rag.evaluation.benchmarks.base import Benchmark, Case, Selection
 from invariant_rag.evaluation.benchmarks.sources import DataSource
+from invariant_rag.shown import shown
 
 
 def load_cases(benchmark: Benchmark, source: DataSource, settings: Any, selection: Selection) -> list[Case]:
