@@ -98,9 +98,10 @@ class TextStream(Iterator[str]):
         streamer: TextQueueStreamer,
         options: dict[str, Any],
         check: Callable[[], None],
+        closed: Event | None = None,
     ) -> None:
         self._result: list[Generation] = []
-        self._closed = Event()
+        self._closed = closed or Event()
         self._pieces = _stream_pieces(generate, streamer, options, self._result, self._closed, check)
 
     @property
@@ -126,6 +127,7 @@ def stream_text(
     tokenizer: PreTrainedTokenizerBase | None,
     options: dict[str, Any],
     check: Callable[[], None] = lambda: None,
+    closed: Event | None = None,
 ) -> TextStream:
     """Run `generate` in a background thread and return a stream of its text.
 
@@ -134,6 +136,7 @@ def stream_text(
         tokenizer: Decodes the generated tokens.
         options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
         check: Called before the thread starts; raises if this one must not wait for another.
+        closed: Closes the stream once it is set, as `close` does. None: nobody else closes it.
 
     Raises:
         TokenizerRequired: `tokenizer` is None.
@@ -143,7 +146,7 @@ def stream_text(
     rest = {name: value for name, value in options.items() if name != "keep_tokens"}
     kept = options.get("keep_tokens")
     streamer = TextQueueStreamer(tokenizer, frozenset(() if kept is None else check_token_ids("keep_tokens", kept)))
-    return TextStream(generate, streamer, rest, check)
+    return TextStream(generate, streamer, rest, check, closed)
 
 
 def _stream_pieces(
