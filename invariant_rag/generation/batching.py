@@ -32,9 +32,14 @@ class _Request:
     prompt: Prompt
     options: Mapping[str, Any]
     streamer: BaseStreamer | None = None
-    abandoned: Event = field(default_factory=Event)
+    events: tuple[Event, ...] = ()
     result: Future[Generation] = field(default_factory=Future)
     started: bool = False  # whether the streamer has got a token
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the result any more: one of the events is set."""
+        return any(event.is_set() for event in self.events)
 
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
@@ -93,24 +98,31 @@ class MicroBatcher:
             abandoned: Once set, nobody waits for the answer any more: its row ends, and a waiting prompt is not begun.
 
         Raises:
-            CancelledError: It was abandoned before it was begun.
+            CancelledError: It was abandoned.
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
+        events = () if abandoned is None else (abandoned,)
+        return self._answer(_Request(lm, prompt, options or {}, streamer, events), batch_size)
+
+    def _answer(self, request: _Request, batch_size: int) -> Generation:
+        lm, options = request.lm, request.options
         check_number("batch_size", batch_size, 1)
-        check_options(options or {}, lm.model)
-        sequences = resolve_option(options or {}, "num_return_sequences", lm.model.generation_config) or 1
+        check_options(options, lm.model)
+        sequences = resolve_option(options, "num_return_sequences", lm.model.generation_config) or 1
         if sequences > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
-        request = _Request(lm, prompt, options or {}, streamer, abandoned or Event())
         with self._waiting_lock:
             self._waiting.append(request)
         with self._generate_lock:
             if not request.result.done():
                 _run_batch(self._pop_batch(request, batch_size))
-        return request.result.result()
+        generation = request.result.result()
+        if request.abandoned:
+            raise CancelledError
+        return generation
 
     def stream(
         self,
@@ -126,25 +138,27 @@ class MicroBatcher:
         The arguments are those of `generate`; `keep_tokens` is an option, too, as for `InvariantModel.stream`.
 
         Raises:
+            CancelledError: Raised by the stream: it was abandoned.
             TokenizerRequired: The model has no tokenizer.
         """
-        closed = abandoned or Event()
+        closed = Event()
+        events = (closed,) if abandoned is None else (closed, abandoned)
         rest = {name: value for name, value in (options or {}).items() if name != "keep_tokens"}
         kept = {name: value for name, value in (options or {}).items() if name == "keep_tokens"}
 
         def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
-            del stopping_criteria  # the only one says that the stream is closed, and so does `abandoned`, for one row
-            return self.generate(lm, prompt, rest, batch_size=batch_size, streamer=streamer, abandoned=closed)
+            del stopping_criteria  # the only one says that the stream is closed, and so does an event, for one row
+            return self._answer(_Request(lm, prompt, rest, streamer, events), batch_size)
 
         return stream_text(generate, lm.tokenizer, kept, lm.prefiller.shared.lock.check_new_thread, closed)
 
     def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
         with self._waiting_lock:
-            wanted = [each for each in self._waiting if not each.abandoned.is_set()]
+            wanted = [each for each in self._waiting if not each.abandoned]
             others = (each for each in wanted if each is not request and each.can_batch_with(request))
-            batch = [] if request.abandoned.is_set() else [request, *islice(others, batch_size - 1)]
-            gone = [each for each in self._waiting if each.abandoned.is_set()]
+            batch = [] if request.abandoned else [request, *islice(others, batch_size - 1)]
+            gone = [each for each in self._waiting if each.abandoned]
             self._waiting = [each for each in wanted if each not in batch]
         for each in gone:
             each.result.set_exception(CancelledError())
@@ -185,7 +199,7 @@ class _Rows(StoppingCriteria):
         """Return whether each row stops `[B]`."""
         stops = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
         if len(stops) != len(self._batch):  # beams, which nobody can stream
-            return stops | all(each.abandoned.is_set() for each in self._batch)
+            return stops | all(each.abandoned for each in self._batch)
         tokens = input_ids[:, -1].cpu()
         for row, request in list(self._open.items()):
             if request.streamer is not None:
@@ -193,7 +207,7 @@ class _Rows(StoppingCriteria):
                     request.streamer.put(input_ids[row : row + 1, :-1])
                 request.started = True
                 request.streamer.put(tokens[row : row + 1])
-            stops[row] = request.abandoned.is_set()
+            stops[row] = request.abandoned
             if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
                 self._close(row)
         return stops

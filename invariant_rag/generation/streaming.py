@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
@@ -136,7 +137,7 @@ def stream_text(
         tokenizer: Decodes the generated tokens.
         options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
         check: Called before the thread starts; raises if this one must not wait for another.
-        closed: Closes the stream once it is set, as `close` does. None: nobody else closes it.
+        closed: Set when the stream is closed, for whoever generates. None: its stopping criterion says so.
 
     Raises:
         TokenizerRequired: `tokenizer` is None.
@@ -175,7 +176,7 @@ def _stream_pieces(
     try:
         while (piece := streamer.queue.get()) is not None:
             yield piece
-        if errors:
+        if errors and not (closed.is_set() and isinstance(errors[0], CancelledError)):
             raise errors[0]
         if not closed.is_set():
             result += generations

@@ -172,9 +172,19 @@ def test_an_abandoned_row_ends_and_the_others_go_on(model: InvariantModel) -> No
                 time.sleep(0.001)
         begun.result()
         gone.set()
-        assert len("".join(stream)) < len(model.generate(first, **options).text)
+        with pytest.raises(CancelledError):
+            list(stream)
         assert kept.result().token_ids == model.generate(other, **options).token_ids
     assert stream.generation is None
+
+
+def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model: InvariantModel) -> None:
+    batcher, gone, prompt = MicroBatcher(), Event(), Prompt("Read: ", ["one", "two"], " and say a.")
+    stream = batcher.stream(model, prompt, {"max_new_tokens": 2000}, abandoned=gone)
+    next(stream)
+    stream.close()
+    assert stream.generation is None
+    assert not gone.is_set()
 
 
 def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama: PreTrainedModel) -> None:
