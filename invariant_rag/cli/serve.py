@@ -55,6 +55,20 @@ def serve(
         list[str] | None,
         typer.Option(help="An ordering that requests may choose. Repeatable.", show_default="those without a model"),
     ] = None,
+    check_order: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Ask this share of requests again in another order; /metrics tells how "
+            "often the plain model's answer flips.",
+        ),
+    ] = 0.0,
+    reranker: Annotated[
+        str | None,
+        typer.Option(help="monot5 or cross-encoder, or a MonoT5 checkpoint, for /v1/rerank.", show_default="monot5"),
+    ] = None,
     log_contents: Annotated[bool, typer.Option("--log-contents", help="Log requests with their texts.")] = False,
 ) -> None:
     """Serve MODEL with OpenAI's API: `documents` beside `messages` are read as a set.
@@ -78,13 +92,14 @@ def serve(
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
             timeout=timeout,
+            check_order=check_order,
             log_contents=log_contents,
         )
         choices = {"method": method, "ordering": ordering, "overflow": overflow}
         loading = {"dtype": dtype, "device_map": device_map}
         engine = _in_process(model, served_name, settings, {**choices, **loading}, (cache_gb, cache_folder), together)
         configure_logging()
-        _run(engine, settings, host, port)
+        _run(engine, settings, reranker, host, port)
 
 
 def read_keys(path: Path | None) -> dict[str, str]:
@@ -140,10 +155,12 @@ def _in_process(
     )
 
 
-def _run(engine: Engine, settings: Settings, host: str, port: int) -> None:
+def _run(engine: Engine, settings: Settings, reranker: str | None, host: str, port: int) -> None:
+    from invariant_rag.orderings import CrossEncoder, MonoT5
     from invariant_rag.server.app import create_app
     from invariant_rag.server.serving import server_of
 
-    server = server_of(create_app(engine, settings), settings, host, port)
+    relevance = CrossEncoder() if reranker == "cross-encoder" else MonoT5(None if reranker == "monot5" else reranker)
+    server = server_of(create_app(engine, settings, relevance), settings, host, port)
     print_text(f"{engine.name} at http://{host}:{port}/v1")
     server.run()

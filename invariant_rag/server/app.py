@@ -14,24 +14,27 @@ from starlette.responses import Response
 
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
+from invariant_rag.orderings import MonoT5, Relevance
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.errors import error_response, http_error, invalid_request
 from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog
-from invariant_rag.server.routes import answers, information
+from invariant_rag.server.order_sampling import OrderSampling
+from invariant_rag.server.routes import answers, information, ranking
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.state import State
 
 _logger = logging.getLogger("invariant_rag.server")
 
 
-def create_app(engine: Engine, settings: Settings | None = None) -> FastAPI:
+def create_app(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> FastAPI:
     """Return an ASGI application that serves an engine.
 
     Args:
         engine: What answers.
         settings: Limits, keys and what requests may choose.
+        reranker: What scores documents for a query. None: MonoT5, which is loaded at the first request.
     """
     settings = settings or Settings()
     metrics = Metrics()
@@ -41,12 +44,15 @@ def create_app(engine: Engine, settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        sampling.close()
         executor.shutdown(wait=True, cancel_futures=True)
 
     app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     admission = Admission(settings.max_requests, engine.together, metrics)
-    app.state.serving = State(engine, settings, metrics, admission, executor)
+    sampling = OrderSampling(engine, settings.check_order, metrics)
+    app.state.serving = State(engine, settings, metrics, admission, executor, sampling, reranker or MonoT5())
     app.include_router(answers.router)
+    app.include_router(ranking.router)
     app.include_router(information.router)
     # The last one that is added runs first.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, seconds=settings.body_timeout, metrics=metrics)

@@ -16,6 +16,7 @@ from invariant_rag.server.schemas import (
     Decoding,
     Document,
     DocumentPart,
+    InvariantOptions,
     Message,
     NamedTool,
     TextPart,
@@ -43,7 +44,7 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
         turns=turns,
         extra=extra_fields(request.messages, len(turns)),
         question=question,
-        choices=choices_of(request, settings, tenant),
+        choices=choices_of(request.invariant, settings, tenant),
         sampling=sampling_of(request, settings, request.max_completion_tokens or request.max_tokens),
         count=request.n,
         stop=tuple(request.stops),
@@ -78,7 +79,7 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
                 turns=recognition.turns,
                 chat=False,
                 question=recognition.turns[0].text.strip() if all(_is_readable(each) for each in prompt) else "",
-                choices=choices_of(request, settings, tenant),
+                choices=choices_of(request.invariant, settings, tenant),
                 sampling=sampling_of(request, settings, request.max_tokens),
                 count=request.n,
                 stop=tuple(request.stops),
@@ -137,13 +138,12 @@ def extra_fields(messages: Sequence[Message], turns: int) -> tuple[Mapping[str, 
     return (*({} for _ in range(turns - len(fields))), *fields)
 
 
-def choices_of(request: Decoding, settings: Settings, tenant: str) -> Choices:
+def choices_of(wanted: InvariantOptions, settings: Settings, tenant: str) -> Choices:
     """Return how the documents are to be read.
 
     Raises:
         InvalidRequest: A choice is not allowed.
     """
-    wanted = request.invariant
     for name, value, allowed in (
         ("method", wanted.method, settings.methods),
         ("ordering", wanted.ordering, settings.orderings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,6 +20,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
+        self._counts: dict[str, list[int]] = {}
+        self._lock = Lock()
         labels = ["route", "status"]
         self.requests = Counter("invariant_rag_requests", "Requests by route and status.", labels, registry=own)
         self.seconds = Histogram(
@@ -26,9 +29,27 @@ class Metrics:
         )
         self.active = Gauge("invariant_rag_active_requests", "Requests that run or wait.", registry=own)
         self.rejected = Counter("invariant_rag_rejected", "Requests refused unread.", ["reason"], registry=own)
+        self._checked = Counter(
+            "invariant_rag_order_checked", "Answers asked again in another order.", ["model"], registry=own
+        )
+        self._flipped = Counter(
+            "invariant_rag_order_flipped", "Those that came out differently.", ["model"], registry=own
+        )
+        self._flip_rate = Gauge("invariant_rag_order_flip_rate", "Their share.", ["model"], registry=own)
         self._prompt = Counter("invariant_rag_prompt_tokens", "Tokens of prompts.", registry=own)
         self._cached = Counter("invariant_rag_cached_tokens", "Those from a cache.", registry=own)
         self._written = Counter("invariant_rag_completion_tokens", "Tokens of answers.", registry=own)
+
+    def count_order_check(self, model: str, *, flipped: bool) -> None:
+        """Count an answer that was asked again in another order."""
+        checked, flips = self._checked.labels(model), self._flipped.labels(model)
+        checked.inc()
+        flips.inc(int(flipped))
+        with self._lock:
+            counts = self._counts.setdefault(model, [0, 0])
+            counts[0] += 1
+            counts[1] += int(flipped)
+            self._flip_rate.labels(model).set(counts[1] / counts[0])
 
     def count_tokens(self, usage: Usage) -> None:
         """Count the tokens of one request."""

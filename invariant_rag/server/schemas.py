@@ -188,6 +188,41 @@ class CompletionRequest(Decoding):
     suffix: None = None
 
 
+class RerankRequest(Request):
+    """`POST /v1/rerank` and `/v2/rerank`: the fields of Cohere's and Jina's."""
+
+    model: str | None = None
+    query: str
+    documents: Annotated[list[Document | str], Field(min_length=1, max_length=1000)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = False
+
+
+class JudgeRequest(Request):
+    """`POST /v1/judge`: which answer is the best, or which option is right."""
+
+    model: str | None = None
+    question: str | None = None
+    answers: Annotated[list[str], Field(min_length=1)] | None = None
+    options: Annotated[list[str], Field(min_length=1)] | None = None
+    reference: str | None = None
+    criteria: str | dict[str, str] | None = None
+    by: Literal["letters", "texts"] = "letters"
+    explain: bool = False
+    max_tokens: Count | None = None
+    invariant: InvariantOptions = Field(default_factory=InvariantOptions)
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.answers is None) == (self.options is None):
+            raise ValueError("expected either answers or options")
+        if self.options is not None and (
+            self.question is None or self.criteria is not None or self.reference is not None
+        ):
+            raise ValueError("expected a question with options, and neither criteria nor reference")
+        return self
+
+
 class TokenizeRequest(Request):
     """`POST /tokenize`: a text, or a conversation as a model reads it."""
 

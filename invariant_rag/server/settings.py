@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import METHODS
-from invariant_rag.orderings import ORDERINGS, Embedding, Relevance
+from invariant_rag.orderings import ORDERINGS, Relevance
 
 
 def cheap_orderings() -> frozenset[str]:
     """Return the orderings that load no model of their own: a request may choose them without delay for others."""
-    return frozenset(name for name, each in ORDERINGS.items() if not issubclass(each, Relevance | Embedding))
+    return frozenset(name for name, each in ORDERINGS.items() if not issubclass(each, Relevance))
 
 
 @dataclass(frozen=True)

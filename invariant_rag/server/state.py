@@ -13,10 +13,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from invariant_rag.checks import shown
+from invariant_rag.orderings import Relevance
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine, Reply
 from invariant_rag.server.errors import UnknownModel
 from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.order_sampling import OrderSampling
 from invariant_rag.server.running import Running
 from invariant_rag.server.settings import Settings
 
@@ -34,6 +36,8 @@ class State:
         metrics: What is counted.
         admission: Who may wait.
         executor: Threads for as many requests as may run and wait.
+        sampling: Asks some requests again in another order.
+        reranker: Scores documents for a query.
         started: Seconds since 1970.
     """
 
@@ -42,6 +46,8 @@ class State:
     metrics: Metrics
     admission: Admission
     executor: ThreadPoolExecutor
+    sampling: OrderSampling
+    reranker: Relevance
     started: int = field(default_factory=lambda: int(time.time()))
 
     def run(self, work: Callable[[Callable[[Item], None], Event], T]) -> Running[Item, T]:

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag.orderings import Relevance
 from invariant_rag.server import InProcess, Settings, create_app
 from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.serving import server_of
@@ -27,10 +28,10 @@ FLAGS = [
 
 
 @contextmanager
-def serving(engine: Engine, settings: Settings | None = None) -> Iterator[str]:
+def serving(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> Iterator[str]:
     """Serve an engine with uvicorn in a thread, and give its address."""
     settings = settings or Settings()
-    server = server_of(create_app(engine, settings), settings, "127.0.0.1", 0)
+    server = server_of(create_app(engine, settings, reranker), settings, "127.0.0.1", 0)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any, Protocol, TypeAlias
 
 from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.outputs import Usage
+from invariant_rag.judge import By, Verdict
 from invariant_rag.prompts import Turn
 
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
@@ -24,6 +25,12 @@ class Choices:
     method: str | None = None
     ordering: str | None = None
     overflow: str | None = None
+    keep: bool = True
+    """Whether a cache may keep the documents for later requests."""
+
+    def plain(self) -> Choices:
+        """Return the choices with which the plain model reads the documents in the order given."""
+        return replace(self, method="sequential", ordering="given", keep=False)
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,29 @@ class Reply:
     report: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class JudgeCall:
+    """A request to a judge; the attributes are those of `Judge` and its `rank` and `choose`.
+
+    Attributes:
+        choices: How the answers are read.
+        answers: What is compared.
+        question: What they answer.
+        reference: A right answer.
+        criteria: What makes an answer good. None: the options of a question are compared, of which one is right.
+        by: What is scored.
+        explain_tokens: Length of an explanation; 0: none.
+    """
+
+    choices: Choices
+    answers: tuple[str, ...]
+    question: str | None
+    reference: str | None
+    criteria: str | Mapping[str, str] | None
+    by: By
+    explain_tokens: int
+
+
 class Engine(Protocol):
     """What answers requests. Its methods block, and are called from many threads."""
 
@@ -148,4 +178,15 @@ class Engine(Protocol):
         """
 
     def tokens(self, call: Call) -> list[int]:
-        """Return the token ids of what the model reads."""
+        """Return the token ids of what the model reads.
+
+        Raises:
+            UnsupportedCombination: The model is elsewhere, and so is its tokenizer.
+        """
+
+    def judge(self, call: JudgeCall) -> Verdict:
+        """Compare answers.
+
+        Raises:
+            UnsupportedCombination: The engine has no log-probabilities of candidates.
+        """

@@ -18,10 +18,11 @@ from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.generation.streaming import decode_keeping, stream_until_stop_string, trim_at_stop_string
 from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.generation.tools import ToolCalling
+from invariant_rag.judge import Judge, Verdict
 from invariant_rag.prompts.labels import Labels, translate_stream
 from invariant_rag.segments import Prompt, document_rendering
 from invariant_rag.server.documents import citations_of, report_of
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Reply
+from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
 from invariant_rag.server.errors import TooLarge
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class InProcess:
             lm = self._chosen.get(choices)
             if lm is None:
                 wanted: dict[str, Any] = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
-                lm = self.lm.with_method(**wanted).with_cache(self.caches.get(choices.tenant))
+                lm = self.lm.with_method(**wanted)
+                lm = lm.with_cache(self.caches.get(choices.tenant) if choices.keep else None)
                 self._chosen[choices] = lm
             return lm
 
@@ -100,6 +102,15 @@ class InProcess:
         """Return the token ids of what the model reads."""
         lm = self.model_for(call.choices)
         return list(lm.prepare(_Request(self, lm, call).prompt).input_ids)
+
+    def judge(self, call: JudgeCall) -> Verdict:
+        """Compare answers; see `Judge`."""
+        lm = self.model_for(call.choices)
+        options = {"explain": True, "max_new_tokens": call.explain_tokens} if call.explain_tokens else {}
+        if call.criteria is None:
+            return Judge(lm, by=call.by).choose(call.question or "", call.answers, **options)
+        judge = Judge(lm, criteria=call.criteria, by=call.by)
+        return judge.rank(call.question, call.answers, reference=call.reference, **options)
 
 
 class _Request:

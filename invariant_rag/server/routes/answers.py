@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from threading import Event
 from typing import Annotated, Any, TypeAlias
 
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.server.conversation import chat_call, completion_calls, tokenize_call
 from invariant_rag.server.engines.base import Call, Emit, Reply
+from invariant_rag.server.order_sampling import compare_orders
 from invariant_rag.server.replies import ChatReplies, TextReplies
 from invariant_rag.server.running import Running, as_events
 from invariant_rag.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
@@ -30,7 +32,7 @@ async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()
     state.note(request, body)
     call = chat_call(body, state.settings, state.tenant(request))
     replies = ChatReplies(state.request_id(request), state.engine.name)
-    running = _run(state, [call])
+    running = _run(state, [call], body.invariant.check_order)
     if not body.stream:
         (reply,) = await running.result(request)
         state.finish(request, [reply])
@@ -60,7 +62,7 @@ async def completions(request: Request, body: Annotated[CompletionRequest, Body(
     state.note(request, body)
     calls = completion_calls(body, state.settings, state.tenant(request))
     replies = TextReplies(state.request_id(request), state.engine.name)
-    running = _run(state, calls)
+    running = _run(state, calls, body.invariant.check_order)
     if not body.stream:
         found = await running.result(request)
         state.finish(request, found)
@@ -93,14 +95,19 @@ async def tokenize(request: Request, body: Annotated[TokenizeRequest, Body()]) -
     return JSONResponse({"count": len(tokens), "max_model_len": window, "tokens": tokens})
 
 
-def _run(state: State, calls: list[Call]) -> Running[Piece, list[Reply]]:
+def _run(state: State, calls: list[Call], check_orders: int) -> Running[Piece, list[Reply]]:
     """Start calls, one after another; their answers are numbered through."""
 
     def work(put: Callable[[Piece], None], abandoned: Event) -> list[Reply]:
-        return [
-            state.engine.answer(call, _numbered(put, number * call.count), abandoned)
-            for number, call in enumerate(calls)
-        ]
+        found = []
+        for number, call in enumerate(calls):
+            reply = state.engine.answer(call, _numbered(put, number * call.count), abandoned)
+            if check_orders:
+                report = {**reply.report, "check_order": compare_orders(state.engine, call, check_orders, abandoned)}
+                reply = replace(reply, report=report)
+            state.sampling.consider(call, reply)
+            found.append(reply)
+        return found
 
     return state.run(work)
 
