@@ -10,6 +10,7 @@ from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.server.documents import segment_of
 from invariant_rag.server.engines.base import Call, Choices, Sampling
 from invariant_rag.server.errors import InvalidRequest
+from invariant_rag.server.schema_limits import check_schema
 from invariant_rag.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -35,9 +36,12 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
 
     Raises:
         InvalidRequest: A choice is not allowed, a limit is passed, or there are documents and no user message.
+        InvalidSchema: As for `check_schema`.
     """
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
+    for tool in request.tools:
+        check_schema(tool)
     turns, question, warnings = conversation(request.messages, request.documents)
     choice = request.tool_choice
     return Call(
@@ -176,7 +180,9 @@ def _schema(request: ChatRequest) -> Mapping[str, Any] | None:
     form = request.response_format
     if form is None or form.type == "text":
         return None
-    return {"type": "object"} if form.json_schema is None else form.json_schema.schema_
+    schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
+    check_schema(schema)
+    return schema
 
 
 def _role(message: Message) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from invariant_rag import errors
+from invariant_rag.server.json_text import JsonReply
 
 
 class Refusal(errors.InvariantRAGError):
@@ -154,7 +155,7 @@ def error_response(error: BaseException) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, TooLarge | SlowRequest):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return JSONResponse(error_body(error), status_of(error), headers)
+    return JsonReply(error_body(error), status_of(error), headers)
 
 
 def invalid_request(error: RequestValidationError) -> InvalidRequest:
@@ -173,12 +174,11 @@ def http_error(error: HTTPException) -> Response:
     """Return what Starlette refuses (an unknown path or method, a body that is no JSON) in the same shape."""
     message = str(error.detail) if error.status_code != 500 else _FAULT
     body = _body(error.status_code, message, _STARLETTE.get(error.status_code, "invalid_request"))
-    return JSONResponse(body, error.status_code, error.headers)
+    return JsonReply(body, error.status_code, error.headers)
 
 
 def _body(status: int, message: str, code: str, param: str | None = None, hint: str = "") -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    message = message.encode("utf-8", "replace").decode()
     return {"error": {"message": message, "type": kind, "param": param, "code": code, "hint": hint}}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, Executor
 from threading import Event
@@ -13,6 +12,7 @@ from starlette.requests import Request
 
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.errors import ClientLeft, DeadlineExceeded, error_body
+from invariant_rag.server.json_text import encode
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -155,9 +155,9 @@ async def as_events(chunks: AsyncIterator[dict[str, Any]], running: Running[Any,
     """
     try:
         async for chunk in chunks:
-            yield {"data": json.dumps(chunk, ensure_ascii=False)}
+            yield {"data": encode(chunk)}
         yield {"data": "[DONE]"}
     except Exception as error:  # noqa: BLE001 - the status is sent already: the client is told in the stream
-        yield {"data": json.dumps(error_body(error), ensure_ascii=False)}
+        yield {"data": encode(error_body(error))}
     finally:
         running.abandon()

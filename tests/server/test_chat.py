@@ -12,8 +12,7 @@ import pytest
 
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.segments import SegmentSet
-
-from .conftest import FLAGS, QUESTION, ask, content_of
+from tests.server.conftest import FLAGS, QUESTION, ask, content_of
 
 ORDERS = list(permutations(FLAGS[:3]))
 SEARCH = {

@@ -8,8 +8,7 @@ import pytest
 
 from invariant_rag import InvariantModel, Prompt, Segment, __version__
 from invariant_rag.segments import document_rendering
-
-from .conftest import FLAGS, QUESTION, content_of
+from tests.server.conftest import FLAGS, QUESTION, content_of
 
 
 def test_a_completion_is_that_of_the_library(client: openai.OpenAI, embedded: InvariantModel) -> None:

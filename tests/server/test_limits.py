@@ -25,8 +25,7 @@ from invariant_rag.cli.serve import read_keys
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.serving import JsonLines
-
-from .conftest import FLAGS, QUESTION, serving
+from tests.server.conftest import FLAGS, QUESTION, serving
 
 CHAT = "/v1/chat/completions"
 KEYS = {"key-of-ada": "ada", "key-of-ivo": "ivo"}

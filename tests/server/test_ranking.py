@@ -16,8 +16,7 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Candidate, CrossEncoder, MonoT5
 from invariant_rag.segments import Segment
 from invariant_rag.server import InProcess, Settings
-
-from .conftest import FLAGS, QUESTION, ask, serving
+from tests.server.conftest import FLAGS, QUESTION, ask, serving
 
 FERRY = "When does the ferry to Ostra leave?"  # the plain model answers it differently in another order
 

@@ -106,11 +106,12 @@ class InProcess:
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
         lm = self.model_for(call.choices)
-        options = {"explain": True, "max_new_tokens": call.explain_tokens} if call.explain_tokens else {}
+        explain = bool(call.explain_tokens)
+        options: dict[str, Any] = {"max_new_tokens": call.explain_tokens} if explain else {}
         if call.criteria is None:
-            return Judge(lm, by=call.by).choose(call.question or "", call.answers, **options)
+            return Judge(lm, by=call.by).choose(call.question or "", call.answers, explain=explain, **options)
         judge = Judge(lm, criteria=call.criteria, by=call.by)
-        return judge.rank(call.question, call.answers, reference=call.reference, **options)
+        return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
 
 
 class _Request:

@@ -9,11 +9,12 @@ from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, Body, Request
 from sse_starlette import EventSourceResponse
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.server.conversation import chat_call, completion_calls, tokenize_call
 from invariant_rag.server.engines.base import Call, Emit, Reply
+from invariant_rag.server.json_text import JsonReply
 from invariant_rag.server.order_sampling import compare_orders
 from invariant_rag.server.replies import ChatReplies, TextReplies
 from invariant_rag.server.running import Running, as_events
@@ -36,7 +37,7 @@ async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()
     if not body.stream:
         (reply,) = await running.result(request)
         state.finish(request, [reply])
-        return JSONResponse(replies.whole(reply))
+        return JsonReply(replies.whole(reply))
     first = await running.first(request)
 
     async def chunks() -> AsyncIterator[dict[str, Any]]:
@@ -66,7 +67,7 @@ async def completions(request: Request, body: Annotated[CompletionRequest, Body(
     if not body.stream:
         found = await running.result(request)
         state.finish(request, found)
-        return JSONResponse(replies.whole(found))
+        return JsonReply(replies.whole(found))
     first = await running.first(request)
 
     async def chunks() -> AsyncIterator[dict[str, Any]]:
@@ -92,7 +93,7 @@ async def tokenize(request: Request, body: Annotated[TokenizeRequest, Body()]) -
     running: Running[Piece, list[int]] = state.run(lambda _put, _abandoned: state.engine.tokens(call))
     tokens = await running.result(request)
     window = state.engine.context_window
-    return JSONResponse({"count": len(tokens), "max_model_len": window, "tokens": tokens})
+    return JsonReply({"count": len(tokens), "max_model_len": window, "tokens": tokens})
 
 
 def _run(state: State, calls: list[Call], check_orders: int) -> Running[Piece, list[Reply]]:

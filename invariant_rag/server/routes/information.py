@@ -6,9 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from invariant_rag import __version__
+from invariant_rag.server.json_text import JsonReply
 from invariant_rag.server.state import state_of
 
 router = APIRouter()
@@ -26,7 +27,7 @@ async def ready(request: Request) -> Response:
     state = state_of(request)
     active, places = state.admission.active, state.settings.max_requests
     body = {"status": "ready" if active < places else "busy", "active": active, "places": places}
-    return JSONResponse(body, 200 if active < places else 503)
+    return JsonReply(body, 200 if active < places else 503)
 
 
 @router.get("/version")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from invariant_rag.judge import DEFAULT_CRITERIA, Verdict
 from invariant_rag.orderings import Candidate, Relevance
@@ -14,6 +14,7 @@ from invariant_rag.server.conversation import choices_of
 from invariant_rag.server.documents import segment_of
 from invariant_rag.server.engines.base import JudgeCall
 from invariant_rag.server.errors import InvalidRequest
+from invariant_rag.server.json_text import JsonReply
 from invariant_rag.server.running import Running
 from invariant_rag.server.schemas import JudgeRequest, RerankRequest
 from invariant_rag.server.state import state_of
@@ -38,7 +39,7 @@ async def _rerank(request: Request, body: RerankRequest, api_version: str) -> Re
     state = state_of(request)
     state.note(request, body)
     running: Running[None, list[dict[str, Any]]] = state.run(lambda _put, _gone: rerank(state.reranker, body))
-    return JSONResponse(
+    return JsonReply(
         {
             "id": state.request_id(request),
             "object": "list",
@@ -83,7 +84,7 @@ async def judge(request: Request, body: Annotated[JudgeRequest, Body()]) -> Resp
     )
     running: Running[None, Verdict] = state.run(lambda _put, _gone: state.engine.judge(call))
     verdict = await running.result(request)
-    return JSONResponse(
+    return JsonReply(
         {
             "id": state.request_id(request),
             "object": "judgement",
