@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
 from invariant_rag.segments import Segment, SegmentSet
-from invariant_rag.server.documents import segment_of
+from invariant_rag.server.documents import segment_of, set_of
 from invariant_rag.server.engines.base import Call, Choices, Sampling
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.schema_limits import check_schema
@@ -20,6 +20,7 @@ from invariant_rag.server.schemas import (
     InvariantOptions,
     Message,
     NamedTool,
+    SetPart,
     TextPart,
     TokenizeRequest,
 )
@@ -189,10 +190,15 @@ def _role(message: Message) -> str:
     return "system" if message.role == "developer" else message.role
 
 
-def _parts(content: str | Sequence[TextPart | DocumentPart] | None) -> Iterable[str | Segment]:
+def _parts(content: str | Sequence[TextPart | DocumentPart | SetPart] | None) -> Iterator[str | Segment | SegmentSet]:
     if content is None or isinstance(content, str):
-        return [content or ""]
-    return [part.text if isinstance(part, TextPart) else segment_of(part.document) for part in content]
+        yield content or ""
+        return
+    for part in content:
+        if isinstance(part, TextPart):
+            yield part.text
+        else:
+            yield segment_of(part.document) if isinstance(part, DocumentPart) else set_of(part)
 
 
 def _prompts(prompt: Any) -> list[list[Any]]:
@@ -211,7 +217,7 @@ def _prompts(prompt: Any) -> list[list[Any]]:
 
 
 def _is_readable(part: object) -> bool:
-    return isinstance(part, str | Segment)
+    return isinstance(part, str | Segment | SegmentSet)
 
 
 def _warnings(findings: Iterable[Any]) -> tuple[str, ...]:

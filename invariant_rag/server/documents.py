@@ -9,8 +9,8 @@ from typing import Any
 
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
-from invariant_rag.segments import Prompt, Segment, SegmentSet
-from invariant_rag.server.schemas import Document
+from invariant_rag.segments import Field, Prompt, Segment, SegmentSet, Slot
+from invariant_rag.server.schemas import Document, FieldName, SetPart
 
 _ID = "id"
 """Key of a segment's metadata under which the id of its document is."""
@@ -30,6 +30,24 @@ def segment_of(document: Document | str) -> Segment:
         shown = document.title or (None if title is None else str(title))
         return Segment(_fields(document.data), title=shown, metadata=metadata)
     return Segment(document.text or document.data or "", title=document.title, metadata=metadata)
+
+
+def set_of(part: SetPart) -> SegmentSet:
+    """Return a set of documents as a set of segments.
+
+    Raises:
+        InvalidSegment: There is not one slot for each document.
+    """
+    return SegmentSet(
+        map(segment_of, part.documents),
+        slots=None
+        if part.slots is None
+        else [Slot(_pieces(each.before), _pieces(each.after), each.number) for each in part.slots],
+    )
+
+
+def _pieces(texts: Iterable[str | FieldName]) -> tuple[str | Field, ...]:
+    return tuple(each if isinstance(each, str) else Field(each.field) for each in texts)
 
 
 def _fields(data: Mapping[str, Any]) -> str:

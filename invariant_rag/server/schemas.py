@@ -52,7 +52,29 @@ class DocumentPart(Request):
     document: Document
 
 
-Part = Annotated[TextPart | DocumentPart, Field(discriminator="type")]
+class FieldName(Request):
+    """Stands for the title of a document, or for the metadata of that name."""
+
+    field: str
+
+
+class SlotText(Request):
+    """Text around one place of a set, such as `[1] `: it stays where it is when the documents change places."""
+
+    before: list[str | FieldName] = Field(default_factory=list)
+    after: list[str | FieldName] = Field(default_factory=list)
+    number: str | None = None
+
+
+class SetPart(Request):
+    """A set of documents in a message, with text around each place or without."""
+
+    type: Literal["documents"]
+    documents: list[Document]
+    slots: list[SlotText] | None = None
+
+
+Part = Annotated[TextPart | DocumentPart | SetPart, Field(discriminator="type")]
 
 
 class Message(Request):
