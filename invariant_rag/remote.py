@@ -13,6 +13,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -75,12 +76,16 @@ class RemoteModel:
             raise ExtraRequired("httpx", "remote") from error
         if not re.match(r"https?://", check_text("base_url", base_url)):
             raise InvalidChoice(f"base_url: expected an address with http:// or https://, got {base_url!r}")
+        self._settings = {"model": model, "api_key": api_key, "timeout": timeout, "max_retries": max_retries}
         self.model = model
         self.max_retries = check_number("max_retries", max_retries, 0)
         headers = {} if api_key is None else {"Authorization": f"Bearer {check_text('api_key', api_key)}"}
         seconds = check_real("timeout", timeout)
         self._client = httpx.Client(base_url=base_url.rstrip("/"), headers=headers, timeout=seconds)
         finalize(self, self._client.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(RemoteModel, **self._settings), (str(self._client.base_url).rstrip("/"),)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
         """Answer a conversation; return a `chat.completion` of OpenAI's, with `invariant` and citations.
