@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from invariant_rag.server.engines.base import Engine
     from invariant_rag.server.settings import Settings
 
-_KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
+KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
 _PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
 
 
@@ -36,7 +36,7 @@ def serve(
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option(help=f"File with a line `TENANT KEY` for each key. One key: the variable {_KEY_VARIABLE}."),
+        typer.Option(help=f"File with a line `TENANT KEY` for each key. One key: the variable {KEY_VARIABLE}."),
     ] = None,
     cache_gb: Annotated[float, typer.Option(min=0, help="Keys and values kept in memory, for all tenants.")] = 1.0,
     cache_folder: Annotated[Path | None, typer.Option(help="Keep them on disk, too.")] = None,
@@ -78,9 +78,7 @@ def serve(
     "documents": ["The ferry leaves at noon.", "The mill grinds barley."]}'
     """
     with handle_errors():
-        for name in _PACKAGES:
-            if find_spec(name) is None:
-                raise ExtraRequired(name.replace("_", "-"), "serve")
+        check_packages()
         from invariant_rag.server.serving import configure_logging
 
         allowed = {"methods": allow_method, "orderings": allow_ordering}
@@ -102,13 +100,24 @@ def serve(
         _run(engine, settings, reranker, host, port)
 
 
+def check_packages() -> None:
+    """Check that the extra `serve` is installed.
+
+    Raises:
+        ExtraRequired: A package is missing.
+    """
+    for name in _PACKAGES:
+        if find_spec(name) is None:
+            raise ExtraRequired(name.replace("_", "-"), "serve")
+
+
 def read_keys(path: Path | None) -> dict[str, str]:
     """Return the tenant of each key: from a file, and from the environment.
 
     Raises:
         InvalidChoice: A line is no tenant and key, or a key has two tenants.
     """
-    keys = {key: "default"} if (key := os.environ.get(_KEY_VARIABLE, "").strip()) else {}
+    keys = {key: "default"} if (key := os.environ.get(KEY_VARIABLE, "").strip()) else {}
     for number, line in enumerate(path.read_text("utf-8").splitlines() if path else (), 1):
         words = line.split()
         if not words or words[0].startswith("#"):

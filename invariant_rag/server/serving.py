@@ -6,8 +6,12 @@ import asyncio
 import json
 import logging
 import sys
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any
 
 import uvicorn
@@ -15,6 +19,7 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from invariant_rag.errors import UnusableFile
 from invariant_rag.server.settings import Settings
 
 _SPARE_CONNECTIONS = 256
@@ -118,3 +123,34 @@ def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn
         timeout_graceful_shutdown=int(settings.timeout),
     )
     return uvicorn.Server(config)
+
+
+@contextmanager
+def in_thread(server: uvicorn.Server) -> Iterator[str]:
+    """Run a server in a thread, and give its address; it has ended when the block ends."""
+    thread = Thread(target=server.run, name="invariant-rag-server", daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.005)
+    if not server.started:
+        raise UnusableFile(f"cannot listen at {server.config.host}:{server.config.port}", hint="Choose another port.")
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://{server.config.host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def embedded_server(together: int, clients: int) -> Iterator[str]:
+    """Serve the embedded model on loopback, with a place for every client, and give the address of its API."""
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.server.app import create_app
+    from invariant_rag.server.engines.in_process import InProcess
+
+    settings = Settings(max_requests=clients)
+    engine = InProcess(InvariantModel.from_pretrained(), caches={"": KeyValueCache()}, together=together)
+    with in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url:
+        yield f"{url}/v1"

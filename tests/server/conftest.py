@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +14,7 @@ from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.orderings import Relevance
 from invariant_rag.server import InProcess, Settings, create_app
 from invariant_rag.server.engines.base import Engine
-from invariant_rag.server.serving import server_of
+from invariant_rag.server.serving import in_thread, server_of
 
 QUESTION = "What colour is the flag of Ostra?"
 FLAGS = [
@@ -31,18 +29,8 @@ FLAGS = [
 def serving(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> Iterator[str]:
     """Serve an engine with uvicorn in a thread, and give its address."""
     settings = settings or Settings()
-    server = server_of(create_app(engine, settings, reranker), settings, "127.0.0.1", 0)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
+    with in_thread(server_of(create_app(engine, settings, reranker), settings, "127.0.0.1", 0)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
