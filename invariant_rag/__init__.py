@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from invariant_rag.judge_calibration import CapCal
     from invariant_rag.prompts.literal_text import Trusted
     from invariant_rag.rag.pipeline import RAG, Answer
+    from invariant_rag.remote import RemoteModel
     from invariant_rag.routing import RoutedModel
     from invariant_rag.segments import Prompt, Segment, SegmentSet
 
@@ -47,6 +48,7 @@ _HOMES = {
     "Prompt": "segments",
     "RAG": "rag.pipeline",
     "RingAverage": "ensembles",
+    "RemoteModel": "remote",
     "RoutedModel": "routing",
     "Segment": "segments",
     "SegmentSet": "segments",
@@ -70,6 +72,7 @@ __all__ = [
     "MicroBatcher",
     "PermutationAverage",
     "Prompt",
+    "RemoteModel",
     "RingAverage",
     "RoutedModel",
     "Segment",

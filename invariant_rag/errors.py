@@ -254,6 +254,12 @@ class ActorsLost(InvariantRAGError, RuntimeError):
     hint = "The log of Ray says why; often the model needs more memory. What was answered is kept: use --resume."
 
 
+class RemoteError(InvariantRAGError):
+    """A server that cannot be reached, or that refuses a request for a reason that no other error names."""
+
+    hint = "Look at base_url and api_key, and at the server: GET /ready says whether it takes requests."
+
+
 class InvalidSchema(InvariantRAGError):
     """A schema that decoding cannot follow token by token."""
 

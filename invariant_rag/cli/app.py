@@ -12,6 +12,7 @@ from invariant_rag.cli.ask import ask
 from invariant_rag.cli.console import accept_any_text, print_text
 from invariant_rag.cli.reproduce import reproduce
 from invariant_rag.cli.search_dimension import search_dimension
+from invariant_rag.cli.serve import serve
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(ask)
@@ -20,6 +21,7 @@ app.command("search-dimension")(search_dimension)
 app.add_typer(bench.app, name="bench")
 app.command()(reproduce)
 app.add_typer(audit.app, name="audit")
+app.command()(serve)
 for _listing in (models.methods, models.interventions, models.orderings):
     app.command()(_listing)
 

@@ -10,6 +10,7 @@ import typer
 
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
+from invariant_rag.cli.load import load
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.cli.serving import serve
 from invariant_rag.cli.speed import speed
@@ -193,4 +194,5 @@ def _run(chosen: dict[str, Any], out: Path, *, resume: bool, actors: int, as_jso
 for _benchmark in BENCHMARKS.values():
     _add_command(_benchmark)
 app.command("speed")(speed)
-app.command("serve")(serve)
+app.command("serve")(load)
+app.command("vllm")(serve)

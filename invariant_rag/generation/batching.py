@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from itertools import islice
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
+
+import torch
+from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidOption
 from invariant_rag.generation.identity import identity
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import resolve_option
+from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.segments import Prompt
 
 
@@ -26,20 +31,29 @@ class _Request:
     lm: InvariantModel
     prompt: Prompt
     options: Mapping[str, Any]
-    identity: str
+    streamer: BaseStreamer | None = None
+    events: tuple[Event, ...] = ()
     result: Future[Generation] = field(default_factory=Future)
+    started: bool = False  # whether the streamer has got a token
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the result any more: one of the events is set."""
+        return any(event.is_set() for event in self.events)
 
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
 
-        Sampled requests cannot: the result of a seed would depend on the other rows. Nor can those of a deterministic
-        model.
+        Sampled requests cannot: the result of a seed would depend on the other rows. Nor can those of a model
+        that computes prompts one by one, and requests with different caches: they may belong to tenants that must not see what the other one has
+        stored.
         """
         return (
-            not (resolve_option(self.options, "do_sample") or self.lm.deterministic)
+            not (resolve_option(self.options, "do_sample") or self.lm.prefiller.one_by_one)
             and self.options == other.options
             and self.lm.model is other.lm.model
-            and self.identity == other.identity
+            and self.lm.cache is other.lm.cache
+            and (self.lm is other.lm or identity(self.lm) == identity(other.lm))
         )
 
 
@@ -71,6 +85,8 @@ class MicroBatcher:
         options: Mapping[str, Any] | None = None,
         *,
         batch_size: int = 8,
+        streamer: BaseStreamer | None = None,
+        abandoned: Event | None = None,
     ) -> Generation:
         """Generate for a prompt, possibly in a batch with waiting prompts of other threads.
 
@@ -79,49 +95,131 @@ class MicroBatcher:
             prompt: The prompt.
             options: Keyword arguments of `InvariantModel.generate`.
             batch_size: Maximum number of prompts in a batch.
+            streamer: Gets the tokens of this prompt as they are chosen, in the thread that generates for the batch.
+            abandoned: Once set, nobody waits for the answer any more: its row ends, and a waiting prompt is not begun.
 
         Raises:
+            CancelledError: It was abandoned.
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        check_kind("lm", lm, InvariantModel)
-        check_number("batch_size", batch_size, 1, MOST_CALLS)
+        events = () if abandoned is None else (abandoned,)
         given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
-        check_options(given, lm.model)
-        sequences = resolve_option(given, "num_return_sequences", lm.model.generation_config) or 1
+        return self._answer(_Request(lm, prompt, given, streamer, events), batch_size)
+
+    def _answer(self, request: _Request, batch_size: int) -> Generation:
+        lm, options = check_kind("lm", request.lm, InvariantModel), request.options
+        check_number("batch_size", batch_size, 1, MOST_CALLS)
+        check_options(options, lm.model)
+        sequences = resolve_option(options, "num_return_sequences", lm.model.generation_config) or 1
         if sequences > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
-        request = _Request(lm, prompt, given, identity(lm))
         with self._waiting_lock:
             self._waiting.append(request)
         with self._generate_lock:
             if not request.result.done():
                 _run_batch(self._pop_batch(request, batch_size))
-        return request.result.result()
+        generation = request.result.result()
+        if request.abandoned:
+            raise CancelledError
+        return generation
+
+    def stream(
+        self,
+        lm: InvariantModel,
+        prompt: Prompt,
+        options: Mapping[str, Any] | None = None,
+        *,
+        batch_size: int = 8,
+        abandoned: Event | None = None,
+    ) -> TextStream:
+        """Stream the text of a prompt, possibly in a batch with waiting prompts of other threads.
+
+        The arguments are those of `generate`; `keep_tokens` is an option, too, as for `InvariantModel.stream`.
+
+        Raises:
+            CancelledError: Raised by the stream: it was abandoned.
+            TokenizerRequired: The model has no tokenizer.
+        """
+        closed = Event()
+        events = (closed,) if abandoned is None else (closed, abandoned)
+        rest = {name: value for name, value in (options or {}).items() if name != "keep_tokens"}
+        kept = {name: value for name, value in (options or {}).items() if name == "keep_tokens"}
+
+        def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
+            del stopping_criteria  # the only one says that the stream is closed, and so does an event, for one row
+            return self._answer(_Request(lm, prompt, rest, streamer, events), batch_size)
+
+        return stream_text(generate, lm.tokenizer, kept, lm.prefiller.shared.lock.check_new_thread, closed)
 
     def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
-        """Remove a request and others that can be batched with it from the queue."""
+        """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
         with self._waiting_lock:
-            others = (each for each in self._waiting if each is not request and each.can_batch_with(request))
-            batch = [request, *islice(others, batch_size - 1)]
-            self._waiting = [each for each in self._waiting if each not in batch]
+            wanted = [each for each in self._waiting if not each.abandoned]
+            others = (each for each in wanted if each is not request and each.can_batch_with(request))
+            batch = [] if request.abandoned else [request, *islice(others, batch_size - 1)]
+            gone = [each for each in self._waiting if each.abandoned]
+            self._waiting = [each for each in wanted if each not in batch]
+        for each in gone:
+            each.result.set_exception(CancelledError())
         return batch
 
 
 def _run_batch(batch: Sequence[_Request]) -> None:
     """Generate for a batch and set the results; if the batch fails, generate for each request separately."""
-    first = batch[0]
+    if not batch:
+        return
+    first, rows = batch[0], _Rows(batch)
+    options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), rows]}
     try:
-        generations = first.lm.generate([each.prompt for each in batch], **first.options)
+        generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads
-        if len(batch) == 1 or not isinstance(error, Exception):
+        if len(batch) == 1 or not isinstance(error, Exception) or any(each.started for each in batch):
             for each in batch:
                 each.result.set_exception(error)
             return
         for each in batch:  # only the requests that cause the error fail
             _run_batch([each])
         return
+    rows.close()
     for request, generation in zip(batch, generations, strict=True):
         request.result.set_result(generation)
+
+
+class _Rows(StoppingCriteria):
+    """Gives each row's tokens to the streamer of its request, and ends the rows of requests that were abandoned."""
+
+    def __init__(self, batch: Sequence[_Request]) -> None:
+        lm, options = batch[0].lm, batch[0].options
+        self._batch = batch
+        self._open = dict(enumerate(batch))  # requests by row, until their answers end
+        self._ends = set(as_ids(resolve_option(options, "eos_token_id", lm.model.generation_config)))
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return whether each row stops `[B]`."""
+        stops = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        if len(stops) != len(self._batch):  # beams, which nobody can stream
+            return stops | all(each.abandoned for each in self._batch)
+        tokens = input_ids[:, -1].cpu()
+        for row, request in list(self._open.items()):
+            if request.streamer is not None:
+                if not request.started:
+                    request.streamer.put(input_ids[row : row + 1, :-1])
+                request.started = True
+                request.streamer.put(tokens[row : row + 1])
+            stops[row] = request.abandoned
+            if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
+                self._close(row)
+        return stops
+
+    def close(self) -> None:
+        """End the streams of rows that are still open."""
+        for row in list(self._open):
+            self._close(row)
+
+    def _close(self, row: int) -> None:
+        request = self._open.pop(row)
+        if request.streamer is not None:
+            request.streamer.end()

@@ -389,7 +389,7 @@ class InvariantModel(ReadOnlyChoices):
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
         generations: list[Generation] = []
-        for batch in self.prefiller.batches(prepared):
+        for batch in [[each] for each in prepared] if self.prefiller.one_by_one else [prepared]:
             stock = self.prefiller.stock_decoding(batch)
             options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
             if not batch:

@@ -120,13 +120,13 @@ class Prefiller:
             return self.decoding_attention(prompts)
         return self.arranged_attention(prompts, last_text_only=True, once=True)
 
-    def batches(self, prompts: Sequence[PreparedPrompt]) -> list[Sequence[PreparedPrompt]]:
-        """Return the batches of some prompts: one, unless they must change nothing of each other.
+    @property
+    def one_by_one(self) -> bool:
+        """Whether prompts are computed one by one, so that they change nothing of each other.
 
         With rotary frequencies that depend on the length, the longest prompt of a batch would change all others.
         """
-        apart = self.choices.deterministic or has_dynamic_rope(self.model)
-        return [[each] for each in prompts] if apart else [prompts]
+        return self.choices.deterministic or has_dynamic_rope(self.model)
 
     def can_read_together(self, batch: PaddedBatch) -> bool:
         """Return whether one forward pass may prefill all prompts of a batch: one prompt always, several if it pays.

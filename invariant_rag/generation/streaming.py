@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
@@ -98,9 +99,10 @@ class TextStream(Iterator[str]):
         streamer: TextQueueStreamer,
         options: dict[str, Any],
         check: Callable[[], None],
+        closed: Event | None = None,
     ) -> None:
         self._result: list[Generation] = []
-        self._closed = Event()
+        self._closed = closed or Event()
         self._pieces = _stream_pieces(generate, streamer, options, self._result, self._closed, check)
 
     @property
@@ -126,6 +128,7 @@ def stream_text(
     tokenizer: PreTrainedTokenizerBase | None,
     options: dict[str, Any],
     check: Callable[[], None] = lambda: None,
+    closed: Event | None = None,
 ) -> TextStream:
     """Run `generate` in a background thread and return a stream of its text.
 
@@ -134,6 +137,7 @@ def stream_text(
         tokenizer: Decodes the generated tokens.
         options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
         check: Called before the thread starts; raises if this one must not wait for another.
+        closed: Set when the stream is closed, for whoever generates. None: its stopping criterion says so.
 
     Raises:
         TokenizerRequired: `tokenizer` is None.
@@ -143,7 +147,7 @@ def stream_text(
     rest = {name: value for name, value in options.items() if name != "keep_tokens"}
     kept = options.get("keep_tokens")
     streamer = TextQueueStreamer(tokenizer, frozenset(() if kept is None else check_token_ids("keep_tokens", kept)))
-    return TextStream(generate, streamer, rest, check)
+    return TextStream(generate, streamer, rest, check, closed)
 
 
 def _stream_pieces(
@@ -172,7 +176,7 @@ def _stream_pieces(
     try:
         while (piece := streamer.queue.get()) is not None:
             yield piece
-        if errors:
+        if errors and not (closed.is_set() and isinstance(errors[0], CancelledError)):
             raise errors[0]
         if not closed.is_set():
             result += generations

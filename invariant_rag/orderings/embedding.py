@@ -37,3 +37,7 @@ class Embedding(Relevance):
         documents = self._loaded.encode_document(list(texts), **options)  # [N, D] float32
         query_vector = self._loaded.encode_query(query, **options)  # [D] float32
         return [float(similarity) for similarity in documents @ query_vector]
+
+    def probability(self, score: float) -> float:
+        """Return the cosine similarity, from -1 to 1, as a number from 0 to 1."""
+        return min(max((1 + score) / 2, 0.0), 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -104,6 +105,10 @@ class MonoT5(Relevance):
                 for index, value in zip(batch, values, strict=True):
                     scores[index] = value
         return scores
+
+    def probability(self, score: float) -> float:
+        """Return the probability of the true word."""
+        return math.exp(score)
 
     def _load(self) -> tuple[Any, Any]:
         """Return model and tokenizer; load them on the first call. The caller holds the lock."""

@@ -49,6 +49,10 @@ class Relevance(Ordering):
         Called under a lock, with texts that are distinct and sorted.
         """
 
+    def probability(self, score: float) -> float:
+        """Return a score as a number from 0 to 1, higher for higher scores: here, the sigmoid of a logit."""
+        return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
+
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the negated scores.
 

@@ -6,14 +6,15 @@ import pickle
 import random
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 import pytest
 from transformers import GenerationConfig, PreTrainedModel
 
-from invariant_rag import Generation, InvariantModel, MicroBatcher, Prompt
+from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
@@ -140,3 +141,67 @@ def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:
         copied = pickle.loads(pickle.dumps(batcher))
         answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds the copy's turn
     assert len(answer.token_ids) == OPTIONS["max_new_tokens"]
+
+
+def test_streams_that_wait_are_decoded_together_and_each_gets_its_own_text(model: InvariantModel) -> None:
+    batcher = MicroBatcher()
+    prompts = [Prompt("Read: ", ["one", "two"], f" and say {number}.") for number in range(3)]
+    alone = [model.generate(prompt, max_new_tokens=12).text for prompt in prompts]
+    streams = [batcher.stream(model, prompt, {"max_new_tokens": 12}) for prompt in prompts]
+    with ThreadPoolExecutor(3) as pool, batch_sizes(model.model) as sizes:
+        with batcher._generate_lock:
+            pieces = [pool.submit(list, stream) for stream in streams]
+            while len(batcher._waiting) < len(prompts):
+                time.sleep(0.001)
+        texts = ["".join(each.result()) for each in pieces]
+    assert texts == alone
+    assert [each.generation and each.generation.text for each in streams] == alone
+    assert set(sizes) == {3}
+
+
+def test_an_abandoned_row_ends_and_the_others_go_on(model: InvariantModel) -> None:
+    batcher, gone = MicroBatcher(), Event()
+    options = {"max_new_tokens": 24}
+    first, other = (Prompt("Read: ", ["one", "two"], f" and say {word}.") for word in ("a", "b"))
+    with ThreadPoolExecutor(2) as pool:
+        with batcher._generate_lock:
+            stream = batcher.stream(model, first, options, abandoned=gone)
+            begun = pool.submit(next, stream)
+            kept = pool.submit(batcher.generate, model, other, options)
+            while len(batcher._waiting) < 2:
+                time.sleep(0.001)
+        begun.result()
+        gone.set()
+        with pytest.raises(CancelledError):
+            list(stream)
+        assert kept.result().token_ids == model.generate(other, **options).token_ids
+    assert stream.generation is None
+
+
+def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model: InvariantModel) -> None:
+    batcher, gone, prompt = MicroBatcher(), Event(), Prompt("Read: ", ["one", "two"], " and say a.")
+    stream = batcher.stream(model, prompt, {"max_new_tokens": 2000}, abandoned=gone)
+    next(stream)
+    stream.close()
+    assert stream.generation is None
+    assert not gone.is_set()
+
+
+def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama: PreTrainedModel) -> None:
+    batcher, gone, lm = MicroBatcher(), Event(), InvariantModel(llama)
+    with ThreadPoolExecutor(1) as pool, batch_sizes(llama) as sizes:
+        with batcher._generate_lock:
+            waits = pool.submit(batcher.generate, lm, PROMPTS[0], OPTIONS, abandoned=gone)
+            while not batcher._waiting:
+                time.sleep(0.001)
+            gone.set()
+        with pytest.raises(CancelledError):
+            waits.result()
+    assert not sizes
+
+
+def test_prompts_with_different_caches_are_not_mixed(llama: PreTrainedModel) -> None:
+    ours, theirs = (InvariantModel(llama, cache=KeyValueCache(namespace=name)) for name in ("ours", "theirs"))
+    with ThreadPoolExecutor(2) as pool:
+        for call in waiting(MicroBatcher(), pool, [ours, theirs], [PROMPTS[0]] * 2):
+            assert call.result().usage.cached_tokens == 0

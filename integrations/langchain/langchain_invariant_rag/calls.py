@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.ledger import ledger
-from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import StopOnEvent, stream_until_stop_string, trim_at_stop_string
-from invariant_rag.generation.structured import Constraint, check_complete, constrain
 from invariant_rag.prompts.labels import translate_labels, translate_stream
-from invariant_rag.routing import RoutedGeneration
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import run_in_executor
 
 from langchain_invariant_rag.errors import langchain_errors
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.outputs import Generation
+    from invariant_rag.generation.structured import Constraint
+
+# Models of a server need no torch, so what imports it is imported where it is used.
 
 T = TypeVar("T")
 
@@ -61,6 +62,9 @@ class Call:
 
     def options(self, lm: InvariantModel) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate`, for one prompt or one batch."""
+        from invariant_rag.generation.streaming import StopOnEvent
+        from invariant_rag.generation.structured import constrain
+
         options = {"max_new_tokens": self.max_tokens, **self.more}
         if self.sampled:
             given = {name: value for name, value in self.sampling.items() if value is not None}
@@ -81,6 +85,9 @@ class Call:
         Raises:
             IncompleteObject: It should follow a schema, and was cut off.
         """
+        from invariant_rag.generation.streaming import trim_at_stop_string
+        from invariant_rag.generation.structured import check_complete
+
         if self.schema is not None:
             check_complete(generation.text)
         return translate_labels(trim_at_stop_string(generation.text, self.stop), generation.labels)
@@ -92,6 +99,8 @@ class Call:
             IncompleteObject: As for `text`.
             InvariantContextOverflowError: The prompt is too long.
         """
+        from invariant_rag.generation.streaming import stream_until_stop_string
+
         with langchain_errors():
             pieces = lm.stream(prompt, **self.options(lm))
             labels = lm.prepare(prompt).labels if any(each.slots for each in prompt.sets) else {}
@@ -161,6 +170,10 @@ def report_of(
 
     Segments are named by their content hash, which is the id of their content block.
     """
+    from invariant_rag.generation.ledger import ledger
+    from invariant_rag.generation.streaming import trim_at_stop_string
+    from invariant_rag.routing import RoutedGeneration
+
     stopped = trim_at_stop_string(generation.text, call.stop) != generation.text
     report: dict[str, Any] = {
         "model_name": model_name,

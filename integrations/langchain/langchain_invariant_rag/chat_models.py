@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from invariant_rag.errors import UnknownName
-from invariant_rag.generation.identity import describe_data
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
@@ -21,14 +20,17 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
-from langchain_invariant_rag.answers import ChatRequest
 from langchain_invariant_rag.calls import iterate_off_the_loop, off_the_loop
 from langchain_invariant_rag.chat_options import ChatOptions, choice_of, response_schema
 from langchain_invariant_rag.errors import langchain_errors
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import object_parser
 from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.remote import RemoteChat
 from langchain_invariant_rag.tracking import current_run
+
+if TYPE_CHECKING:
+    from langchain_invariant_rag.answers import ChatRequest
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
@@ -87,6 +89,10 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
+        if self.remote is not None:
+            return {**super()._identifying_params, "template_kwargs": self.template_kwargs, "logprobs": self.logprobs}
+        from invariant_rag.generation.identity import describe_data
+
         own = {"template_kwargs": describe_data(self.template_kwargs)}
         own |= {name: getattr(self, name) for name in ("logprobs", "citations")}
         return {**super()._identifying_params, **own}
@@ -111,6 +117,8 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> ChatRequest:
         """Return the request of recognised messages."""
+        from langchain_invariant_rag.answers import ChatRequest
+
         rest = dict(keywords)
         options = ChatOptions.take(self.__dict__, rest)
         return ChatRequest(
@@ -122,6 +130,15 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
             recognized=was_recognized(messages) is not False,
         )
 
+    def _remote_chat(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
+    ) -> RemoteChat:
+        """Return the request of recognised messages to a server."""
+        rest = dict(keywords)
+        options = ChatOptions.take(self.__dict__, rest)
+        call, recognized = self._call(stop, rest), was_recognized(messages) is not False
+        return RemoteChat(messages, call, options, self._remote_choices, recognized=recognized)
+
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -130,6 +147,10 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
+        if self.remote is not None:
+            with langchain_errors():
+                message = self._remote_chat(messages, stop, kwargs).message(self.remote)
+            return ChatResult(generations=[ChatGeneration(message=message)])
         request = self._request(messages, stop, kwargs)
         (generation,) = self._generate_all([request.prompt], request.call)
         return ChatResult(generations=[ChatGeneration(message=request.message(generation))])
@@ -154,7 +175,11 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
         with langchain_errors():
-            for message in self._request(messages, stop, kwargs).stream():
+            if self.remote is None:
+                pieces = self._request(messages, stop, kwargs).stream()
+            else:
+                pieces = self._remote_chat(messages, stop, kwargs).stream(self.remote)
+            for message in pieces:
                 chunk = ChatGenerationChunk(message=message)
                 if run_manager:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from invariant_rag.generation.outputs import Generation as LMGeneration
 from invariant_rag.prompts import Turn
+from invariant_rag.remote import RemoteModel
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
@@ -20,10 +20,16 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
 from langchain_invariant_rag.document_reprs import split_reprs
 from langchain_invariant_rag.documents import to_segments
+from langchain_invariant_rag.errors import langchain_errors
 from langchain_invariant_rag.parameters import PER_CALL, InvariantParameters
 from langchain_invariant_rag.recognized_text import RecognizedText, RecognizedValue, marked_message
+from langchain_invariant_rag.remote import complete, decoding_fields, remote_report, stream_complete
+from langchain_invariant_rag.remote import usage_of as remote_usage
 from langchain_invariant_rag.tracking import current_run, run_of, runs_of
 from langchain_invariant_rag.turns import in_order_of_calls
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.outputs import Generation as LMGeneration
 
 
 class InvariantLLM(InvariantParameters, BaseLLM):
@@ -129,6 +135,8 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         documents = kwargs.pop("documents", None)
         call = self._call(stop, kwargs)
         recognized = [self._recognized(each, current_run(run_manager), documents) for each in prompts]
+        if self.remote is not None:
+            return self._remote_result(self.remote, recognized, call)
         parsed = [each.prompt for each in recognized]
         generations = self._generate_all(parsed, call)
         usages = [usage_of(generation) for generation in generations]
@@ -167,14 +175,41 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         recognized = self._recognized(prompt, current_run(run_manager), kwargs.pop("documents", None))
         call = self._call(stop, kwargs)
-        for piece in call.stream(self.lm, recognized.prompt):
-            if isinstance(piece, str):
-                chunk = GenerationChunk(text=piece)
-            else:
-                chunk = GenerationChunk(text="", generation_info=self._generation_info(recognized, piece, call))
+        chunks = self._chunks(recognized, call)
+        if self.remote is not None:
+            chunks = self._remote_chunks(self.remote, recognized, call)
+        for chunk in chunks:
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
+
+    def _chunks(self, text: RecognizedText, call: Call) -> Iterator[GenerationChunk]:
+        for piece in call.stream(self.lm, text.prompt):
+            if isinstance(piece, str):
+                yield GenerationChunk(text=piece)
+            else:
+                yield GenerationChunk(text="", generation_info=self._generation_info(text, piece, call))
+
+    def _remote_result(self, remote: RemoteModel, texts: list[RecognizedText], call: Call) -> LLMResult:
+        """Ask a server, one prompt after another."""
+        with langchain_errors():
+            fields = decoding_fields(call, self._remote_choices)
+            replies = [complete(remote, each.prompt, fields) for each in texts]
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        usage = {name: sum(reply["usage"][name] for reply in replies) for name in names}
+        return LLMResult(
+            generations=[
+                [Generation(text=reply["choices"][0]["text"], generation_info=_remote_info(text, reply))]
+                for text, reply in zip(texts, replies, strict=True)
+            ],
+            llm_output={"token_usage": usage, "model_name": self.model_name},
+        )
+
+    def _remote_chunks(self, remote: RemoteModel, text: RecognizedText, call: Call) -> Iterator[GenerationChunk]:
+        with langchain_errors():
+            for reply in stream_complete(remote, text.prompt, decoding_fields(call, self._remote_choices)):
+                info = _remote_info(text, reply) if "usage" in reply else None
+                yield GenerationChunk(text=reply["choices"][0]["text"], generation_info=info)
 
     async def _astream(
         self,
@@ -193,6 +228,11 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     def _generation_info(self, text: RecognizedText, generation: LMGeneration, call: Call) -> dict[str, Any]:
         report = report_of(generation, text.prompt, call, self.model_name, recognized=text.recognized)
         return {**report, "usage_metadata": usage_of(generation)}
+
+
+def _remote_info(text: RecognizedText, reply: Mapping[str, Any]) -> dict[str, Any]:
+    report = remote_report(reply, reply["choices"][0], recognized=text.recognized)
+    return {**report, "usage_metadata": remote_usage(reply["usage"])}
 
 
 _LANGCHAIN_KEYWORDS = frozenset({"callbacks", "tags", "metadata", "run_name", "run_id"})

@@ -6,32 +6,33 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import invariant_rag
-from invariant_rag.attention import resolve_backend
 from invariant_rag.errors import ModelNotFound, UnsupportedCombination
-from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.identity import describe_data, identity
-from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.lazy import LazyModel
-from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Finding, tokenize_text
-from invariant_rag.routing import RoutedModel
+from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, SegmentSet
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import run_in_executor
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
 from langchain_invariant_rag import __version__
 from langchain_invariant_rag.calls import SAMPLING, Call, call_of, stop_sequences
 from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
 from langchain_invariant_rag.recognition import RecognizesDocuments
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.lazy import LazyModel
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.outputs import Generation
+
+# Models of a server need no torch, so what imports it is imported where it is used.
 
 _logger = logging.getLogger(__name__)
 
@@ -39,9 +40,37 @@ PROVIDER = "invariant-rag"
 _LOADING = ("dtype", "device_map", "revision", "model_kwargs")
 _OF_REMOTE_MODELS = frozenset({"api_key", "max_retries", "timeout"})
 """Parameters that LangChain gives to any chat model, and that mean nothing to one on this machine."""
+_OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "key_value_cache", *_LOADING)
+"""Parameters that mean nothing to a model of a server."""
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 PER_CALL = ("max_tokens", *SAMPLING)
 """Parameters that a single call may set for itself."""
+
+
+def _check_model(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | Path):
+        from invariant_rag.generation.model import InvariantModel
+
+        if not isinstance(value, InvariantModel):
+            raise ValueError(f"expected a hub id, a folder or an InvariantModel, got {type(value).__name__}")
+    return value
+
+
+def _check_cache(value: Any) -> Any:
+    if value is not None:
+        from invariant_rag.generation.kv_cache import KeyValueCache
+
+        if not isinstance(value, KeyValueCache):
+            raise ValueError(f"expected a KeyValueCache, got {type(value).__name__}")
+    return value
+
+
+if TYPE_CHECKING:
+    Model: TypeAlias = InvariantModel | str | Path | None
+    Cache: TypeAlias = KeyValueCache | None
+else:
+    Model = Annotated[Any, AfterValidator(_check_model)]
+    Cache = Annotated[Any, AfterValidator(_check_cache)]
 
 
 class InvariantParameters(RecognizesDocuments):
@@ -51,7 +80,7 @@ class InvariantParameters(RecognizesDocuments):
     the defaults of that one. `resolved_method` and `resolved_ordering` tell what runs.
     """
 
-    model: InvariantModel | str | Path | None = Field(default=None, frozen=True)
+    model: Model = Field(default=None, frozen=True)
     """A hub id, a folder, or an `InvariantModel` in memory, also one `with_routing`. None: the small model that comes
     with invariant-rag; `native`: the same, fine-tuned with RoToR attention. `model_name` is the same parameter."""
     method: str | Method | None = None
@@ -71,7 +100,15 @@ class InvariantParameters(RecognizesDocuments):
     revision: str | None = Field(default=None, frozen=True)
     model_kwargs: dict[str, Any] = Field(default_factory=dict, frozen=True)
     """Further keywords of `from_pretrained`."""
-    key_value_cache: KeyValueCache | None = Field(default=None, exclude=True, repr=False)
+    base_url: str | None = Field(default=None, frozen=True)
+    """Address of `invariant-rag serve`, such as `http://localhost:8000/v1`: the model runs there, and torch is not
+    needed here. `model` is then its name there, `method` and `ordering` what to ask for. None: it runs here."""
+    api_key: SecretStr | None = Field(default=None, frozen=True)
+    """Key for that server; the next two are for it, too."""
+    timeout: float = Field(default=300.0, gt=0)
+    max_retries: int = Field(default=2, ge=0)
+
+    key_value_cache: Cache = Field(default=None, exclude=True, repr=False)
     """Keeps keys and values of segments for calls with the same ones, in any order; models may share one. None: that of
     the model in memory. It changes no answer, so no cache key holds it. (LangChain's own `cache` keeps answers.)"""
 
@@ -99,8 +136,9 @@ class InvariantParameters(RecognizesDocuments):
     """Whether to sort segments by content before callbacks and caches see them: then the same set in another order is a
     cache hit. The answer is the same either way. Without effect for an ordering that keeps the order given."""
 
-    _lazy: LazyModel = PrivateAttr()
-    _batcher: MicroBatcher = PrivateAttr(default_factory=MicroBatcher)
+    _lazy: Any = PrivateAttr(default=None)  # a LazyModel
+    _batcher: Any = PrivateAttr(default=None)  # a MicroBatcher
+    _remote: RemoteModel | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -119,7 +157,8 @@ class InvariantParameters(RecognizesDocuments):
             if "model" in given:
                 raise UnsupportedCombination("expected model or model_name, got both", hint="They mean the same.")
             given["model"] = given.pop("model_name")
-        if ignored := sorted(_OF_REMOTE_MODELS.intersection(given)):
+        local = given.get("base_url") is None
+        if ignored := sorted(_OF_REMOTE_MODELS.intersection(given)) if local else []:
             _logger.warning("%s runs on this machine and has no %s: ignored", cls.__name__, ", ".join(ignored))
         known = {name: value for name, value in given.items() if name not in ignored}
         if unknown := sorted(set(known) - set(cls.model_fields)):
@@ -129,13 +168,44 @@ class InvariantParameters(RecognizesDocuments):
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
+        if self.base_url is not None:
+            self._connect(self.base_url)
+            return self
+        from invariant_rag.generation.batching import MicroBatcher
+
         self._lazy = self._lazy_model()
+        self._batcher = MicroBatcher()
         self._resolve_choices()
         return self
 
+    def _connect(self, base_url: str) -> None:
+        given = [name for name in _OF_LOCAL_MODELS if getattr(self, name) != _default(name)]
+        if given or not isinstance(self.model, str | None):
+            listed = ", ".join(given) or "a model in memory"
+            raise UnsupportedCombination(
+                f"expected base_url without {listed}: the server has its own", hint="Leave one of the two away."
+            )
+        _ = self.resolved_method, self.resolved_ordering
+        key = None if self.api_key is None else self.api_key.get_secret_value()
+        options: dict[str, Any] = {"timeout": self.timeout, "max_retries": self.max_retries}
+        self._remote = RemoteModel(base_url, model=self.model, api_key=key, **options)
+
+    @property
+    def remote(self) -> RemoteModel | None:
+        """The model of a server; None for one that runs here."""
+        return self._remote
+
+    @property
+    def _remote_choices(self) -> dict[str, Any]:
+        """What to ask a server for: the choices that were not left open."""
+        choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
+        return {name: value for name, value in choices.items() if value is not None}
+
     def _resolve_choices(self) -> None:
         """Raise the error of a choice that does not exist, or of two that do not fit. Loads no weights."""
-        if isinstance(self.model, InvariantModel):
+        from invariant_rag.attention import resolve_backend
+
+        if self._in_memory is not None:
             if given := [name for name in _LOADING if getattr(self, name) != _default(name)]:
                 raise UnsupportedCombination(
                     f"a model in memory takes no {', '.join(given)}", hint="Load it as you want it, or give its name."
@@ -149,10 +219,16 @@ class InvariantParameters(RecognizesDocuments):
         self._add_version("langchain-invariant-rag", __version__)
         return self
 
+    @property
+    def _in_memory(self) -> InvariantModel | None:
+        return None if self.model is None or isinstance(self.model, str | Path) else self.model
+
     def _lazy_model(self) -> LazyModel:
+        from invariant_rag.generation.lazy import LazyModel
+
         revision = {} if self.revision is None else {"revision": self.revision}
         loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs, **revision}
-        return LazyModel(self.model, {} if isinstance(self.model, InvariantModel) else loading)
+        return LazyModel(self.model, {} if self._in_memory is not None else loading)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy. It shares the weights, also those that are loaded later, unless the update asks for others.
@@ -165,6 +241,8 @@ class InvariantParameters(RecognizesDocuments):
         """
         changes = self._with_known_names(update or {})
         copied = super().model_copy(update=changes, deep=deep)
+        if self.base_url is not None or copied.base_url is not None:
+            return type(self)(**{**{name: getattr(copied, name) for name in copied.model_fields_set}, **changes})
         if not {"model", *_LOADING}.isdisjoint(changes):
             copied._lazy = copied._lazy_model()
         if not {"model", *_LOADING, *_CHOICES}.isdisjoint(changes):
@@ -177,39 +255,53 @@ class InvariantParameters(RecognizesDocuments):
 
     @property
     def lm(self) -> InvariantModel:
-        """The model that generates, with the choices of this object. Loads the weights on first use."""
-        lm = self._lazy.lm(**{name: getattr(self, name) for name in _CHOICES})
+        """The model that generates, with the choices of this object. Loads the weights on first use.
+
+        Raises:
+            UnsupportedCombination: It runs on a server.
+        """
+        if self.base_url is not None:
+            raise UnsupportedCombination(
+                f"expected a model on this machine, got one at {self.base_url}", hint="Leave base_url away."
+            )
+        lm: InvariantModel = self._lazy.lm(**{name: getattr(self, name) for name in _CHOICES})
         return lm if self.key_value_cache is None else lm.with_cache(self.key_value_cache)
 
     async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Generate; see `generate`. LangChain's cache key needs the weights: they are loaded in a thread."""
-        await run_in_executor(None, lambda: identity(self.lm))
+        await self._load_in_thread()
         return await super().agenerate(*args, **kwargs)
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Stream; see `stream`. The weights are loaded in a thread."""
-        await run_in_executor(None, lambda: identity(self.lm))
+        await self._load_in_thread()
         async for piece in super().astream(*args, **kwargs):
             yield piece
+
+    async def _load_in_thread(self) -> None:
+        if self.base_url is None:
+            from invariant_rag.generation.identity import identity
+
+            await run_in_executor(None, lambda: identity(self.lm))
 
     @property
     def resolved_method(self) -> Method:
         """The method that runs: the one chosen, else that of the model in memory, else `rotor`. Loads no weights."""
-        if self.method is None and isinstance(self.model, InvariantModel):
-            return self.model.method
+        if self.method is None and self._in_memory is not None:
+            return self._in_memory.method
         return resolve_method("rotor" if self.method is None else self.method)
 
     @property
     def resolved_ordering(self) -> Ordering:
         """The ordering that runs: the one chosen, else that of the model in memory, else the method's default."""
-        if self.ordering is None and self.method is None and isinstance(self.model, InvariantModel):
-            return self.model.ordering
+        if self.ordering is None and self.method is None and self._in_memory is not None:
+            return self._in_memory.ordering
         return resolve_ordering(self.ordering, self.resolved_method.default_ordering)
 
     @property
     def _sorts_segments(self) -> bool:
         """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
-        reads_order = isinstance(self.model, InvariantModel) and not self.lm.invariant
+        reads_order = self._in_memory is not None and not self.lm.invariant
         return self.sort_segments and self.resolved_ordering.invariant and not reads_order
 
     @property
@@ -221,20 +313,22 @@ class InvariantParameters(RecognizesDocuments):
         return self.resolved_ordering.invariant
 
     def _check(self, sets: Sequence[SegmentSet]) -> Iterable[Finding]:
-        routed = isinstance(self.model, RoutedModel) and not self.model.invariant
+        routed = getattr(self._in_memory, "plain_order", None) is not None and not self.model.invariant  # type: ignore[union-attr]
         if routed and any(len(each) > 1 for each in sets):
             yield Finding("routing", "the plain model of the router reads them in the order given.")
 
     @property
     def model_name(self) -> str:
         """Hub id, folder or name of the model, known without loading it."""
-        if isinstance(self.model, InvariantModel):
-            return self.model.name
+        if self._in_memory is not None:
+            return self._in_memory.name
         return f"{PROVIDER}/embedded" if self.model is None else str(self.model)
 
     @property
     def context_window(self) -> int | None:
         """Tokens that prompt and answer may have together; None where no configuration on this machine states it."""
+        if self.remote is not None:
+            return None  # asking would wait for the network
         try:
             return self._lazy_model().context_window(local_files_only=True)  # asked for before `_lazy` is there
         except ModelNotFound:
@@ -243,6 +337,12 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Everything that can change an output: LangChain's caches and traces are keyed by this. Loads the weights."""
+        if self.base_url is not None:
+            own = {name: getattr(self, name) for name in ("base_url", "method", "ordering", "overflow", *PER_CALL)}
+            more = {"generation_kwargs": repr(sorted(self.generation_kwargs.items())), "own_stop": self.stop}
+            return {"model": self.model_name, **own, **more, "versions": [invariant_rag.__version__, __version__]}
+        from invariant_rag.generation.identity import describe_data, identity
+
         lm = self.lm
         return {
             "model": self.model_name,

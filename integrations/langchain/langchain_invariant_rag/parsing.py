@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from invariant_rag.generation.structured import json_schema, parse_object
+from invariant_rag.generation.json_schema import json_schema, parse_object
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import Generation
 from langchain_core.utils.function_calling import convert_to_json_schema

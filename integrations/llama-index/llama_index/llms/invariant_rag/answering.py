@@ -18,6 +18,7 @@ from invariant_rag.generation.answer_parsing import Answer as ParsedAnswer
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.generation.answer_pieces import parse_answer
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.logprobs import TokenLogprob, token_logprobs
 from invariant_rag.generation.streaming import (
     StopOnEvent,
@@ -29,6 +30,7 @@ from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.prompts import ToolCall
 from invariant_rag.prompts.labels import Labels, translate_stream
 from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
+from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.errors import no_swallowed_errors
 from llama_index.llms.invariant_rag.function_calling import ChatOptions
 
@@ -174,6 +176,28 @@ class Answer:
     tool_calls: Sequence[ToolCall] = ()
     logprobs: Sequence[TokenLogprob] | None = None
     citations: Sequence[CitedSpan] | None = None
+
+    def report(self) -> dict[str, Any]:
+        """Return usage, why it ended, the ledger, and which branch a router took."""
+        generation = self.generation
+        usage = generation.usage
+        report: dict[str, Any] = {
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.total_tokens,
+                "cached_tokens": usage.cached_tokens,
+            },
+            "finish_reason": generation.finish_reason,
+            **ledger(generation, self.prompt, recognized=self.recognized),
+        }
+        if isinstance(generation, RoutedGeneration):
+            report["routing"] = {
+                "branch": generation.branch,
+                "plain_confidence": generation.plain_confidence,
+                "invariant_confidence": generation.invariant_confidence,
+            }
+        return report
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -23,9 +23,11 @@ from llama_index.core.base.llms.types import (
 
 from invariant_rag.generation.answer_parsing import AnswerDelta, CallDelta
 from invariant_rag.rag.citations import CitedSpan
-from llama_index.llms.invariant_rag.answering import Answer
 from llama_index.llms.invariant_rag.responses import as_logprobs, report_of
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
+
+if TYPE_CHECKING:
+    from llama_index.llms.invariant_rag.responses import Answered
 
 
 @dataclass
@@ -71,7 +73,7 @@ class GrowingMessage:
         return ChatResponse(message=message, delta=delta.content, additional_kwargs=extra)
 
 
-def as_chat(answer: Answer, delta: str | None = None) -> ChatResponse:
+def as_chat(answer: Answered, delta: str | None = None) -> ChatResponse:
     """Return the response to a conversation."""
     report = report_of(answer)
     message = _message(
@@ -87,19 +89,19 @@ def as_chat(answer: Answer, delta: str | None = None) -> ChatResponse:
     )
 
 
-def as_chat_stream(pieces: Iterable[AnswerDelta | Answer]) -> ChatResponseGen:
+def as_chat_stream(pieces: Iterable[AnswerDelta | Answered]) -> ChatResponseGen:
     """Yield a response with the message so far for every piece. The last one adds no text, but usage and `raw`."""
     growing = GrowingMessage()
     for piece in pieces:
-        yield as_chat(piece, delta="") if isinstance(piece, Answer) else growing.response(piece)
+        yield growing.response(piece) if isinstance(piece, AnswerDelta) else as_chat(piece, delta="")
 
 
-async def as_async_chat_stream(pieces: Generator[AnswerDelta | Answer, None, None]) -> ChatResponseAsyncGen:
+async def as_async_chat_stream(pieces: Generator[AnswerDelta | Answered, None, None]) -> ChatResponseAsyncGen:
     """Yield the same, without blocking the event loop."""
     growing = GrowingMessage()
     async with aclosing(iterate_in_thread(pieces)) as read:
         async for piece in read:
-            yield as_chat(piece, delta="") if isinstance(piece, Answer) else growing.response(piece)
+            yield growing.response(piece) if isinstance(piece, AnswerDelta) else as_chat(piece, delta="")
 
 
 def _citation(span: CitedSpan) -> CitationBlock:

@@ -8,10 +8,6 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from transformers import GenerationConfig, GenerationMixin
-
-from invariant_rag import InvariantModel
-from invariant_rag.attention import resolve_backend
 from invariant_rag.errors import InvariantRAGError, UnsupportedModel
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import resolve_ordering
@@ -31,7 +27,11 @@ class UnknownParameter(InvariantRAGError):
 
 def check_model(model: object) -> None:
     """Raise UnsupportedModel if the model is neither a name nor an `InvariantModel`."""
-    if not isinstance(model, str | Path | InvariantModel | None):
+    if model is None or isinstance(model, str | Path):
+        return
+    from invariant_rag import InvariantModel  # models of a server need no torch
+
+    if not isinstance(model, InvariantModel):
         raise UnsupportedModel(
             f"expected a hub id, a folder or an InvariantModel, got {type(model).__name__}",
             hint="Wrap a model of transformers: InvariantModel(model, tokenizer).",
@@ -63,6 +63,8 @@ def check_call_keywords(given: Iterable[str], parameters: Iterable[str]) -> None
 @cache
 def _generate_keywords() -> frozenset[str]:
     """Return the keywords of transformers' `generate`: those of its signature and of a generation configuration."""
+    from transformers import GenerationConfig, GenerationMixin
+
     signature = inspect.signature(GenerationMixin.generate).parameters
     named = {name for name, each in signature.items() if each.kind is not inspect.Parameter.VAR_KEYWORD}
     return frozenset((named | {name for name in vars(GenerationConfig()) if not name.startswith("_")}) - {"self"})
@@ -70,5 +72,7 @@ def _generate_keywords() -> frozenset[str]:
 
 def check_names(method: str, ordering: str | None, backend: str) -> None:
     """Raise UnknownName if there is no such method, ordering or backend."""
+    from invariant_rag.attention import resolve_backend
+
     resolve_ordering(ordering, resolve_method(method).default_ordering)
     resolve_backend(backend)

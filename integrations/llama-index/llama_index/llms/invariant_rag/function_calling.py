@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -12,10 +12,12 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools import BaseTool
 from pydantic_core import from_json
 
-from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidPrompt, InvalidTool, UnsupportedCombination
-from invariant_rag.generation.tools import ToolCalling
 from llama_index.llms.invariant_rag.errors import NoToolCall
+
+if TYPE_CHECKING:
+    from invariant_rag import InvariantModel
+    from invariant_rag.generation.tools import ToolCalling
 
 ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
 
@@ -68,6 +70,8 @@ class ChatOptions:
         Raises:
             InvalidTool: As for `ToolCalling`.
         """
+        from invariant_rag.generation.tools import ToolCalling  # models of a server need no torch
+
         return ToolCalling(model, self.tools, tool_choice=self.tool_choice, parallel=self.parallel)
 
 

@@ -12,7 +12,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import Model
 from llama_index_instrumentation import get_dispatcher
 
-from invariant_rag.generation.structured import parse_object
+from invariant_rag.generation.json_schema import parse_object
 from llama_index.llms.invariant_rag.function_calling import ToolCaller
 from llama_index.llms.invariant_rag.structured import GrowingObject, asked_for_object
 from llama_index.llms.invariant_rag.templates import bind_variables

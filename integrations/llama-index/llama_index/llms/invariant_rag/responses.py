@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llama_index.core.base.llms.types import (
     CompletionResponse,
@@ -14,15 +14,18 @@ from llama_index.core.base.llms.types import (
 )
 
 from invariant_rag.generation.answer_parsing import AnswerDelta
-from invariant_rag.generation.ledger import ledger
 from invariant_rag.rag.citations import CitedSpan
-from invariant_rag.routing import RoutedGeneration
-from llama_index.llms.invariant_rag.answering import Answer
+from llama_index.llms.invariant_rag.remote import RemoteAnswer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 from llama_index.llms.invariant_rag.tracking import note_answer
 
+if TYPE_CHECKING:
+    from llama_index.llms.invariant_rag.answering import Answer
 
-def report_of(answer: Answer) -> dict[str, Any]:
+    Answered: TypeAlias = Answer | RemoteAnswer
+
+
+def report_of(answer: Answered) -> dict[str, Any]:
     """Return what is known of an answer besides its text, the `raw` of a response; and report it to engines around.
 
     It holds `usage`, `finish_reason`, and the ledger (see `invariant_rag.generation.ledger`): segments are named by
@@ -30,28 +33,11 @@ def report_of(answer: Answer) -> dict[str, Any]:
     With `citations`, it holds the parts of the text that have a source: `start`, `end`, `text`, `source`, and the
     `node_id` of a node that was recognised.
     """
-    generation = answer.generation
-    usage = generation.usage
-    report: dict[str, Any] = {
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.total_tokens,
-            "cached_tokens": usage.cached_tokens,
-        },
-        "finish_reason": generation.finish_reason,
-        **ledger(generation, answer.prompt, recognized=answer.recognized),
-    }
+    report = answer.report()
     if answer.tool_calls:
         report["finish_reason"] = "tool_calls"
     if answer.citations is not None:
         report["citations"] = [_citation(each, answer.text) for each in answer.citations]
-    if isinstance(generation, RoutedGeneration):
-        report["routing"] = {
-            "branch": generation.branch,
-            "plain_confidence": generation.plain_confidence,
-            "invariant_confidence": generation.invariant_confidence,
-        }
     note_answer(report, recognized=answer.recognized)
     return report
 
@@ -62,7 +48,7 @@ def _citation(span: CitedSpan, text: str) -> dict[str, Any]:
     return {**found, "source": span.segment.content_hash} | ({} if node_id is None else {"node_id": node_id})
 
 
-def as_completion(answer: Answer, delta: str | None = None) -> CompletionResponse:
+def as_completion(answer: Answered, delta: str | None = None) -> CompletionResponse:
     """Return the response to a text."""
     report = report_of(answer)
     return CompletionResponse(
@@ -74,7 +60,7 @@ def as_completion(answer: Answer, delta: str | None = None) -> CompletionRespons
     )
 
 
-def as_logprobs(answer: Answer) -> list[list[LogProb]] | None:
+def as_logprobs(answer: Answered) -> list[list[LogProb]] | None:
     """Return the log-probabilities of the tokens, if they were asked for: one of each token."""
     if answer.logprobs is None:
         return None
@@ -83,7 +69,7 @@ def as_logprobs(answer: Answer) -> list[list[LogProb]] | None:
     ]
 
 
-def as_stream(pieces: Iterable[AnswerDelta | Answer]) -> CompletionResponseGen:
+def as_stream(pieces: Iterable[AnswerDelta | Answered]) -> CompletionResponseGen:
     """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
     text = ""
     for piece in pieces:
@@ -94,7 +80,7 @@ def as_stream(pieces: Iterable[AnswerDelta | Answer]) -> CompletionResponseGen:
             yield as_completion(piece, delta="")
 
 
-async def as_async_stream(pieces: Generator[AnswerDelta | Answer, None, None]) -> CompletionResponseAsyncGen:
+async def as_async_stream(pieces: Generator[AnswerDelta | Answered, None, None]) -> CompletionResponseAsyncGen:
     """Yield the same, without blocking the event loop."""
     text = ""
     async with aclosing(iterate_in_thread(pieces)) as read:

@@ -11,7 +11,7 @@ from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.program.utils import FlexibleModel, create_flexible_model
 from pydantic_core import from_json
 
-from invariant_rag.generation.structured import parse_object
+from invariant_rag.generation.json_schema import parse_object
 
 T = TypeVar("T", bound=BaseModel)
 

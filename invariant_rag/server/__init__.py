@@ -1,0 +1,21 @@
+"""An OpenAI-compatible server that takes documents: their order changes no bit of an answer.
+
+>>> app = create_app(InProcess(InvariantModel.from_pretrained()))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invariant_rag._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from invariant_rag.server.app import create_app
+    from invariant_rag.server.engines.in_process import InProcess
+    from invariant_rag.server.settings import Settings
+
+_HOMES = {"InProcess": "engines.in_process", "Settings": "settings", "create_app": "app"}
+
+__all__ = ["InProcess", "Settings", "create_app"]
+
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

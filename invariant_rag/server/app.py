@@ -1,0 +1,81 @@
+"""The application: routes, middleware, and errors as answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from invariant_rag import __version__
+from invariant_rag.errors import InvariantRAGError
+from invariant_rag.orderings import MonoT5, Relevance
+from invariant_rag.server.admission import Admission
+from invariant_rag.server.engines.base import Engine
+from invariant_rag.server.errors import error_response, http_error, invalid_request
+from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog
+from invariant_rag.server.order_sampling import OrderSampling
+from invariant_rag.server.routes import answers, information, ranking
+from invariant_rag.server.settings import Settings
+from invariant_rag.server.state import State
+
+_logger = logging.getLogger("invariant_rag.server")
+
+
+def create_app(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> FastAPI:
+    """Return an ASGI application that serves an engine.
+
+    Args:
+        engine: What answers.
+        settings: Limits, keys and what requests may choose.
+        reranker: What scores documents for a query. None: MonoT5, which is loaded at the first request.
+    """
+    settings = settings or Settings()
+    metrics = Metrics()
+    executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
+    metrics.watch(engine.caches.values())
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        sampling.close()
+        executor.shutdown(wait=True, cancel_futures=True)
+
+    app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    admission = Admission(settings.max_requests, engine.together, metrics)
+    sampling = OrderSampling(engine, settings.check_order, metrics)
+    app.state.serving = State(engine, settings, metrics, admission, executor, sampling, reranker or MonoT5())
+    app.include_router(answers.router)
+    app.include_router(ranking.router)
+    app.include_router(information.router)
+    # The last one that is added runs first.
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, seconds=settings.body_timeout, metrics=metrics)
+    app.add_middleware(Keys, keys=settings.keys, metrics=metrics)
+    app.add_middleware(RequestLog, metrics=metrics)
+    app.add_exception_handler(InvariantRAGError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse)
+    app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(Exception, _fail)
+    return app
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return http_error(error)
+    refusal = invalid_request(error) if isinstance(error, RequestValidationError) else error
+    response = error_response(refusal)
+    request.scope["state"]["noted"]["error"] = type(refusal).__name__
+    if response.status_code == 500:
+        return await _fail(request, refusal)
+    return response
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    _logger.error("fault", exc_info=error, extra={"fields": dict(request.scope["state"]["noted"])})
+    return error_response(error)

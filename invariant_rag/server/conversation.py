@@ -1,0 +1,224 @@
+"""From a request to a call: documents become segments, and every segment is put into a set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
+from invariant_rag.segments import Segment, SegmentSet
+from invariant_rag.server.documents import segment_of, set_of
+from invariant_rag.server.engines.base import Call, Choices, Sampling
+from invariant_rag.server.errors import InvalidRequest
+from invariant_rag.server.schema_limits import check_schema
+from invariant_rag.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Decoding,
+    Document,
+    DocumentPart,
+    InvariantOptions,
+    Message,
+    NamedTool,
+    SetPart,
+    TextPart,
+    TokenizeRequest,
+)
+from invariant_rag.server.settings import Settings
+
+_FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning_content")
+
+
+def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
+    """Return the call of a chat.
+
+    The documents of the request stand before the text of the last user message, where `lm.chat_prompt(question,
+    documents)` puts them; so equal requests have equal answers, over HTTP and in Python.
+
+    Raises:
+        InvalidRequest: A choice is not allowed, a limit is passed, or there are documents and no user message.
+        InvalidSchema: As for `check_schema`.
+    """
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
+    for tool in request.tools:
+        check_schema(tool)
+    turns, question, warnings = conversation(request.messages, request.documents)
+    choice = request.tool_choice
+    return Call(
+        turns=turns,
+        extra=extra_fields(request.messages, len(turns)),
+        question=question,
+        choices=choices_of(request.invariant, settings, tenant),
+        sampling=sampling_of(request, settings, request.max_completion_tokens or request.max_tokens),
+        count=request.n,
+        stop=tuple(request.stops),
+        schema=_schema(request),
+        tools=request.tools,
+        tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+        parallel=request.parallel_tool_calls is not False,
+        template_kwargs=request.chat_template_kwargs,
+        logprobs=bool(request.logprobs),
+        stream=request.stream,
+        warnings=warnings,
+    )
+
+
+def completion_calls(request: CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
+    """Return the calls of a completion: one for each prompt.
+
+    Raises:
+        InvalidRequest: As for `chat_call`; or there are documents beside token ids, or too many prompts.
+    """
+    prompts = _prompts(request.prompt)
+    if len(prompts) * request.n > settings.max_choices:
+        raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
+    if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):
+        raise InvalidRequest("expected documents beside prompts of text alone", param="documents")
+    calls = []
+    for prompt in prompts:
+        documents = [SegmentSet(map(segment_of, request.documents)), "\n"] if request.documents else []
+        recognition = recognize([Turn("user", (*documents, *prompt))])
+        calls.append(
+            Call(
+                turns=recognition.turns,
+                chat=False,
+                question=recognition.turns[0].text.strip() if all(_is_readable(each) for each in prompt) else "",
+                choices=choices_of(request.invariant, settings, tenant),
+                sampling=sampling_of(request, settings, request.max_tokens),
+                count=request.n,
+                stop=tuple(request.stops),
+                logprobs=request.logprobs is not None,
+                stream=request.stream,
+                warnings=_warnings(recognition.findings),
+            )
+        )
+    return calls
+
+
+def tokenize_call(request: TokenizeRequest, tenant: str) -> Call:
+    """Return a call that is only tokenized."""
+    choices, sampling = Choices(tenant), Sampling(1)
+    if request.messages is None:
+        return Call((Turn("user", (request.prompt,)),), "", choices, sampling, chat=False)
+    turns, question, _ = conversation(request.messages, request.documents)
+    extra = extra_fields(request.messages, len(turns))
+    return Call(
+        turns,
+        question,
+        choices,
+        sampling,
+        extra=extra,
+        tools=request.tools,
+        template_kwargs=request.chat_template_kwargs,
+    )
+
+
+def conversation(
+    messages: Sequence[Message], documents: Sequence[Document | str]
+) -> tuple[tuple[Turn, ...], str, tuple[str, ...]]:
+    """Return turns in which every segment is in a set, the question, and why order may matter all the same.
+
+    Raises:
+        InvalidRequest: There are documents, and no user message.
+    """
+    turns = [Turn(_role(each), tuple(_parts(each.content))) for each in messages]
+    asked = next((index for index in reversed(range(len(turns))) if turns[index].role == "user"), None)
+    question = "" if asked is None else turns[asked].text.strip()
+    recognition = recognize(turns)
+    found = list(recognition.turns)
+    if documents:
+        if asked is None:
+            raise InvalidRequest("expected a user message, before whose text the documents stand", param="documents")
+        segments = SegmentSet(map(segment_of, documents))
+        found[asked] = Turn("user", (segments, "\nQuestion: ", *found[asked].parts))
+        if not any(turn.role == "system" for turn in found):
+            found.insert(0, Turn("system", (DEFAULT_SYSTEM,)))
+    return tuple(found), question, _warnings(recognition.findings)
+
+
+def extra_fields(messages: Sequence[Message], turns: int) -> tuple[Mapping[str, Any], ...]:
+    """Return the fields of messages beside role and content; none for a system message that was put before them."""
+    fields = [{name: getattr(each, name) for name in _FIELDS if getattr(each, name) is not None} for each in messages]
+    return (*({} for _ in range(turns - len(fields))), *fields)
+
+
+def choices_of(wanted: InvariantOptions, settings: Settings, tenant: str) -> Choices:
+    """Return how the documents are to be read.
+
+    Raises:
+        InvalidRequest: A choice is not allowed.
+    """
+    for name, value, allowed in (
+        ("method", wanted.method, settings.methods),
+        ("ordering", wanted.ordering, settings.orderings),
+    ):
+        if value is not None and value not in allowed:
+            listed = ", ".join(sorted(allowed))
+            raise InvalidRequest(f"invariant.{name}: expected one of {listed}", param=f"invariant.{name}")
+    return Choices(tenant, wanted.method, wanted.ordering, wanted.overflow)
+
+
+def sampling_of(request: Decoding, settings: Settings, max_tokens: int | None) -> Sampling:
+    """Return how tokens are to be chosen.
+
+    Raises:
+        InvalidRequest: The answer would be too long, or there would be too many.
+    """
+    wanted = min(settings.default_new_tokens, settings.max_new_tokens) if max_tokens is None else max_tokens
+    if wanted > settings.max_new_tokens:
+        raise InvalidRequest(
+            f"max_tokens: expected at most {settings.max_new_tokens}, got {wanted}", param="max_tokens"
+        )
+    if request.n > settings.max_choices:
+        raise InvalidRequest(f"n: expected at most {settings.max_choices}, got {request.n}", param="n")
+    names = ("top_p", "top_k", "min_p", "repetition_penalty")
+    more = {name: value for name in names if (value := getattr(request, name)) is not None}
+    return Sampling(wanted, request.temperature or 0.0, request.seed, more)
+
+
+def _schema(request: ChatRequest) -> Mapping[str, Any] | None:
+    form = request.response_format
+    if form is None or form.type == "text":
+        return None
+    schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
+    check_schema(schema)
+    return schema
+
+
+def _role(message: Message) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _parts(content: str | Sequence[TextPart | DocumentPart | SetPart] | None) -> Iterator[str | Segment | SegmentSet]:
+    if content is None or isinstance(content, str):
+        yield content or ""
+        return
+    for part in content:
+        if isinstance(part, TextPart):
+            yield part.text
+        else:
+            yield segment_of(part.document) if isinstance(part, DocumentPart) else set_of(part)
+
+
+def _prompts(prompt: Any) -> list[list[Any]]:
+    """Return the prompts of a completion, as parts of one turn: texts, segments, or tuples of token ids."""
+    if isinstance(prompt, str):
+        return [[prompt]]
+    if not prompt:
+        raise InvalidRequest("prompt: expected at least one prompt, got none", param="prompt")
+    if isinstance(prompt[0], int):
+        return [[tuple(prompt)]]
+    if isinstance(prompt[0], str):
+        return [[each] for each in prompt]
+    if isinstance(prompt[0], list):
+        return [[tuple(each)] for each in prompt]
+    return [list(_parts(prompt))]
+
+
+def _is_readable(part: object) -> bool:
+    return isinstance(part, str | Segment | SegmentSet)
+
+
+def _warnings(findings: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(f"{each.message} {FIXES.get(each.kind, '')}".strip() for each in findings)

@@ -1,0 +1,126 @@
+"""Documents of a request as segments, and what an answer says of them: ids, citations, what was read where."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
+from invariant_rag.segments import Field, Prompt, Segment, SegmentSet, Slot
+from invariant_rag.server.schemas import Document, FieldName, SetPart
+
+_ID = "id"
+"""Key of a segment's metadata under which the id of its document is."""
+
+
+def segment_of(document: Document | str) -> Segment:
+    """Return a document as a segment.
+
+    >>> segment_of(Document(id="a", data={"title": "Ferries", "snippet": "At noon."})).text
+    'At noon.'
+    """
+    if isinstance(document, str):
+        return Segment(document)
+    metadata = {**document.metadata, **({} if document.id is None else {_ID: document.id})}
+    if isinstance(document.data, Mapping):
+        title = document.data.get("title")
+        shown = document.title or (None if title is None else str(title))
+        return Segment(_fields(document.data), title=shown, metadata=metadata)
+    return Segment(document.text or document.data or "", title=document.title, metadata=metadata)
+
+
+def set_of(part: SetPart) -> SegmentSet:
+    """Return a set of documents as a set of segments.
+
+    Raises:
+        InvalidSegment: There is not one slot for each document.
+    """
+    return SegmentSet(
+        map(segment_of, part.documents),
+        slots=None
+        if part.slots is None
+        else [Slot(_pieces(each.before), _pieces(each.after), each.number) for each in part.slots],
+    )
+
+
+def _pieces(texts: Iterable[str | FieldName]) -> tuple[str | Field, ...]:
+    return tuple(each if isinstance(each, str) else Field(each.field) for each in texts)
+
+
+def _fields(data: Mapping[str, Any]) -> str:
+    """Return the fields of a document as text: the only one alone, several by name."""
+    fields = {name: str(value) for name, value in data.items() if name != "title" and value is not None}
+    if len(fields) == 1:
+        return next(iter(fields.values()))
+    return "\n".join(f"{name}: {fields[name]}" for name in sorted(fields))
+
+
+def document_id(segment: Segment) -> str:
+    """Return the id of a document: its own, or one that follows from its contents."""
+    return str(segment.metadata.get(_ID, f"doc:{segment.content_hash[:12]}"))
+
+
+def set_key(sets: Iterable[SegmentSet]) -> str:
+    """Return a name of the sets of a request that does not depend on the order of their documents.
+
+    Equal requests have equal keys on every machine: a router sends them to the replica that has read the documents.
+
+    >>> set_key([SegmentSet(["a", "b"])]) == set_key([SegmentSet(["b", "a"])]) != set_key([SegmentSet(["a"])])
+    True
+    """
+    hashes = [sorted(segment.content_hash for segment in each) for each in sets]
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()[:32]
+
+
+def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what was read for an answer, the same for every order in which the documents were listed.
+
+    Returns:
+        `method` and `ordering`; `sets`: their sizes; `set_key`; `order`: ids of all documents in physical order,
+        farthest from the question first; `dropped` and `trimmed`: ids of those that did not fit; `invariant`: whether
+        the order given could not change the answer; `warnings`: why it could all the same.
+    """
+    segments = prompt.segments
+
+    def ids(indices: Sequence[int]) -> list[str]:
+        return [document_id(segments[index]) for index in indices]
+
+    return {
+        "method": generation.method,
+        "ordering": ordering,
+        "sets": list(generation.sets),
+        "set_key": set_key(prompt.sets) if segments else None,
+        "order": ids(generation.order),
+        "dropped": sorted(ids(generation.dropped)),
+        "trimmed": sorted(ids(generation.trimmed)),
+        "invariant": generation.invariant and not warnings,
+        "warnings": list(warnings),
+    }
+
+
+def citations_of(text: str, question: str, prompt: Prompt, order: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the parts of an answer that documents hold word for word, or that name one, in Cohere v2's shape."""
+    found: dict[tuple[int, int], list[CitedSpan]] = {}
+    for span in cite_spans(text, question, prompt.segments, order, numbers_of(prompt)):
+        found.setdefault((span.start, span.end), []).append(span)
+    return [
+        {
+            "start": start,
+            "end": end,
+            "text": text[start:end],
+            "sources": [_source(each.segment) for each in spans],
+            "type": "TEXT_CONTENT",
+        }
+        for (start, end), spans in found.items()
+    ]
+
+
+def _source(segment: Segment) -> dict[str, Any]:
+    identifier = document_id(segment)
+    document = {**segment.metadata, "id": identifier, "text": segment.text}
+    if segment.title is not None:
+        document["title"] = segment.title
+    return {"type": "document", "id": identifier, "document": document}

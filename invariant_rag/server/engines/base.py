@@ -1,0 +1,192 @@
+"""What a server asks of an engine, and what the engine answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import Any, Protocol, TypeAlias
+
+from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.outputs import Usage
+from invariant_rag.judge import By, Verdict
+from invariant_rag.prompts import Turn
+
+Emit: TypeAlias = Callable[[int, AnswerDelta], None]
+"""Takes a piece of the answer of that index, in any thread."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Who asks, and how the documents are to be read. None: as the server does by default."""
+
+    tenant: str = ""
+    method: str | None = None
+    ordering: str | None = None
+    overflow: str | None = None
+    keep: bool = True
+    """Whether a cache may keep the documents for later requests."""
+
+    def plain(self) -> Choices:
+        """Return the choices with which the plain model reads the documents in the order given."""
+        return replace(self, method="sequential", ordering="given", keep=False)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose tokens.
+
+    Attributes:
+        max_new_tokens: The most tokens of an answer.
+        temperature: 0: greedy.
+        seed: Seed of the first answer; the next ones have the numbers after it.
+        more: `top_p`, `top_k`, `min_p`, `repetition_penalty`, as transformers names them.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, for an engine.
+
+    Attributes:
+        turns: The conversation, in which every document is in a set; for a completion, one turn, or token ids.
+        chat: Whether the turns go through a chat template.
+        question: What relevance orderings compare documents with.
+        choices: How the documents are read.
+        sampling: How tokens are chosen.
+        extra: Fields of messages beside role and content, by turn: calls of tools, and ids of results.
+        count: Number of answers.
+        stop: Strings that end an answer.
+        schema: JSON schema of the answer.
+        tools: Tools, in OpenAI's shape.
+        tool_choice: As for `ToolCalling`.
+        parallel: Whether an answer may hold several calls.
+        template_kwargs: Variables of the chat template.
+        logprobs: Whether the log-probabilities of tokens are wanted.
+        stream: Whether somebody takes the pieces.
+        warnings: Why the order of the documents may matter all the same.
+    """
+
+    turns: tuple[Turn, ...]
+    question: str
+    choices: Choices
+    sampling: Sampling
+    chat: bool = True
+    extra: tuple[Mapping[str, Any], ...] = ()
+    count: int = 1
+    stop: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    parallel: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: bool = False
+    stream: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer.
+
+    Attributes:
+        answer: Text, reasoning and calls.
+        finish_reason: `stop`, `length` or `tool_calls`.
+        logprobs: Tokens with their log-probabilities, in OpenAI's shape; None if they were not asked for.
+        citations: Parts of the text that documents hold, in Cohere's shape.
+    """
+
+    answer: Answer
+    finish_reason: str
+    logprobs: list[dict[str, Any]] | None = None
+    citations: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """All answers to a request.
+
+    Attributes:
+        choices: The answers.
+        usage: Tokens of the prompt, once, and of all answers.
+        report: What was read of the documents; see `report_of`.
+    """
+
+    choices: list[Choice]
+    usage: Usage
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class JudgeCall:
+    """A request to a judge; the attributes are those of `Judge` and its `rank` and `choose`.
+
+    Attributes:
+        choices: How the answers are read.
+        answers: What is compared.
+        question: What they answer.
+        reference: A right answer.
+        criteria: What makes an answer good. None: the options of a question are compared, of which one is right.
+        by: What is scored.
+        explain_tokens: Length of an explanation; 0: none.
+    """
+
+    choices: Choices
+    answers: tuple[str, ...]
+    question: str | None
+    reference: str | None
+    criteria: str | Mapping[str, str] | None
+    by: By
+    explain_tokens: int
+
+
+class Engine(Protocol):
+    """What answers requests. Its methods block, and are called from many threads."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+
+    @property
+    def context_window(self) -> int | None:
+        """Tokens that a prompt and its answer may have together; None if it is not known."""
+
+    @property
+    def together(self) -> int:
+        """How many requests are answered at a time."""
+
+    @property
+    def caches(self) -> Mapping[str, KeyValueCache]:
+        """The cache of each tenant; empty where none is in this process."""
+
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+        """Answer a request.
+
+        Args:
+            call: The request.
+            emit: Takes the pieces of the answers, if `call.stream`.
+            abandoned: Once set, nobody waits for the answer any more.
+
+        Raises:
+            CancelledError: It was abandoned.
+        """
+
+    def tokens(self, call: Call) -> list[int]:
+        """Return the token ids of what the model reads.
+
+        Raises:
+            UnsupportedCombination: The model is elsewhere, and so is its tokenizer.
+        """
+
+    def judge(self, call: JudgeCall) -> Verdict:
+        """Compare answers.
+
+        Raises:
+            UnsupportedCombination: The engine has no log-probabilities of candidates.
+        """

@@ -1,0 +1,146 @@
+"""What happens to every request, before and after its route: id, log, metrics, key, and the limits of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from invariant_rag.server.errors import SlowRequest, TooLarge, Unauthorized, error_response
+from invariant_rag.server.metrics import Metrics
+
+logger = logging.getLogger("invariant_rag.server")
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+OPEN = frozenset({"/health", "/ready", "/version"})
+"""Routes that need no key: load balancers ask them."""
+
+
+class RequestLog:
+    """Names every request, and logs one line when it ends: no contents, only what was counted."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        noted: dict[str, Any] = {"request_id": request_id}
+        scope.setdefault("state", {})["noted"] = noted
+        status, start = 500, time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            seconds = time.monotonic() - start
+            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.seconds.labels(route).observe(seconds)
+            fields = {**noted, "method": scope["method"], "route": route, "status": status}
+            logger.info("request", extra={"fields": {**fields, "seconds": round(seconds, 4)}})
+
+
+class Keys:
+    """Finds the tenant of the bearer key, without telling by its time how much of a wrong key is right."""
+
+    def __init__(self, app: ASGIApp, keys: Mapping[str, str], metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+        self._tenants = [(_digest(key), tenant) for key, tenant in keys.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, or refuse."""
+        if scope["type"] == "http" and self._tenants and scope["path"] not in OPEN:
+            tenant = self._tenant(Headers(scope=scope).get("authorization", ""))
+            if tenant is None:
+                self._metrics.rejected.labels("key").inc()
+                await error_response(Unauthorized("expected a valid key"))(scope, receive, send)
+                return
+            scope["state"]["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+    def _tenant(self, header: str) -> str | None:
+        scheme, _, key = header.partition(" ")
+        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        found = None
+        for digest, tenant in self._tenants:  # all of them, whichever is right
+            if hmac.compare_digest(digest, given):
+                found = tenant
+        return found
+
+
+class BodyLimit:
+    """Refuses bodies that are too long or come too slowly, before they are held in memory.
+
+    Args:
+        app: The application.
+        max_bytes: Length of the longest body.
+        seconds: How long the whole body may take.
+        metrics: Counts what is refused.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float, metrics: Metrics) -> None:
+        self._app, self._max_bytes, self._seconds, self._metrics = app, max_bytes, seconds, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, and run the application with it, or refuse."""
+        if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await asyncio.wait_for(self._read(scope, receive), self._seconds)
+        except (TimeoutError, TooLarge) as error:
+            refusal = (
+                error if isinstance(error, TooLarge) else SlowRequest(f"expected a body within {self._seconds:g} s")
+            )
+            self._metrics.rejected.labels("body").inc()
+            await error_response(refusal)(scope, receive, send)
+            return
+        if body is None:  # the client has left
+            return
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        length = Headers(scope=scope).get("content-length", "")
+        self._check(int(length) if length.isascii() and length.isdigit() else 0)
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            self._check(len(body))
+            if not message.get("more_body"):
+                return bytes(body)
+
+    def _check(self, length: int) -> None:
+        if length > self._max_bytes:
+            raise TooLarge(f"expected a body of at most {self._max_bytes} bytes")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,1 @@
+"""Routes of the server, by what they are about."""

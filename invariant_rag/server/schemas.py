@@ -1,0 +1,262 @@
+"""Requests: OpenAI's fields, with documents. Unknown fields are refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Neutral = Annotated[float | None, Field(ge=0, le=0)]
+"""A field of OpenAI's that has no meaning here: only the value that changes nothing."""
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+Real = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Request(BaseModel):
+    """What all requests share: no field that is not known, no value that has to be converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class Document(Request):
+    """A document, in the shape of vLLM and of chat templates (`title`, `text`) or of Cohere v2 (`data`)."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """What citations call it. None: a name that follows from its contents."""
+    title: str | None = None
+    text: str | None = None
+    data: str | dict[str, str | int | float | bool | None] | None = None
+    """A text, or fields; `title` is the title, and the others are shown by name, unless there is one."""
+    metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    """Other fields, which the model never sees."""
+
+    @model_validator(mode="after")
+    def _has_text(self) -> Self:
+        if (self.text is None) == (self.data is None):
+            raise ValueError("expected either text or data")
+        return self
+
+
+class TextPart(Request):
+    """Text of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class DocumentPart(Request):
+    """A document in a message. Neighbouring ones form a set."""
+
+    type: Literal["document"]
+    document: Document
+
+
+class FieldName(Request):
+    """Stands for the title of a document, or for the metadata of that name."""
+
+    field: str
+
+
+class SlotText(Request):
+    """Text around one place of a set, such as `[1] `: it stays where it is when the documents change places."""
+
+    before: list[str | FieldName] = Field(default_factory=list)
+    after: list[str | FieldName] = Field(default_factory=list)
+    number: str | None = None
+
+
+class SetPart(Request):
+    """A set of documents in a message, with text around each place or without."""
+
+    type: Literal["documents"]
+    documents: list[Document]
+    slots: list[SlotText] | None = None
+
+
+Part = Annotated[TextPart | DocumentPart | SetPart, Field(discriminator="type")]
+
+
+class Message(Request):
+    """A message of a conversation. Fields of answers of this server are taken back, and ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
+    citations: list[Any] | None = None
+
+
+class InvariantOptions(Request):
+    """How the documents are read, for this request."""
+
+    method: str | None = None
+    ordering: str | None = None
+    overflow: Literal["error", "drop_last", "trim_segments"] | None = None
+    check_order: Annotated[int, Field(ge=0, le=16)] = 0
+    """Orders in which the plain model is asked as well, to see what order would have done."""
+
+
+class StreamOptions(Request):
+    """Options of streams."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class JsonSchema(Request):
+    """A schema by name, as OpenAI has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    strict: bool | None = None
+
+
+class ResponseFormat(Request):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("expected json_schema with the type json_schema, and only there")
+        return self
+
+
+class ToolName(Request):
+    """A function by name."""
+
+    name: str
+
+
+class NamedTool(Request):
+    """The one tool to call."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
+class Decoding(Request):
+    """What chats and completions share."""
+
+    model: str | None = None
+    documents: list[Document | str] = Field(default_factory=list)
+    invariant: InvariantOptions = Field(default_factory=InvariantOptions)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[Real, Field(ge=0, le=2)] | None = None
+    """None and 0: greedy."""
+    top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
+    n: Annotated[int, Field(ge=1)] = 1
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    user: str | None = None
+    frequency_penalty: Neutral = None
+    presence_penalty: Neutral = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings, none of them empty."""
+        return [each for each in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if each]
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatRequest(Decoding):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Only the tokens that were chosen have log-probabilities."""
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class CompletionRequest(Decoding):
+    """`POST /v1/completions`. The documents stand before the prompt, or are parts of it."""
+
+    prompt: str | list[TokenId] | list[Part] | list[str] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: None = None
+
+
+class RerankRequest(Request):
+    """`POST /v1/rerank` and `/v2/rerank`: the fields of Cohere's and Jina's."""
+
+    model: str | None = None
+    query: str
+    documents: Annotated[list[Document | str], Field(min_length=1, max_length=1000)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = False
+
+
+class JudgeRequest(Request):
+    """`POST /v1/judge`: which answer is the best, or which option is right."""
+
+    model: str | None = None
+    question: str | None = None
+    answers: Annotated[list[str], Field(min_length=1)] | None = None
+    options: Annotated[list[str], Field(min_length=1)] | None = None
+    reference: str | None = None
+    criteria: str | dict[str, str] | None = None
+    by: Literal["letters", "texts"] = "letters"
+    explain: bool = False
+    max_tokens: Count | None = None
+    invariant: InvariantOptions = Field(default_factory=InvariantOptions)
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.answers is None) == (self.options is None):
+            raise ValueError("expected either answers or options")
+        if self.options is not None and (
+            self.question is None or self.criteria is not None or self.reference is not None
+        ):
+            raise ValueError("expected a question with options, and neither criteria nor reference")
+        return self
+
+
+class TokenizeRequest(Request):
+    """`POST /tokenize`: a text, or a conversation as a model reads it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    documents: list[Document | str] = Field(default_factory=list)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected either prompt or messages")
+        return self

@@ -1,0 +1,156 @@
+"""The process: uvicorn with a deadline for heads of requests, logs as lines of JSON, and a shutdown that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from threading import Thread
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from invariant_rag.errors import UnusableFile
+from invariant_rag.server.settings import Settings
+
+_SPARE_CONNECTIONS = 256
+"""Connections beside those of admitted requests: of load balancers, of Prometheus, and to be told to come back."""
+
+
+class DeadlineProtocol(H11Protocol):
+    """HTTP/1.1 in which a client has to send the head of its request in time: else its connection is closed.
+
+    uvicorn has a timeout between requests, but none within a head: a client that sends a byte a minute would keep its
+    connection for ever.
+    """
+
+    head_seconds = 20.0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start waiting for the first head."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, and wait for the rest of a head."""
+        super().data_received(data)
+        if self._running:
+            self._stop_waiting()
+        elif self._head_timer is None:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    @property
+    def _running(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_seconds, self._close_idle)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _close_idle(self) -> None:
+        self._head_timer = None
+        if not self._running and not self.transport.is_closing():
+            self.transport.close()
+
+
+class JsonLines(logging.Formatter):
+    """Writes a record as one line of JSON. Of an error it has the places, and not the message, which may hold texts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            frames = traceback.extract_tb(error.__traceback__)
+            line["error"] = type(error).__name__
+            line["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
+        return json.dumps(line, default=str)
+
+
+def configure_logging() -> None:
+    """Write the logs of the server and of uvicorn to stderr, as lines of JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("invariant_rag.server", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)
+
+
+def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn.Server:
+    """Return a server that is not started yet.
+
+    After SIGTERM or SIGINT it takes no new connection, finishes what runs within `settings.timeout`, and ends.
+    """
+    AppStatus.enable_automatic_graceful_drain = False  # streams end by themselves, and are not cut at SIGTERM
+    protocol = type("Protocol", (DeadlineProtocol,), {"head_seconds": settings.body_timeout})
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=settings.max_requests + _SPARE_CONNECTIONS,
+        timeout_graceful_shutdown=int(settings.timeout),
+    )
+    return uvicorn.Server(config)
+
+
+@contextmanager
+def in_thread(server: uvicorn.Server) -> Iterator[str]:
+    """Run a server in a thread, and give its address; it has ended when the block ends."""
+    thread = Thread(target=server.run, name="invariant-rag-server", daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.005)
+    if not server.started:
+        raise UnusableFile(f"cannot listen at {server.config.host}:{server.config.port}", hint="Choose another port.")
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://{server.config.host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def embedded_server(together: int, clients: int) -> Iterator[str]:
+    """Serve the embedded model on loopback, with a place for every client, and give the address of its API."""
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.server.app import create_app
+    from invariant_rag.server.engines.in_process import InProcess
+
+    settings = Settings(max_requests=clients)
+    engine = InProcess(InvariantModel.from_pretrained(), caches={"": KeyValueCache()}, together=together)
+    with in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url:
+        yield f"{url}/v1"

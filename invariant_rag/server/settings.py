@@ -1,0 +1,63 @@
+"""What a server allows: limits, keys, choices of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.methods import METHODS
+from invariant_rag.orderings import ORDERINGS, Relevance
+
+
+def cheap_orderings() -> frozenset[str]:
+    """Return the orderings that load no model of their own: a request may choose them without delay for others."""
+    return frozenset(name for name, each in ORDERINGS.items() if not issubclass(each, Relevance))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a server.
+
+    Attributes:
+        keys: Tenant of each bearer key. Empty: nobody needs one.
+        methods: What a request may choose by `invariant.method`.
+        orderings: What a request may choose by `invariant.ordering`.
+        max_body_bytes: A longer body is refused with 413.
+        max_requests: Requests that run or wait; one more is refused with 429.
+        max_prompt_tokens: A longer prompt is refused with 413. None: the context window is the limit.
+        max_new_tokens: The most that a request may ask for.
+        default_new_tokens: Length of answers where a request says nothing.
+        max_choices: The most answers of a request (`n`).
+        timeout: Seconds for an answer; then 504.
+        body_timeout: Seconds for the head of a request, and then for its body; then 408.
+        check_order: Share of requests that are asked again in another order, to measure what order does.
+        log_contents: Whether logs hold requests.
+
+    Raises:
+        InvalidChoice: A limit is too small, or an allowed choice does not exist.
+    """
+
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    methods: frozenset[str] = frozenset(METHODS)
+    orderings: frozenset[str] = field(default_factory=cheap_orderings)
+    max_body_bytes: int = 4 << 20
+    max_requests: int = 64
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int = 4096
+    default_new_tokens: int = 256
+    max_choices: int = 8
+    timeout: float = 300.0
+    body_timeout: float = 20.0
+    check_order: float = 0.0
+    log_contents: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_requests", "max_new_tokens", "default_new_tokens", "max_choices"):
+            if getattr(self, name) < 1:
+                raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not 0 <= self.check_order <= 1:
+            raise InvalidChoice(f"check_order: expected a share from 0 to 1, got {self.check_order}")
+        for kind, names, known in (("method", self.methods, METHODS), ("ordering", self.orderings, ORDERINGS)):
+            if unknown := sorted(names - known.keys()):
+                raise InvalidChoice(f"expected allowed {kind}s of {', '.join(sorted(known))}, got {', '.join(unknown)}")

@@ -1,0 +1,246 @@
+"""Chats over HTTP, with the `openai` package: every order of the documents gives the same answer, as in Python."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from invariant_rag import InvariantModel, Segment
+from invariant_rag.segments import SegmentSet
+from tests.server.conftest import FLAGS, QUESTION, ask, content_of
+
+ORDERS = list(permutations(FLAGS[:3]))
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the atlas.",
+        "parameters": {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]},
+    },
+}
+COLOUR = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["white", "green"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_is_that_of_the_library(client: openai.OpenAI, embedded: InvariantModel) -> None:
+    (choice,) = ask(client, FLAGS).choices
+    expected = embedded.generate(embedded.chat_prompt(QUESTION, FLAGS), max_new_tokens=256)
+    assert choice.message.content == expected.text == "white"
+    assert choice.finish_reason == expected.finish_reason
+
+
+def test_every_order_gives_the_same_reply(client: openai.OpenAI) -> None:
+    replies = [content_of(ask(client, list(order), logprobs=True)) for order in ORDERS]
+    assert all(reply == replies[0] for reply in replies)
+    assert replies[0]["invariant"]["invariant"]
+    assert replies[0]["invariant"]["sets"] == [3]
+
+
+def test_equal_documents_are_counted_and_in_any_place(client: openai.OpenAI) -> None:
+    twice, swapped, once = (ask(client, documents) for documents in ([*FLAGS, FLAGS[0]], [FLAGS[0], *FLAGS], FLAGS))
+    assert content_of(twice) == content_of(swapped)
+    assert twice.invariant["sets"] == [5]
+    assert twice.invariant["set_key"] != once.invariant["set_key"]
+
+
+def test_documents_of_every_shape_are_read_alike(client: openai.OpenAI) -> None:
+    texts = [{"id": str(number), "title": "Atlas", "text": text} for number, text in enumerate(FLAGS)]
+    data = [{"id": str(number), "data": {"title": "Atlas", "snippet": text}} for number, text in enumerate(FLAGS)]
+    plain, cohere = ask(client, texts), ask(client, data)
+    assert content_of(plain) == content_of(cohere)
+    assert plain.invariant["order"] == cohere.invariant["order"]
+    assert sorted(plain.invariant["order"]) == list("0123")
+
+
+def test_documents_in_a_message_form_a_set(client: openai.OpenAI, embedded: InvariantModel) -> None:
+    def parts(texts: Any) -> list[dict[str, Any]]:
+        documents = [{"type": "document", "document": {"text": text}} for text in texts]
+        return [{"role": "user", "content": [*documents, {"type": "text", "text": f"\n{QUESTION}"}]}]
+
+    replies = [ask(client, [], messages=parts(order)) for order in ORDERS]
+    assert all(content_of(reply) == content_of(replies[0]) for reply in replies)
+    prompt = embedded.chat_prompt(
+        messages=[{"role": "user", "content": [SegmentSet(map(Segment, FLAGS[:3])), f"\n{QUESTION}"]}]
+    )
+    assert replies[0].choices[0].message.content == embedded.generate(prompt, max_new_tokens=256).text
+
+
+def test_the_answer_cites_the_documents_that_hold_it(client: openai.OpenAI) -> None:
+    documents = [{"id": f"doc {number}", "text": text} for number, text in enumerate(FLAGS)]
+    (choice,) = ask(client, documents).choices
+    assert choice.message.citations == [
+        {
+            "start": 0,
+            "end": 5,
+            "text": "white",
+            "sources": [{"type": "document", "id": "doc 0", "document": {"id": "doc 0", "text": FLAGS[0]}}],
+            "type": "TEXT_CONTENT",
+        }
+    ]
+
+
+def test_documents_that_were_read_before_come_from_the_cache(client: openai.OpenAI) -> None:
+    documents = [f"{text} Once more." for text in FLAGS]
+    first, second = ask(client, documents), ask(client, documents[::-1])
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens_details.cached_tokens > 40
+    assert second.usage.total_tokens == second.usage.prompt_tokens + second.usage.completion_tokens
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
+    whole = ask(client, FLAGS, logprobs=True)
+    chunks = list(ask(client, FLAGS, stream=True, logprobs=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "white"
+    *_, last, usage = chunks
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.choices[0].delta.citations == whole.choices[0].message.citations
+    assert last.choices[0].logprobs.model_dump() == whole.choices[0].logprobs.model_dump()
+    assert last.invariant == whole.invariant
+    assert usage.choices == []
+    assert usage.usage.total_tokens == whole.usage.total_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_log_probabilities_are_those_of_the_tokens(client: openai.OpenAI, embedded: InvariantModel) -> None:
+    tokens = ask(client, FLAGS, logprobs=True).choices[0].logprobs.content
+    expected = embedded.generate(embedded.chat_prompt(QUESTION, FLAGS), max_new_tokens=256)
+    assert [each.logprob for each in tokens] == pytest.approx(expected.logprobs, abs=1e-4)
+    assert "".join(each.token for each in tokens) == "white"
+    assert bytes(byte for each in tokens for byte in each.bytes) == b"white"
+
+
+def test_a_seed_gives_the_same_samples_and_each_answer_its_own(client: openai.OpenAI) -> None:
+    def sampled(documents: list[str], seed: int) -> list[str]:
+        options = {"temperature": 2.0, "n": 3, "seed": seed, "max_tokens": 8}
+        return [each.message.content for each in ask(client, documents, "What is it?", **options).choices]
+
+    first = sampled(FLAGS, 1)
+    assert first == sampled(FLAGS[::-1], 1) != sampled(FLAGS, 2)
+    assert len(set(first)) > 1
+
+
+def test_a_stream_of_several_answers_numbers_them(client: openai.OpenAI) -> None:
+    options = {"temperature": 2.0, "n": 2, "seed": 4, "max_tokens": 8}
+    texts = ["", ""]
+    for chunk in ask(client, FLAGS, "What is it?", stream=True, **options):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [each.message.content for each in ask(client, FLAGS, "What is it?", **options).choices]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_is_not_in_it(stream: bool, client: openai.OpenAI) -> None:
+    question = "Who is the mayor of Ostra?"  # "The documents do not say."
+    reply = ask(client, FLAGS, question, stop=["not"], stream=stream)
+    if stream:
+        chunks = list(reply)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        text, reason = reply.choices[0].message.content, reply.choices[0].finish_reason
+    assert (text, reason) == ("The documents do ", "stop")
+
+
+def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}
+    answers = {ask(client, list(order), response_format=form).choices[0].message.content for order in ORDERS}
+    assert len(answers) == 1
+    assert json.loads(answers.pop())["colour"] in {"white", "green"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "search"}}])
+def test_a_tool_is_called_with_arguments_of_its_schema(choice: Any, client: openai.OpenAI) -> None:
+    (whole,) = ask(client, FLAGS, tools=[SEARCH], tool_choice=choice).choices
+    (call,) = whole.message.tool_calls[:1]
+    assert whole.finish_reason == "tool_calls"
+    assert call.function.name == "search"
+    assert json.loads(call.function.arguments)["town"] in {"Ostra", "Brenn"}
+    pieces = [
+        chunk.choices[0].delta.tool_calls[0]
+        for chunk in ask(client, FLAGS, tools=[SEARCH], tool_choice=choice, stream=True)
+        if chunk.choices[0].delta.tool_calls
+    ]
+    assert json.loads("".join(each.function.arguments or "" for each in pieces if each.index == 0)) == json.loads(
+        call.function.arguments
+    )
+
+
+def test_results_of_tools_may_hold_documents(client: openai.OpenAI) -> None:
+    def messages(texts: Any) -> list[dict[str, Any]]:
+        call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": '{"town": "Ostra"}'}}
+        documents = [{"type": "document", "document": {"text": text}} for text in texts]
+        return [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": documents},
+        ]
+
+    replies = [ask(client, [], messages=messages(order), tools=[SEARCH], max_tokens=16) for order in ORDERS]
+    assert all(content_of(reply) == content_of(replies[0]) for reply in replies)
+    assert replies[0].invariant["sets"] == [3]
+
+
+def test_a_request_chooses_how_its_documents_are_read(client: openai.OpenAI, embedded: InvariantModel) -> None:
+    question, documents = "When does the ferry to Ostra leave?", FLAGS[::-1]
+    plain = ask(client, documents, question, extra_body={"invariant": {"method": "sequential"}})
+    lm = embedded.with_method("sequential")
+    expected = lm.generate(lm.chat_prompt(question, documents), max_new_tokens=256).text
+    assert plain.choices[0].message.content == expected
+    assert (plain.invariant["method"], plain.invariant["ordering"]) == ("sequential", "given")
+    assert not plain.invariant["invariant"]
+
+
+def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
+    pasted = "\n".join(f"Document {number}: {text}" for number, text in enumerate(FLAGS, 1))
+    reply = ask(client, [], f"{pasted}\n\n{QUESTION}")
+    assert not reply.invariant["invariant"]
+    assert "segments" in reply.invariant["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"colour": 1}, "colour: unknown field"),
+        ({"documents": [{"text": "a", "url": "b"}]}, "documents[0].url: unknown field"),
+        ({"documents": [{"title": "a"}]}, "expected either text or data"),
+        ({"invariant": {"methode": "rotor"}}, "invariant.methode: unknown field"),
+        ({"invariant": {"method": "monot5"}}, "invariant.method: expected one of"),
+        ({"invariant": {"ordering": "cross-encoder"}}, "invariant.ordering: expected one of"),
+        ({"temperature": "warm"}, "temperature: expected a valid number"),
+        ({"temperature": True}, "temperature: expected a valid number"),
+        ({"n": 9}, "n: expected at most 8, got 9"),
+        ({"max_tokens": 5000}, "max_tokens: expected at most 4096"),
+        ({"max_tokens": 4096}, "context"),
+        ({"frequency_penalty": 1.0}, "frequency_penalty: expected less than or equal to 0"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]: Input tag"),
+        ({"messages": [{"role": "system", "content": "Hello."}]}, "expected a user message"),
+        ({"tools": [{"type": "function"}]}, "expected a Tool"),
+        ({"tool_choice": "required", "documents": []}, "expected tools to choose from"),
+        ({"response_format": {"type": "json_schema"}}, "expected json_schema with the type json_schema"),
+        ({"response_format": {"type": "json_object"}, "stop": "a"}, "without stop strings"),
+        ({"chat_template_kwargs": {"thinking": True}}, "which do not occur in it"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(change: dict[str, Any], named: str, http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS} | change
+    for stream in (False, True):
+        response = http.post("/v1/chat/completions", json={**body, "stream": stream})
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["type"] == "invalid_request_error"
+        assert named in error["message"]
+
+
+def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="small"):
+        client.chat.completions.create(model="large", messages=[{"role": "user", "content": "Hello."}])

@@ -1,0 +1,82 @@
+"""Completions, tokenization and information."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import pytest
+
+from invariant_rag import InvariantModel, Prompt, Segment, __version__
+from invariant_rag.segments import document_rendering
+from tests.server.conftest import FLAGS, QUESTION, content_of
+
+
+def test_a_completion_is_that_of_the_library(client: openai.OpenAI, embedded: InvariantModel) -> None:
+    prompt = f"Question: {QUESTION} Answer:"
+    replies = [
+        client.completions.create(model="small", prompt=prompt, max_tokens=12, extra_body={"documents": documents})
+        for documents in (FLAGS, FLAGS[::-1])
+    ]
+    expected = Prompt("", FLAGS, f"\n{prompt}", rendering=document_rendering)
+    assert replies[0].choices[0].text == embedded.generate(expected, max_new_tokens=12).text
+    assert content_of(replies[0]) == content_of(replies[1])
+
+
+def test_documents_stand_where_the_prompt_has_them(client: openai.OpenAI) -> None:
+    def parts(texts: list[str]) -> list[dict[str, object]]:
+        documents = [{"type": "document", "document": {"text": text}} for text in texts]
+        return [{"type": "text", "text": "Read:\n"}, *documents, {"type": "text", "text": f"\n{QUESTION}"}]
+
+    bodies = [{"prompt": parts(order), "max_tokens": 8} for order in (FLAGS, FLAGS[::-1])]
+    found = [client.completions.create(model="small", prompt="", extra_body=body) for body in bodies]
+    assert content_of(found[0]) == content_of(found[1])
+    assert found[0].invariant["sets"] == [4]
+
+
+def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI, embedded: InvariantModel) -> None:
+    prompts = ["The flag of", "The mill of"]
+    reply = client.completions.create(model="small", prompt=prompts, max_tokens=6, n=2)
+    expected = [embedded.generate(Prompt(text), max_new_tokens=6).text for text in prompts for _ in range(2)]
+    assert [choice.text for choice in reply.choices] == expected
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    texts = ["", "", "", ""]
+    for chunk in client.completions.create(model="small", prompt=prompts, max_tokens=6, n=2, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == expected
+
+
+def test_token_ids_are_a_prompt(client: openai.OpenAI, http: httpx.Client, embedded: InvariantModel) -> None:
+    tokens = http.post("/tokenize", json={"prompt": "The flag of"}).json()
+    assert tokens["tokens"] == list(embedded.prepare(Prompt("The flag of")).input_ids)
+    text, ids = (
+        client.completions.create(model="small", prompt=prompt, max_tokens=6, logprobs=1)
+        for prompt in ("The flag of", tokens["tokens"])
+    )
+    assert text.choices[0].text == ids.choices[0].text
+    assert "".join(ids.choices[0].logprobs.tokens) == ids.choices[0].text
+
+
+def test_a_conversation_is_tokenized_as_it_is_read(http: httpx.Client, embedded: InvariantModel) -> None:
+    body = {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS[::-1]}
+    expected = embedded.prepare(embedded.chat_prompt(QUESTION, map(Segment, FLAGS))).input_ids
+    assert http.post("/tokenize", json=body).json()["tokens"] == list(expected)
+
+
+@pytest.mark.parametrize("prompt", [[], "", [[1], ["a"]], [-1], [10**9], {}, None])
+def test_what_is_no_prompt_is_refused(prompt: object, http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json={"prompt": prompt})
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_the_server_tells_what_it_is(client: openai.OpenAI, http: httpx.Client) -> None:
+    (model,) = client.models.list().data
+    assert model.id == "small"
+    assert "rotor" in model.invariant["methods"]
+    assert client.models.retrieve("small").id == "small"
+    assert http.get("/version").json() == {"version": __version__}
+    assert http.get("/health").status_code == http.get("/ready").status_code == 200
+    page = http.get("/metrics").text
+    assert 'invariant_rag_requests_total{route="/v1/models",status="200"}' in page
+    assert "invariant_rag_cache_hits_total" in page
+    assert http.get("/v2/nothing").json()["error"]["code"] == "not_found"
+    assert http.get("/v1/completions").status_code == 405

@@ -1,0 +1,129 @@
+"""Rerank, judge, and what order would have done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from invariant_rag import InvariantModel, Judge, KeyValueCache
+from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.orderings import Candidate, CrossEncoder, MonoT5
+from invariant_rag.segments import Segment
+from invariant_rag.server import InProcess, Settings
+from tests.server.conftest import FLAGS, QUESTION, ask, serving
+
+FERRY = "When does the ferry to Ostra leave?"  # the plain model answers it differently in another order
+
+
+@pytest.fixture(scope="module")
+def monot5() -> MonoT5:
+    return MonoT5(EMBEDDED["monot5"])
+
+
+@pytest.fixture(scope="module")
+def sampled(embedded: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
+    """A server that asks every request again in another order."""
+    settings = Settings(check_order=1.0, max_requests=16)
+    with serving(InProcess(embedded, "small"), settings, monot5) as url, httpx.Client(base_url=url, timeout=60) as http:
+        yield http
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_documents_are_ranked_as_the_ordering_ranks_them(path: str, sampled: httpx.Client, monot5: MonoT5) -> None:
+    expected = monot5.rank([Candidate(Segment(text), (), text) for text in FLAGS], QUESTION)
+    scores = set()
+    for order in permutations(range(len(FLAGS))):
+        documents = [FLAGS[index] for index in order]
+        results = sampled.post(path, json={"query": QUESTION, "documents": documents}).json()["results"]
+        assert [order[each["index"]] for each in results] == expected
+        scores.add(tuple(each["relevance_score"] for each in results))
+    (found,) = scores
+    assert list(found) == sorted(found, reverse=True)
+    assert all(0 <= score <= 1 for score in found)
+
+
+def test_only_the_best_documents_come_back_with_their_texts_if_wanted(sampled: httpx.Client) -> None:
+    body = {"model": "rerank-v3.5", "query": QUESTION, "documents": [{"text": text} for text in FLAGS], "top_n": 2}
+    plain, with_texts = (
+        sampled.post("/v1/rerank", json=body | more).json() for more in ({}, {"return_documents": True})
+    )
+    assert len(plain["results"]) == 2
+    assert [each["document"]["text"] for each in with_texts["results"]] == [
+        FLAGS[each["index"]] for each in plain["results"]
+    ]
+    assert all("document" not in each for each in plain["results"])
+    assert plain["meta"]["api_version"]["version"] == "1"
+
+
+def test_a_logit_of_a_cross_encoder_is_a_probability() -> None:
+    probability = CrossEncoder(type("Model", (), {"predict": print})()).probability
+    assert [probability(each) for each in (-1e4, 0.0, 1e4)] == [0.0, 0.5, 1.0]
+
+
+def test_a_verdict_is_that_of_the_library_in_every_order(http: httpx.Client, embedded: InvariantModel) -> None:
+    answers = ["It is white.", "It is green and has a mill.", "Nobody knows."]
+    expected = Judge(embedded.with_cache(KeyValueCache())).rank(QUESTION, answers)
+    for order in permutations(range(3)):
+        body = {"question": QUESTION, "answers": [answers[index] for index in order]}
+        verdict = http.post("/v1/judge", json=body).json()
+        assert [order[index] for index in verdict["ranking"]] == list(expected.ranking)
+        assert verdict["probabilities"] == [expected.probabilities[index] for index in order]
+        assert order[verdict["winner"]] == expected.winner
+    chosen = http.post("/v1/judge", json={"question": QUESTION, "options": ["white", "green"], "explain": True}).json()
+    assert chosen["best"] == list(Judge(embedded).choose(QUESTION, ["white", "green"]).best)
+    assert chosen["explanation"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"answers": []},
+        {"answers": ["a"], "options": ["b"]},
+        {"options": ["a"]},
+        {"question": "?", "answers": ["a"] * 2, "criteria": {}},
+        {"question": "?", "answers": [str(number) for number in range(27)]},
+        {"question": "?", "answers": ["a"], "max_tokens": 4},
+        {"question": "?", "answers": ["a"], "by": "length"},
+    ],
+)
+def test_what_cannot_be_judged_is_refused(body: dict[str, Any], http: httpx.Client) -> None:
+    assert http.post("/v1/judge", json=body).status_code == 400
+
+
+def test_a_request_may_ask_what_order_would_have_done(client: openai.OpenAI) -> None:
+    checks = [
+        ask(client, list(documents), FERRY, extra_body={"invariant": {"check_order": 5}}).invariant["check_order"]
+        for documents in (FLAGS, FLAGS[::-1])
+    ]
+    for check in checks:
+        assert check["orders"] == 5
+        assert sum(each["count"] for each in check["plain"]) == 6
+        assert check["flipped"]
+
+
+def test_traffic_tells_how_often_order_would_have_changed_the_answer(sampled: httpx.Client) -> None:
+    def metric(name: str, model: str) -> float:
+        lines = sampled.get("/metrics").text.splitlines()
+        wanted = f'invariant_rag_order_{name}{{model="{model}"}} '
+        return next((float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted)), 0.0)
+
+    def asked(**body: Any) -> None:
+        messages = [{"role": "user", "content": FERRY}]
+        assert sampled.post("/v1/chat/completions", json={"messages": messages, **body}).status_code == 200
+
+    asked(documents=FLAGS[:1])  # no order
+    asked(documents=FLAGS, temperature=1.0)  # no answer to compare with
+    for rounds in range(1, 9):
+        asked(documents=FLAGS)
+        while metric("checked_total", "served") < rounds:
+            time.sleep(0.01)
+    assert metric("checked_total", "plain") == 8
+    assert metric("flipped_total", "served") == 0
+    assert 0 < metric("flipped_total", "plain") <= 8
+    assert metric("flip_rate", "plain") == metric("flipped_total", "plain") / 8

@@ -1,0 +1,83 @@
+"""`RemoteModel`, the client of both integrations, against a real server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import permutations
+
+import pytest
+
+from invariant_rag import InvariantModel, RemoteModel, Segment, SegmentSet
+from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, InvalidTool, RemoteError
+from invariant_rag.segments import Field, Slot
+from tests.server.conftest import FLAGS, QUESTION
+
+SEGMENTS = [Segment(text, title=f"Sheet {number}") for number, text in enumerate(FLAGS)]
+
+
+@pytest.fixture(scope="module")
+def remote(base_url: str) -> RemoteModel:
+    return RemoteModel(f"{base_url}/v1")
+
+
+def test_a_remote_answer_is_that_of_the_model(remote: RemoteModel, embedded: InvariantModel) -> None:
+    for order in permutations(SEGMENTS, 3):
+        messages = [{"role": "user", "content": [SegmentSet(order), f"\n{QUESTION}"]}]
+        reply = remote.chat(messages, max_tokens=16)
+        local = embedded.generate(embedded.chat_prompt(messages=messages), max_new_tokens=16)
+        assert reply["choices"][0]["message"]["content"] == local.text
+        assert reply["invariant"]["order"] == [order[index].content_hash for index in local.order]
+        chunks = list(remote.stream_chat(messages, max_tokens=16))
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]) == local.text
+        assert chunks[-1]["usage"]["completion_tokens"] == local.usage.completion_tokens
+
+
+def test_numbers_around_documents_stay_where_they_are(remote: RemoteModel, embedded: InvariantModel) -> None:
+    def content(order: list[Segment]) -> list[object]:
+        slots = [Slot((f"[{n}] (", Field("title"), ") "), ("\n",), number=str(n)) for n in range(1, 4)]
+        return [SegmentSet(order, slots=slots), f"\n{QUESTION}"]
+
+    replies = []
+    for order in permutations(SEGMENTS[:3]):
+        messages = [{"role": "user", "content": content(list(order))}]
+        reply = remote.chat(messages, max_tokens=16)
+        local = embedded.generate(embedded.chat_prompt(messages=messages), max_new_tokens=16)
+        assert reply["usage"]["prompt_tokens"] == local.usage.prompt_tokens
+        assert reply["invariant"]["sets"] == [3]
+        replies.append(reply["choices"][0]["message"]["content"])
+    assert len(set(replies)) == 1
+
+
+def test_a_remote_completion_is_the_same_in_every_order(remote: RemoteModel) -> None:
+    def parts(order: tuple[str, ...]) -> list[object]:
+        return ["Read:\n", SegmentSet(order), f"\n{QUESTION}"]
+
+    orders = list(permutations(FLAGS[:3]))
+    (text,) = {remote.complete(parts(order), max_tokens=6)["choices"][0]["text"] for order in orders}
+    chunks = remote.stream_complete(parts(orders[-1]), max_tokens=6)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == text
+
+
+def test_errors_of_the_server_are_those_of_the_library(remote: RemoteModel, base_url: str) -> None:
+    asked = [{"role": "user", "content": QUESTION}]
+    with pytest.raises(ContextOverflow, match="4096"):
+        remote.chat(asked, max_tokens=4096)
+    with pytest.raises(InvalidTool):
+        remote.chat(asked, tools=[{"type": "function"}])
+    with pytest.raises(RemoteError, match="colour: unknown field"):
+        remote.chat(asked, colour="red")
+    with pytest.raises(RemoteError, match="small"):
+        list(RemoteModel(f"{base_url}/v1", model="large").stream_chat(asked))
+    with pytest.raises(RemoteError, match="cannot be reached"):
+        RemoteModel("http://127.0.0.1:9/v1", max_retries=0).chat(asked)
+    with pytest.raises(InvalidSegment):
+        remote.complete([SegmentSet([[1, 2]])])
+    with pytest.raises(InvalidChoice, match="base_url"):
+        RemoteModel("localhost:8000")
+    assert remote.context_window() == 4096
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None; import invariant_rag.remote"
+    subprocess.run([sys.executable, "-c", code], check=True)
