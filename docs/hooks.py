@@ -9,7 +9,6 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 PICTURES = {"numbers/effect.svg": "cookbook/effect/effect.svg"}
@@ -23,7 +22,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in `<!-- include: PATH -->` and `<!-- help -->`."""
     markdown = re.sub(r"<!-- include: (\S+) -->", lambda match: included(match[1]), markdown)
     return markdown.replace("<!-- help -->", "\n\n".join(help_texts()))
@@ -54,7 +53,7 @@ def help_texts() -> Iterator[str]:
         yield f"## {name}\n\n```text\n{command.get_help(context).strip()}\n```"
         for each, below in sorted(getattr(command, "commands", {}).items()):
             title = f"{name} {each}"
-            yield from walk(below, type(context)(below, info_name=each, parent=context, terminal_width=100), title)
+            yield from walk(below, type(context)(below, info_name=each, parent=context, terminal_width=88), title)
 
     root = typer.main.get_command(app)
-    yield from walk(root, root.context_class(root, info_name="invariant-rag", terminal_width=100), "invariant-rag")
+    yield from walk(root, root.context_class(root, info_name="invariant-rag", terminal_width=88), "invariant-rag")

@@ -15,11 +15,17 @@ from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-ELSEWHERE = {"tutorials/langchain.md", "tutorials/llamaindex.md", "tutorials/vllm.md"}  # tests of these packages run them
+ELSEWHERE = {
+    "tutorials/langchain.md",
+    "tutorials/llamaindex.md",
+    "tutorials/vllm.md",
+}  # tests of these packages run them
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 RUN = [page for page in PAGES if CODE.search(page.read_text(encoding="utf-8"))]
-RUN = [page for page in RUN if page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix() not in ELSEWHERE]
+RUN = [
+    page for page in RUN if page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix() not in ELSEWHERE
+]
 LINKED = [
     *PAGES,
     *(ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),

@@ -28,7 +28,9 @@ def circle(axis: Axes) -> None:
         axis.text(x, y, NAMES[index], ha="center", va="center", color="white", weight="bold", size=12)
         start, stop = angle - 0.33, places[(index + 1) % count] + 0.33
         ends = [(math.cos(each), math.sin(each)) for each in (start, stop)]
-        axis.add_patch(FancyArrowPatch(*ends, arrowstyle="->", mutation_scale=13, color=GREY, connectionstyle="arc3,rad=-0.12"))
+        axis.add_patch(
+            FancyArrowPatch(*ends, arrowstyle="->", mutation_scale=13, color=GREY, connectionstyle="arc3,rad=-0.12")
+        )
     axis.set_title("sorted by content,\nclosed to a ring", size=10)
     axis.set_xlim(-1.45, 1.45)
     axis.set_ylim(-1.45, 1.45)
@@ -39,7 +41,10 @@ def circle(axis: Axes) -> None:
 def rows(axis: Axes, arrangement: RowArrangement) -> None:
     """Draw for each reader what it sees, and where: distance to its own last token runs to the left."""
     spans = arrangement.layout.set_spans[0]
-    readers = [*((NAMES[i], span.stop - 1) for i, span in enumerate(spans)), ("question", arrangement.layout.length - 1)]
+    readers = [
+        *((NAMES[i], span.stop - 1) for i, span in enumerate(spans)),
+        ("question", arrangement.layout.length - 1),
+    ]
     for line, (name, token) in enumerate(readers):
         (row,) = (each for each in arrangement.rows if each.queries.start <= token < each.queries.stop)
         for run in row.runs:
@@ -50,8 +55,18 @@ def rows(axis: Axes, arrangement: RowArrangement) -> None:
                 colour = PALE if owner is None else COLOURS[owner]
                 axis.add_patch(Rectangle((key + run.shift - token, -line), 1, 0.72, fc=colour, ec="white", lw=0.6))
                 if owner is not None and key == spans[owner].start + 1:
-                    axis.text(key + run.shift - token + 1, -line + 0.34, NAMES[owner], ha="center", va="center", color="white", size=8)
-        axis.text(1.4, -line + 0.34, f"read by {name}" if len(name) == 1 else "read by the question", va="center", color=DARK)
+                    axis.text(
+                        key + run.shift - token + 1,
+                        -line + 0.34,
+                        NAMES[owner],
+                        ha="center",
+                        va="center",
+                        color="white",
+                        size=8,
+                    )
+        axis.text(
+            1.4, -line + 0.34, f"read by {name}" if len(name) == 1 else "read by the question", va="center", color=DARK
+        )
     axis.set_xlim(-arrangement.layout.length + 0.5, 9)
     axis.set_ylim(-len(readers) + 0.8, 1.1)
     axis.set_title("what each sees, far to near: itself is always last", size=10)

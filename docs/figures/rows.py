@@ -1,4 +1,4 @@
-"""Who sees whom, and at which distance, with eight methods: drawn from the arrangements that the library computes with."""
+"""Who sees whom, and at which distance, with eight methods: drawn from the library's own arrangements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def panel(axis: Axes, name: str) -> None:
                 axis.add_patch(Rectangle((place, -line + number * height), 1, height, fc=colour, ec="white", lw=0.4))
     axis.set_title(name, size=9, family="monospace")
     axis.set_yticks([0.38 - line for line in range(len(readers))], [*NAMES, "question"], size=7, color=DARK)
-    axis.set_xlim(-17.5, 12.5 if name in {"isolated", "pine-in-place"} else 3)
     axis.set_xlim(-17.5, 10)
     axis.set_ylim(-len(readers) + 0.8, 1)
     axis.set_xticks([])

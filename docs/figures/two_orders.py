@@ -1,7 +1,7 @@
 """What goes wrong: the same ten chunks in two orders, and the answers of one model, read as it is and as a set.
 
-A real run of the embedded model over the example of `invariant-rag ask`. The second order is the first random one in which
-the plain model answers otherwise.
+A real run of the embedded model over the example of `invariant-rag ask`. The second order is the first random one in
+which the plain model answers otherwise.
 """
 
 from __future__ import annotations
@@ -38,17 +38,24 @@ def column(axis: Axes, prompt: Prompt, left: float, answers: dict[str, str]) -> 
             (left, 10.2 - place), 3.2, 0.62, boxstyle="round,pad=0.08", ec="none", fc=COLOURS[1] if has_answer else PALE
         )
         axis.add_patch(box)
-        axis.text(left + 0.05, 10.51 - place, segment.title, va="center", color=DARK, weight="bold" if has_answer else None)
+        axis.text(
+            left + 0.05, 10.51 - place, segment.title, va="center", color=DARK, weight="bold" if has_answer else None
+        )
     for line, (reader, said) in enumerate(answers.items()):
         right = said == GOLD
         axis.text(left - 0.05, 0.35 - 1.25 * line, f"{reader}:", color=GREY, size=8.5)
-        axis.text(left - 0.05, -0.2 - 1.25 * line, f"“{said}”", color=COLOURS[2] if right else COLOURS[5], weight="bold")
+        axis.text(
+            left - 0.05, -0.2 - 1.25 * line, f"“{said}”", color=COLOURS[2] if right else COLOURS[5], weight="bold"
+        )
 
 
 def main() -> None:
     """Run the model, and draw."""
     rag = RAG.from_documents([EXAMPLE_DOCUMENTS], retriever="bm25")
-    readers = {"the plain model answers": rag.model.with_method("sequential", ordering="given"), "with RoToR": rag.model}
+    readers = {
+        "the plain model answers": rag.model.with_method("sequential", ordering="given"),
+        "with RoToR": rag.model,
+    }
     drawn = figure(6.4, 5.6)
     axis = drawn.subplots()
     for number, prompt in enumerate(two_orders(rag)):
