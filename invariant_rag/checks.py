@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
-from invariant_rag.errors import InvalidChoice, InvariantRAGError
+from invariant_rag.errors import ExtraRequired, InvalidChoice, InvariantRAGError
 
 
 def check_number(
@@ -64,6 +65,16 @@ def check_items(name: str, values: Any, kind: type, *, error: type[InvariantRAGE
         if not isinstance(each, kind):
             raise error(f"{what}, got {shown(each)} at index {index}", hint=f"Give {name} as a list.")
     return listed
+
+
+def require_extra(module: str, extra: str, *, hint: str | None = None) -> None:
+    """Check that a module is installed, before the work that needs it.
+
+    Raises:
+        ExtraRequired: It is not; the message names the extra that installs it.
+    """
+    if find_spec(module) is None:
+        raise ExtraRequired(module, extra, hint=hint)
 
 
 def shown(value: Any) -> str:

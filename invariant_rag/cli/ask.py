@@ -29,6 +29,8 @@ def ask(
     model: options.Model = None,
     method: options.Method = "rotor",
     ordering: options.Ordering = None,
+    dtype: options.DType = "auto",
+    device_map: options.DeviceMap = "auto",
     k: options.TopK = 10,
     retriever: options.ExampleRetriever = None,
     strict: options.Strict = False,
@@ -64,7 +66,8 @@ def ask(
     wanted = asked(question, [*(docs or []), *(more or [])], retriever)
     question = wanted.question
     with handle_errors():
-        loading_options = {"method": method, "ordering": ordering, "overflow": overflow}
+        choices = {"method": method, "ordering": ordering, "overflow": overflow}
+        loading_options = {**choices, "dtype": dtype, "device_map": device_map}
         rag, loading = load_rag(wanted, max_chars, strict, k, model, loading_options)
         if wanted.paths == [EXAMPLE_DOCUMENTS] and not as_json:
             print_text(f"{question}\n", style="bold")

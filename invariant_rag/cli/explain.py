@@ -22,6 +22,8 @@ def explain(
     model: options.Model = None,
     method: options.Method = "rotor",
     ordering: options.Ordering = None,
+    dtype: options.DType = "auto",
+    device_map: options.DeviceMap = "auto",
     k: options.TopK = 10,
     retriever: options.ExampleRetriever = None,
     strict: options.Strict = False,
@@ -38,7 +40,8 @@ def explain(
     with handle_errors():
         if out is not None:
             check_figure_file(out)
-        loading_options = {"method": method, "ordering": ordering, "overflow": overflow}
+        choices = {"method": method, "ordering": ordering, "overflow": overflow}
+        loading_options = {**choices, "dtype": dtype, "device_map": device_map}
         rag, _ = load_rag(wanted, max_chars, strict, k, model, loading_options)
         with progress_bar("Explaining"):
             explanation = rag.model.explain(rag.prompt(wanted.question), max_new_tokens=max_new_tokens)

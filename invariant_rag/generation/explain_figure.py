@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from invariant_rag.checks import require_extra
 from invariant_rag.errors import InvalidChoice
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ _MOST_NUMBERS = 12  # segments up to which cells hold their numbers
 
 
 def check_figure_file(path: str | Path) -> str | Path:
-    """Return the path of a figure.
+    """Return the path of a figure that can be drawn.
 
     Raises:
         InvalidChoice: Its name ends with none of the kinds of files.
+        ExtraRequired: matplotlib is not installed.
     """
+    require_extra("matplotlib", "plots")
     if Path(path).suffix.lower() not in _KINDS:
         raise InvalidChoice(
             f"expected a figure in a file of {', '.join(_KINDS)}, got {str(path)!r}", hint="Name it so: explain.png."
@@ -33,6 +36,7 @@ def check_figure_file(path: str | Path) -> str | Path:
 
 def draw(explanation: Explanation) -> Figure:
     """Return a figure of three panels: distances as a map, and attention and confidence by segment as bars."""
+    require_extra("matplotlib", "plots")
     from matplotlib.figure import Figure
 
     count = len(explanation.order)

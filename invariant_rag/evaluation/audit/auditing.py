@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.checks import check_items, check_number
+from invariant_rag.checks import check_items, check_number, require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import Advice, advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
@@ -179,9 +179,10 @@ def audit(
         AuditFailed: The system failed or does not use the segments it is given, or no question is complete.
         UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
             were requested.
-        ExtraRequired: Actors were requested, and Ray is not installed.
+        ExtraRequired: The extra `evaluation` is not installed, or actors were requested, and Ray is not.
         UnknownName: There is no remedy or metric of that name.
     """
+    require_extra("scipy", "evaluation")  # which brings matplotlib, too
     for name, value, least in (
         ("orders", orders, 2),
         ("slots", slots, 2),
