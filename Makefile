@@ -95,6 +95,17 @@ site: $(VENV)/.site ## Build the documentation site into build/site (no network)
 site-serve: $(VENV)/.site ## Show the site at http://127.0.0.1:8000, and build it anew when a page changes
 	NO_MKDOCS_2_WARNING=1 HF_HUB_OFFLINE=1 $(BIN)/python -m mkdocs serve
 
+wheel: $(VENV)/.release ## Build wheels and source distributions of all packages into dist
+	rm -rf dist
+	for each in . integrations/langchain integrations/llama-index integrations/vllm; do \
+	  $(BIN)/python -m build --quiet --outdir dist $$each || exit 1; \
+	done
+	ls -l dist
+
+release-check: wheel ## Check the wheels, and run the examples from them in an empty environment
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/release.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
 figures: $(VENV)/.demo ## Draw the figures of the documentation anew
 	cd docs/figures && for each in [!s]*.py; do HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python $$each || exit 1; done
 
@@ -177,6 +188,10 @@ $(VENV)/.notebooks: $(VENV)/.integrations
 
 $(VENV)/.site: $(VENV)/.integrations
 	$(INSTALL) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.release: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch

@@ -153,6 +153,20 @@ def test_the_bug_form_offers_every_package() -> None:
     assert options == names
 
 
+def test_all_packages_have_the_version_of_the_core() -> None:
+    files = sorted((ROOT / "integrations").glob("*/pyproject.toml"))
+    assert len(files) == 3
+    major, minor = invariant_rag.__version__.split(".")[:2]
+    for path in files:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        assert settings["tool"]["hatch"]["version"]["path"] == "../../invariant_rag/__init__.py"
+        assert settings["project"]["dynamic"] == ["version"]
+        assert f"invariant-rag>={major}.{minor},<{major}.{int(minor) + 1}" in settings["project"]["dependencies"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{invariant_rag.__version__}]" in changelog
+    assert changelog.index("## [Unreleased]") < changelog.index(f"## [{invariant_rag.__version__}]")
+
+
 def test_the_lowest_version_of_every_dependency_is_known() -> None:
     script = [sys.executable, str(ROOT / ".ci" / "lowest.py")]
     constraints = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()

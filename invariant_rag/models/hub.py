@@ -23,7 +23,7 @@ def what_to_do(name: str, error: BaseException) -> str | None:
     if any(isinstance(each, errors.GatedRepoError) for each in causes):
         return f"Accept its terms at https://huggingface.co/{name}, then run `hf auth login`, and try again."
     if any(isinstance(each, errors.RepositoryNotFoundError) for each in causes):
-        return f"The hub has no {name!r}: look it up at https://huggingface.co/models. If it is private, run `hf auth login`."
+        return f"The hub has no {name!r}: see https://huggingface.co/models. If it is private, run `hf auth login`."
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         return (
             f"There is no such folder, or no model in it: run `ls {name}`. It should hold config.json and the weights."
