@@ -86,7 +86,7 @@ def test_a_workflow_only_calls_targets_of_the_makefile(path: Path) -> None:
 def test_the_workflows_call_every_check() -> None:
     assert WORKFLOWS
     commands = " ".join(step.get("run", "") for path in WORKFLOWS for step in _steps(yaml.safe_load(path.read_text())))
-    assert {"lint", "types", "test", "notebooks", "test-lowest"} <= {*commands.split()}
+    assert {"lint", "types", "site", "test", "notebooks", "test-lowest", "release-check"} <= {*commands.split()}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
