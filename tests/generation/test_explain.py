@@ -111,6 +111,17 @@ def test_every_backend_explains_as_the_reference_does(method: str, backend: str,
             assert found.sights[reader][each].distances == sight.distances
 
 
+@pytest.mark.parametrize("family", ["bloom", "gemma2", "gpt_oss", "mistral (sliding window)"])
+@pytest.mark.parametrize("method", ["rotor", "pine"])
+def test_every_kind_of_attention_is_explained(family: str, method: str) -> None:
+    model = tiny_model(family)
+    found, expected = (explained(model, method, backend=name) for name in ("sdpa", "reference"))
+    for reader, row in expected.sights.items():
+        assert 0 < sum(sight.attention for sight in row.values()) < 1 + 1e-6  # the prefix, and sinks, get the rest
+        for each, sight in row.items():
+            assert found.sights[reader][each].attention == pytest.approx(sight.attention, abs=1e-4)
+
+
 class Watched(Reference):
     """The reference, which keeps where the last token of every segment lies in each row of PINE."""
 
