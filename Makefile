@@ -98,7 +98,27 @@ types: $(VENV)/.dev $(VENV)/.integrations ## Check types (mypy, strict)
 	$(BIN)/mypy
 	for each in langchain llama-index vllm; do (cd integrations/$$each && $(abspath $(BIN))/mypy) || exit 1; done
 
-docs: $(VENV)/.dev $(VENV)/.integrations ## Write the tables of the READMEs anew
+site: $(VENV)/.site ## Build the documentation site into build/site (no network)
+	NO_MKDOCS_2_WARNING=1 HF_HUB_OFFLINE=1 $(BIN)/python -m mkdocs build
+
+site-serve: $(VENV)/.site ## Show the site at http://127.0.0.1:8000, and build it anew when a page changes
+	NO_MKDOCS_2_WARNING=1 HF_HUB_OFFLINE=1 $(BIN)/python -m mkdocs serve
+
+wheel: $(VENV)/.release ## Build wheels and source distributions of all packages into dist
+	rm -rf dist
+	for each in . integrations/langchain integrations/llama-index integrations/vllm; do \
+	  $(BIN)/python -m build --quiet --outdir dist $$each || exit 1; \
+	done
+	ls -l dist
+
+release-check: wheel ## Check the wheels, and run the examples from them in an empty environment
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/release.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+figures: $(VENV)/.demo ## Draw the figures of the documentation anew
+	cd docs/figures && for each in [!s]*.py; do HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python $$each || exit 1; done
+
+docs: $(VENV)/.dev $(VENV)/.integrations ## Write the generated tables of docs and READMEs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
 	cd integrations/langchain && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m tests.entries
 	cd integrations/llama-index && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python tests/entries_table.py
@@ -176,6 +196,14 @@ $(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py
 
 $(VENV)/.notebooks: $(VENV)/.integrations
 	$(INSTALL) --editable '.[notebooks]'
+	@touch $@
+
+$(VENV)/.site: $(VENV)/.integrations
+	$(INSTALL) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.release: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch

@@ -1,4 +1,4 @@
-"""Print the lowest release of each dependency that pyproject.toml allows, as constraints for pip.
+"""Print the lowest release of each dependency that pyproject.toml allows, and of some extras, as constraints for pip.
 
 `--without NAME` leaves a dependency out.
 """
@@ -12,6 +12,8 @@ import tomllib
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+EXTRAS = ("retrieval", "plots", "evaluation")
+"""Extras whose lowest releases are tested, too."""
 LOWER_BOUND = re.compile(r"(?P<name>[\w.-]+)(?:\[.*?\])?\s*>=\s*(?P<version>[\w.]+)")
 
 
@@ -33,7 +35,8 @@ def main() -> None:
     parser.add_argument("--without", action="append", default=[], metavar="NAME")
     left_out = parser.parse_args().without
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
-    pins = [lowest(each) for each in project["dependencies"]]
+    extras = [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
+    pins = [lowest(each) for each in [*project["dependencies"], *extras] if not each.startswith(project["name"])]
     sys.stdout.write("".join(f"{pin}\n" for pin in pins if pin.partition("==")[0] not in left_out))
 
 

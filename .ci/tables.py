@@ -1,4 +1,4 @@
-"""Write the generated tables of README.md; with --check, fail if they are not current."""
+"""Write the generated tables of the documentation; with --check, fail if they are not current."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 from transformers.utils.logging import set_verbosity_error
 
 from invariant_rag.cli.models import intervention_rows, method_rows, ordering_rows
+from invariant_rag.evaluation.benchmarks.published_tables import PublishedTable, published_tables
 from invariant_rag.testing.families import probe_families
 
-README = Path(__file__).parent.parent / "README.md"
-
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = [DOCS / "reference" / "methods.md", DOCS / "reference" / "models.md", DOCS / "numbers" / "published.md"]
 
 HEADINGS = {
     "fair": "fair by construction",
@@ -22,7 +23,7 @@ HEADINGS = {
     "cost": "extra cost",
     "stock_decoding": "stock decoding",
 }
-"""Column headings in the README of columns in the output of a command."""
+"""Column headings on the pages of columns in the output of a command."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -53,22 +54,44 @@ def tables() -> dict[str, str]:
         "methods": listed(method_rows(), ordering="default ordering"),
         "interventions": listed(intervention_rows()),
         "orderings": listed(ordering_rows(), invariant="by content only"),
+        "published": "\n\n".join(map(published, published_tables().values())),
         "models": table(["supported", "what the probe saw"], supported) + "\n\n" + table(["refused, and why"], refused),
     }
 
 
-def filled(text: str) -> str:
-    """Return the README with its tables replaced."""
-    for name, content in tables().items():
+def published(printed: PublishedTable) -> str:
+    """Return one table of a paper, with its heading and its note."""
+    units = ["" if column.unit == "%" else f" ({column.unit or 'number'})" for column in printed.columns]
+    head = ["model", "row", *(f"{column.label}{unit}" for column, unit in zip(printed.columns, units, strict=True))]
+    rows = [
+        [row.model.rpartition("/")[2], row.name, *("" if value is None else f"{value:g}" for value in row.values)]
+        for row in printed.rows
+    ]
+    about = f"{printed.title}. `invariant-rag reproduce {printed.id}` measures it."
+    parts = [f"## {printed.paper}, {printed.number}", about, " ".join(printed.note.split()), table(head, rows)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def filled(text: str, contents: Mapping[str, str]) -> str:
+    """Return a page with its tables replaced."""
+    for name, content in contents.items():
         place = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text = place.sub(lambda match, content=content: f"{match[1]}\n{content}\n\n{match[2]}", text)
     return text
 
 
+def main() -> None:
+    """Write all pages, or check them."""
+    contents = tables()
+    current = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    wanted = {page: filled(text, contents) for page, text in current.items()}
+    old = [page.relative_to(DOCS.parent).as_posix() for page in PAGES if wanted[page] != current[page]]
+    if "--check" in sys.argv:
+        sys.exit(f"tables that are not current: {', '.join(old)}; run `make docs`" if old else 0)
+    for page in PAGES:
+        page.write_text(wanted[page], encoding="utf-8")
+
+
 if __name__ == "__main__":
     set_verbosity_error()
-    current = README.read_text(encoding="utf-8")
-    wanted = filled(current)
-    if "--check" in sys.argv:
-        sys.exit("README.md: its tables are not current; run `make docs`" if wanted != current else 0)
-    README.write_text(wanted, encoding="utf-8")
+    main()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from invariant_rag.routing import RoutedModel
     from invariant_rag.segments import Prompt, Segment, SegmentSet
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Answer": "rag.pipeline",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvariantRAGError, UnknownName
+from invariant_rag.errors import ExtraRequired, InvalidChoice, InvariantRAGError, UnknownName
 from invariant_rag.shown import shown
 
 T = TypeVar("T")
@@ -158,3 +159,13 @@ def is_iterable(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def require_extra(module: str, extra: str, *, hint: str | None = None) -> None:
+    """Check that a module is installed, before the work that needs it.
+
+    Raises:
+        ExtraRequired: It is not; the message names the extra that installs it.
+    """
+    if find_spec(module) is None:
+        raise ExtraRequired(module, extra, hint=hint)

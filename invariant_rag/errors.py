@@ -143,6 +143,15 @@ class ModelNotFound(InvariantRAGError, OSError):
     hint = "Give a Hugging Face id (and a network), a folder with a saved model, or no name for the embedded model."
 
 
+class OutOfMemory(InvariantRAGError, RuntimeError):
+    """The memory of a device does not suffice."""
+
+    hint = (
+        "Try --dtype bfloat16, a smaller model, fewer or shorter chunks (--k 5), or the CPU: --device-map cpu; in "
+        'Python, dtype="bfloat16" and device_map="cpu".'
+    )
+
+
 class InvalidSegment(InvariantRAGError):
     """A value that cannot be converted to a segment."""
 
@@ -165,8 +174,9 @@ class ContextOverflow(InvariantRAGError):
     """A prompt that does not fit into the context window; the message gives its tokens and the limit."""
 
     hint = (
-        'Retrieve fewer or shorter chunks, lower max_new_tokens, or choose overflow="drop_last" '
-        '(drops the last segments of the ordering) or overflow="trim_segments" (shortens every long segment alike).'
+        'Retrieve fewer or shorter chunks (--k 5), lower max_new_tokens, or choose overflow="drop_last" '
+        '(--overflow drop_last: drops the last segments of the ordering) or overflow="trim_segments" '
+        "(shortens every long segment alike)."
     )
 
 
@@ -290,9 +300,12 @@ class ExtraRequired(InvariantRAGError, ImportError):
         package: The package that is missing.
         extra: The extra that installs it.
         distribution: The distribution that defines the extra.
+        hint: What else can be done; default: to install the extra.
     """
 
     hint = "Install the extra that the message names."
 
-    def __init__(self, package: str, extra: str, *, distribution: str = "invariant-rag") -> None:
-        super().__init__(f'{package} is not installed; run `pip install "{distribution}[{extra}]"`')
+    def __init__(
+        self, package: str, extra: str, *, distribution: str = "invariant-rag", hint: str | None = None
+    ) -> None:
+        super().__init__(f'{package} is not installed; run `pip install "{distribution}[{extra}]"`', hint=hint)

@@ -19,7 +19,7 @@ from weakref import finalize
 
 from invariant_rag import errors
 from invariant_rag.checks import check_number, check_real, check_text
-from invariant_rag.errors import ExtraRequired, InvalidChoice, InvalidPrompt, InvalidSegment, RemoteError
+from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, RemoteError
 from invariant_rag.segments import Field, Segment, SegmentSet, Slot
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ class RemoteModel:
         max_retries: How often a request is sent again where the server was busy or could not be reached.
 
     Raises:
-        ExtraRequired: httpx is not installed.
         InvalidChoice: An argument is of another type, or too small.
     """
 
@@ -70,10 +69,8 @@ class RemoteModel:
         timeout: float = 300.0,
         max_retries: int = 2,
     ) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise ExtraRequired("httpx", "remote") from error
+        import httpx
+
         if not re.match(r"https?://", check_text("base_url", base_url)):
             raise InvalidChoice(f"base_url: expected an address with http:// or https://, got {base_url!r}")
         self._settings = {"model": model, "api_key": api_key, "timeout": timeout, "max_retries": max_retries}

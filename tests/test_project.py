@@ -86,7 +86,7 @@ def test_a_workflow_only_calls_targets_of_the_makefile(path: Path) -> None:
 def test_the_workflows_call_every_check() -> None:
     assert WORKFLOWS
     commands = " ".join(step.get("run", "") for path in WORKFLOWS for step in _steps(yaml.safe_load(path.read_text())))
-    assert {"lint", "types", "test", "notebooks", "test-lowest"} <= {*commands.split()}
+    assert {"lint", "types", "site", "test", "notebooks", "test-lowest", "release-check"} <= {*commands.split()}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -153,12 +153,28 @@ def test_the_bug_form_offers_every_package() -> None:
     assert options == names
 
 
+def test_all_packages_have_the_version_of_the_core() -> None:
+    files = sorted((ROOT / "integrations").glob("*/pyproject.toml"))
+    assert len(files) == 3
+    major, minor = invariant_rag.__version__.split(".")[:2]
+    for path in files:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        assert settings["tool"]["hatch"]["version"]["path"] == "../../invariant_rag/__init__.py"
+        assert settings["project"]["dynamic"] == ["version"]
+        assert f"invariant-rag>={major}.{minor},<{major}.{int(minor) + 1}" in settings["project"]["dependencies"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{invariant_rag.__version__}]" in changelog
+    assert changelog.index("## [Unreleased]") < changelog.index(f"## [{invariant_rag.__version__}]")
+
+
 def test_the_lowest_version_of_every_dependency_is_known() -> None:
     script = [sys.executable, str(ROOT / ".ci" / "lowest.py")]
     constraints = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
+    extras = [each for name in ("retrieval", "plots", "evaluation") for each in PROJECT["optional-dependencies"][name]]
     assert [line.split("==")[0] for line in constraints] == [
         re.match(r"[\w.-]+", each)[0]  # type: ignore[index]
-        for each in PROJECT["dependencies"]
+        for each in [*PROJECT["dependencies"], *extras]
+        if not each.startswith("invariant-rag[")
     ]
 
 

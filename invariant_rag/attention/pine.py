@@ -6,7 +6,7 @@ per segment, so keys are never copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,7 @@ class _Spans:
 
 
 @dataclass(frozen=True)
-class _View:
+class RankedView:
     """The keys that a block of consecutive queries attends to, in addition to causal attention within the block.
 
     Attributes:
@@ -86,28 +86,30 @@ def attend_ranked(arrangement: RankedArrangement, call: AttentionCall) -> torch.
 
     Importance is computed without rotary positions, in float32, over the tokens of the other segments.
     """
-    layout = arrangement.layout
     out = call.new_output()
+    for view in ranked_views(arrangement, call):
+        block = slice(view.block.start - call.query_start, view.block.stop - call.query_start)
+        out[:, block] = _attend(arrangement.layout, call, view)
+    return out
 
-    def fill(view: _View) -> None:
-        block = view.block
-        out[:, block.start - call.query_start : block.stop - call.query_start] = _attend(layout, call, view)
 
+def ranked_views(arrangement: RankedArrangement, call: AttentionCall) -> Iterator[RankedView]:
+    """Yield what every block of the call's queries sees: blocks of the texts, and each segment as a whole."""
+    layout = arrangement.layout
     for number, text in enumerate(layout.text_spans):
         stop = call.keys.shape[1] if number == len(layout.sets) else text.stop  # with generated tokens
         for start in range(max(text.start, call.query_start), stop, _QUERY_BLOCK):
-            fill(_text_view(arrangement, call, Span(start, min(start + _QUERY_BLOCK, stop)), number))
+            yield _text_view(arrangement, call, Span(start, min(start + _QUERY_BLOCK, stop)), number)
         if number == len(layout.sets) or call.query_start > text.stop:
             continue
         for own, segment in enumerate(layout.set_spans[number]):
             if len(segment):
-                fill(_segment_view(arrangement, call, number, own))
-    return out
+                yield _segment_view(arrangement, call, number, own)
 
 
-def _text_view(arrangement: RankedArrangement, call: AttentionCall, block: Span, number: int) -> _View:
+def _text_view(arrangement: RankedArrangement, call: AttentionCall, block: Span, number: int) -> RankedView:
     """Return the view of tokens of the text after `number` sets: sets ranked per token, texts at their positions."""
-    view, end = _View(block), 0
+    view, end = RankedView(block), 0
     for index, spans in enumerate(arrangement.layout.set_spans[:number]):
         if not spans:
             continue
@@ -121,7 +123,7 @@ def _text_view(arrangement: RankedArrangement, call: AttentionCall, block: Span,
     return view
 
 
-def _segment_view(arrangement: RankedArrangement, call: AttentionCall, number: int, own: int) -> _View:
+def _segment_view(arrangement: RankedArrangement, call: AttentionCall, number: int, own: int) -> RankedView:
     """Return the view of a segment: the other segments of its set, ranked for the whole segment, then itself."""
     spans = arrangement.layout.set_spans[number]
     segment, first = spans[own], spans[0].start
@@ -129,7 +131,7 @@ def _segment_view(arrangement: RankedArrangement, call: AttentionCall, number: i
     starts = _starts(arrangement, places, _importance_to(arrangement.layout, call, number, own), last=own)
     own_shift = spans[-1].stop - len(segment) - segment.start
     shifts = starts - places.starts - own_shift
-    return _View(segment, [(Span(0, first), -own_shift)], [(number, shifts)], own)
+    return RankedView(segment, [(Span(0, first), -own_shift)], [(number, shifts)], own)
 
 
 def _importance_to(layout: Layout, call: AttentionCall, number: int, own: int) -> torch.Tensor:
@@ -192,7 +194,7 @@ def _starts(
     return torch.empty_like(starts).scatter_(-1, far_to_near, starts)
 
 
-def _attend(layout: Layout, call: AttentionCall, view: _View) -> torch.Tensor:
+def _attend(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tensor:
     """Return the attention output of a view's block `[H, Q, D_v]`."""
     if not can_split(call, call.keys.shape[1]):
         return _attend_with_mask(layout, call, view)
@@ -230,7 +232,7 @@ def _tiles(layout: Layout, call: AttentionCall, number: int) -> Tiles:
     return tiles
 
 
-def _attend_with_mask(layout: Layout, call: AttentionCall, view: _View) -> torch.Tensor:
+def _attend_with_mask(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tensor:
     """Return the attention output of a view's block with one masked softmax, for layers whose keys cannot be split."""
     queries = view.block
     block = call.queries[:, queries.start - call.query_start : queries.stop - call.query_start]

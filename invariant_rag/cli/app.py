@@ -10,12 +10,16 @@ from invariant_rag import __version__
 from invariant_rag.cli import audit, bench, models
 from invariant_rag.cli.ask import ask
 from invariant_rag.cli.console import accept_any_text, print_text
+from invariant_rag.cli.explain import explain
 from invariant_rag.cli.reproduce import reproduce
 from invariant_rag.cli.search_dimension import search_dimension
 from invariant_rag.cli.serve import serve
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    invoke_without_command=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 app.command()(ask)
+app.command()(explain)
 app.command()(models.models)
 app.command("search-dimension")(search_dimension)
 app.add_typer(bench.app, name="bench")
@@ -26,6 +30,19 @@ for _listing in (models.methods, models.interventions, models.orderings):
     app.command()(_listing)
 
 
+_GREETING = f"""\
+invariant-rag {__version__}: answers that do not depend on the order in which documents are listed.
+
+Try it; these need no network, no GPU and no documents of yours:
+
+  invariant-rag ask --check-order 10   one question over ten documents, in eleven orders: who changes the answer?
+  invariant-rag explain                which document saw which, at what distance, and what the answer owes to each
+  invariant-rag methods                the ways to read documents as a set, and what each costs
+
+Then with your own: invariant-rag ask "Who approves travel?" --docs FOLDER --model Qwen/Qwen2.5-7B-Instruct
+All commands: invariant-rag --help"""
+
+
 def _print_version(requested: bool) -> None:
     if requested:
         print_text(f"invariant-rag {__version__}")
@@ -34,6 +51,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -41,3 +59,5 @@ def main(
     """Answers from documents that do not depend on the order in which the documents are listed."""
     del version  # its callback has printed it
     accept_any_text()
+    if context.invoked_subcommand is None:
+        print_text(_GREETING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text
+from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, Asked, asked
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.rag.text import truncate
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="The question. It is also the search query.")],
-    docs: Annotated[list[Path], typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable.")],
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH]...", help="More documents, as in --docs atlas/*.md.")
-    ] = None,
+    question: options.Question = None,
+    docs: options.Documents = None,
+    more: options.MoreDocuments = None,
     model: options.Model = None,
     method: options.Method = "rotor",
     ordering: options.Ordering = None,
+    dtype: options.DType = "auto",
+    device_map: options.DeviceMap = "auto",
     k: options.TopK = 10,
-    retriever: options.Retriever = "faiss",
+    retriever: options.ExampleRetriever = None,
     strict: options.Strict = False,
-    max_chars: Annotated[int, typer.Option(min=1, help="Longest chunk, in characters.")] = 1000,
+    max_chars: options.MaxChars = 1000,
     max_new_tokens: options.MaxNewTokens = 64,
     overflow: options.Overflow = "error",
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is generated.")] = False,
@@ -50,7 +50,7 @@ def ask(
         ),
     ] = 0,
 ) -> None:
-    """Answer QUESTION from documents, and cite where the answer was found.
+    """Answer QUESTION from documents, and cite where the answer was found. Without both, an example is asked.
 
     Exit code: 0; 1 if --check-order found different outputs of an order-invariant method; 2 for an error.
 
@@ -70,9 +70,14 @@ def ask(
     """  # noqa: D301
     if stream and as_json:
         raise typer.BadParameter("choose one of --stream and --json")
+    wanted = asked(question, [*(docs or []), *(more or [])], retriever)
+    question = wanted.question
     with handle_errors():
-        loading_options = {"method": method, "ordering": ordering, "overflow": overflow}
-        rag, loading = _load([*docs, *(more or [])], retriever, max_chars, strict, k, model, loading_options)
+        choices = {"method": method, "ordering": ordering, "overflow": overflow}
+        loading_options = {**choices, "dtype": dtype, "device_map": device_map}
+        rag, loading = load_rag(wanted, max_chars, strict, k, model, loading_options)
+        if wanted.paths == [EXAMPLE_DOCUMENTS] and not as_json:
+            print_text(f"{question}\n", style="bold")
         if stream:
             _stream_answer(rag, question, max_new_tokens)
         else:
@@ -101,9 +106,8 @@ def ask(
         raise typer.Exit(1)
 
 
-def _load(
-    paths: list[Path],
-    retriever: str,
+def load_rag(
+    wanted: Asked,
     max_chars: int,
     strict: bool,
     k: int,
@@ -119,7 +123,9 @@ def _load(
         disable_transformers_bars()
         start = perf_counter()
         skipped: list[RetrievalError] = []
-        index = index_documents(paths, retriever, max_chars=max_chars, strict=strict, on_skipped=skipped.append)
+        index = index_documents(
+            wanted.paths, wanted.retriever, max_chars=max_chars, strict=strict, on_skipped=skipped.append
+        )
         indexed = perf_counter()
     print_skipped(skipped)
     with progress_bar("Loading model"):

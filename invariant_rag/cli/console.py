@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from invariant_rag.errors import InvariantRAGError
+from invariant_rag.errors import InvariantRAGError, OutOfMemory
 
 _PROSE = {"about", "cost", "detail", "models", "paper", "settings"}
 """Columns that are wrapped in a narrow terminal."""
@@ -97,6 +97,11 @@ def handle_errors() -> Iterator[None]:
         yield
     except InvariantRAGError as error:
         print_error(str(error), error.hint)
+        raise typer.Exit(2) from None
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        print_error(f"out of memory: {error}", OutOfMemory.hint)
         raise typer.Exit(2) from None
     except BrokenPipeError:
         raise  # whoever read the output has ended, as in `... | head`

@@ -43,6 +43,21 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at a document that cannot be read, instead of skipping it.")
 ]
 Retriever = Annotated[str, typer.Option(help="faiss or bm25, for --docs.")]
+ExampleRetriever = Annotated[
+    str | None, typer.Option("--retriever", help="faiss or bm25.", show_default="faiss; for the example, bm25")
+]
+Question = Annotated[
+    str | None, typer.Argument(help="The question. It is also the search query.", show_default="an example")
+]
+Documents = Annotated[
+    list[Path] | None,
+    typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable.", show_default="an example"),
+]
+MoreDocuments = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[PATH]...", help="More documents, as in --docs atlas/*.md.", show_default=False),
+]
+MaxChars = Annotated[int, typer.Option(min=1, help="Longest chunk, in characters.")]
 TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 
 # --- benchmark runs ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from invariant_rag.checks import MOST_CALLS
+from invariant_rag.checks import MOST_CALLS, require_extra
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
@@ -53,6 +53,7 @@ def speed(
             for count in segments or [20]
         ]
         if out is not None:
+            require_extra("matplotlib", "plots")
             make_folder(out)
         measured = [as_data(config, *measure(config, chosen, progress_bar)) for config in configs]
         if out is not None:

@@ -8,6 +8,7 @@ from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from invariant_rag.generation.batching import MicroBatcher
+    from invariant_rag.generation.explain import Explanation
     from invariant_rag.generation.kv_cache import CacheStats, KeyValueCache
     from invariant_rag.generation.lazy import LazyModel
     from invariant_rag.generation.model import InvariantModel
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CacheStats": "kv_cache",
     "Constraint": "structured",
+    "Explanation": "explain",
     "Generation": "outputs",
     "InvariantModel": "model",
     "KeyValueCache": "kv_cache",
@@ -38,6 +40,7 @@ _HOMES = {
 __all__ = [
     "CacheStats",
     "Constraint",
+    "Explanation",
     "Generation",
     "InvariantModel",
     "KeyValueCache",

@@ -26,6 +26,7 @@ from invariant_rag.checks import check_items, check_number, check_text, is_itera
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.generation.choices import Choices, ReadOnlyChoices
 from invariant_rag.generation.decode import decode
+from invariant_rag.generation.explain import Explanation, explain
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.option_checks import check_options, check_seed
 from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
@@ -447,6 +448,22 @@ class InvariantModel(ReadOnlyChoices):
         prepared = self.prepare_to_generate(prompt, max(map(len, options)))
         with self.prefiller.exclusive():
             return score_continuations(self.prefiller, prepared, options)
+
+    def explain(self, prompt: Prompt, *, max_new_tokens: int | None = None) -> Explanation:
+        """Answer a prompt, and return which segment saw which, at what distance, and what the answer owes to each.
+
+        It takes a generation, a forward pass that attends twice, and a short prefill for each segment. `text()`
+        and `figure()` of the result show it. Segments that did not fit are left out.
+
+        Args:
+            prompt: The prompt.
+            max_new_tokens: Maximum number of tokens of the answer, which is decoded greedily. None: as for `generate`.
+
+        Raises:
+            InvalidPrompt: No segment has tokens, or there is no suffix.
+            UnsupportedCombination: The model has an intervention, whose attention has no arrangement.
+        """
+        return explain(self, prompt, max_new_tokens)
 
     def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
         """Return the token ids of candidate continuations.

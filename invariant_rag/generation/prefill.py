@@ -147,12 +147,19 @@ class Prefiller:
         with self.arranged_attention([PromptState(prepared.arrangement)], last_text_only=True):
             return self.forward(prepared, keep, use_cache=False)
 
-    def forward(self, prepared: PreparedPrompt, keep: int, start: int = 0, **options: Any) -> torch.Tensor:
-        """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens."""
+    def forward(
+        self, prepared: PreparedPrompt, keep: int, start: int = 0, answer: Sequence[int] = (), **options: Any
+    ) -> torch.Tensor:
+        """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens.
+
+        The tokens of an `answer` follow the prompt, at positions that count on from its last.
+        """
         options |= self._keep_logits(keep)
-        ids = torch.tensor([prepared.input_ids[start:]], device=self.device)
+        ids = torch.tensor([[*prepared.input_ids[start:], *answer]], device=self.device)
         if start or not prepared.is_natural:
-            options |= self.position_ids(torch.tensor([prepared.positions[start:]], device=self.device))
+            last = prepared.positions[-1]
+            positions = (*prepared.positions[start:], *(last + count for count in range(1, len(answer) + 1)))
+            options |= self.position_ids(torch.tensor([positions], device=self.device))
         if not start and not prepared.is_natural:
             # With a mask, transformers does not take repeated positions for several packed sequences.
             options["attention_mask"] = torch.ones_like(ids)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from scipy.signal import savgol_filter
 
 Values: TypeAlias = np.ndarray[Any, Any]
 
@@ -41,6 +40,8 @@ def published_dimensions(values: Values) -> list[int]:
     kept = np.flatnonzero(monotone.sum(axis=0) > layers // 4)
     if not len(kept):
         return []
+    from scipy.signal import savgol_filter
+
     curves = _scale_to_one(middle[:, positions * _SKIPPED_FOR_SMOOTHNESS // POSITIONS :][:, :, kept])
     smooth = savgol_filter(curves, window_length=_WINDOW, polyorder=_DEGREE, axis=1)
     roughness = np.where(monotone[:, kept], _roughness(smooth), np.inf).min(axis=0, initial=np.inf)

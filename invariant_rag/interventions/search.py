@@ -34,7 +34,7 @@ from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.probe import input_device, probe
-from invariant_rag.checks import check_items, check_name, check_number, check_real
+from invariant_rag.checks import check_items, check_name, check_number, check_real, require_extra
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.interventions.base import PromptBatch
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
@@ -100,7 +100,9 @@ def search_dimension(
         UnknownName: There is no such procedure.
         UnsupportedModel: The model failed the probe, or none of its dimensions is positional.
         InvalidChoice: There are no examples, or texts are too short.
+        ExtraRequired: SciPy is not installed.
     """
+    require_extra("scipy", "evaluation")
     check_model(model)
     check_name("search procedure", procedure, EXAMPLES)
     check_number("keep", keep, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from invariant_rag.checks import check_path
+from invariant_rag.checks import check_path, require_extra
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.files import write_file
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
@@ -87,6 +87,7 @@ class SearchResult:
 
     def draw(self, path: str | Path) -> None:
         """Plot the found dimension over position, one line per layer, to an image file."""
+        require_extra("matplotlib", "plots")
         from matplotlib import colormaps
         from matplotlib.figure import Figure
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from invariant_rag.checks import require_extra
 from invariant_rag.errors import RetrievalError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
 
     Raises:
         RetrievalError: The model is not found, or it is not an embedding model.
+        ExtraRequired: sentence-transformers is not installed.
     """
     if not str(name):
         raise RetrievalError("expected the name or the folder of an embedder, got an empty text", hint=_HINT)
@@ -103,6 +105,7 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
 
 
 def _load(source: str, device: str | None, *, local_files_only: bool) -> SentenceTransformer:
+    require_extra("sentence_transformers", "retrieval")
     from sentence_transformers import SentenceTransformer
 
     try:

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from invariant_rag.checks import check_path
-from invariant_rag.errors import InvalidChoice, ModelNotFound, UnsupportedModel
+from invariant_rag.errors import InvalidChoice, ModelNotFound, OutOfMemory, UnsupportedModel
 from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.models.hub import what_to_do
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def load_model(
     Raises:
         InvalidChoice: torch has no such dtype, or this machine no such device.
         ModelNotFound: There is no such model, or it is not a causal LM.
+        OutOfMemory: The weights do not fit into the memory of the device.
     """
     dtype, source = resolve_dtype(dtype), model_location(name)
     if name in (None, "native") and dtype == "auto":
@@ -53,7 +55,11 @@ def load_model(
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device_map, **kwargs)
     except (OSError, ValueError) as error:  # OSError: not found; ValueError: not a causal LM
-        raise ModelNotFound(f"expected a causal LM at {str(source)!r}: {error}") from error
+        raise ModelNotFound(
+            f"expected a causal LM at {str(source)!r}: {error}", hint=what_to_do(str(source), error)
+        ) from error
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"the weights of {str(source)!r} do not fit: {error}") from error
     except (AssertionError, RuntimeError) as error:  # what torch raises for a device depends on how it was built
         raise InvalidChoice(
             f"cannot load {str(source)!r} with device_map={device_map!r}: {error}",
@@ -94,7 +100,9 @@ def load_tokenizer(name: str | Path | None, **kwargs: Any) -> PreTrainedTokenize
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **_file_keywords(kwargs))
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"expected a tokenizer at {str(source)!r}: {error}") from error
+        raise ModelNotFound(
+            f"expected a tokenizer at {str(source)!r}: {error}", hint=what_to_do(str(source), error)
+        ) from error
     return tokenizer
 
 
@@ -115,7 +123,9 @@ def load_config(name: str | Path | None, *, local_files_only: bool = False, **kw
             source, local_files_only=local_files_only, **_file_keywords(kwargs)
         )
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"expected a causal LM at {str(source)!r}: {error}") from error
+        raise ModelNotFound(
+            f"expected a causal LM at {str(source)!r}: {error}", hint=what_to_do(str(source), error)
+        ) from error
     return config
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from invariant_rag.checks import require_extra
 from invariant_rag.errors import InvalidChoice, UnsupportedModel
 from invariant_rag.orderings.relevance import Relevance, load_error
 
@@ -54,6 +55,7 @@ class CrossEncoder(Relevance):
 
     def _load(self) -> Any:
         if self._loaded is None:
+            require_extra("sentence_transformers", "retrieval")
             import sentence_transformers
 
             name = str(self.name_or_folder)

@@ -216,7 +216,7 @@ def _apply_template(
         raise InvalidPrompt(
             "expected one user message, with or without a system message: this tokenizer has no chat template, "
             f"got roles {roles}",
-            hint="Set tokenizer.chat_template, or build a Prompt from text.",
+            hint="Take its instruct version, set tokenizer.chat_template, or build Prompt(prefix, segments, suffix).",
         )
     return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from invariant_rag.checks import check_flag, check_items, check_number, check_text
+from invariant_rag.checks import check_flag, check_items, check_number, check_text, require_extra
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.rag.text import split_words
@@ -24,6 +24,8 @@ from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_WITHOUT_FAISS = 'The retriever "bm25" (--retriever bm25) needs no extra.'
 
 _EMBEDDER_LOCK = Lock()
 """Held while embedding: embedders may be shared, and a fast tokenizer keeps its padding and truncation as state."""
@@ -50,6 +52,7 @@ class FaissRetriever:
 
     Raises:
         RetrievalError: A segment has token ids instead of text, or the embedder is not found or is none.
+        ExtraRequired: FAISS or sentence-transformers is not installed.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class FaissRetriever:
         *,
         show_progress: bool = False,
     ) -> None:
+        require_extra("faiss", "retrieval", hint=_WITHOUT_FAISS)
         from faiss import IndexFlatIP
 
         check_flag("show_progress", show_progress, error=RetrievalError)

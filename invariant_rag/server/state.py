@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from invariant_rag.shown import shown
 from invariant_rag.orderings import Relevance
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine, Reply
@@ -21,6 +20,7 @@ from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.order_sampling import OrderSampling
 from invariant_rag.server.running import Running
 from invariant_rag.server.settings import Settings
+from invariant_rag.shown import shown
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -6,6 +6,7 @@ Public names are loaded on first use, so that importing the package does not imp
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from langchain_invariant_rag.prompts import SEGMENT_PROMPT, SegmentsPlaceholder
     from langchain_invariant_rag.retrievers import InvariantRetriever, as_segments
 
-__version__ = "0.1.0"
+__version__ = version("langchain-invariant-rag")
 
 _HOMES = {
     "SEGMENT_PROMPT": "prompts",

@@ -29,3 +29,12 @@ def test_the_code_for_langchain_in_the_readme_of_the_project_runs() -> None:
     assert ours
     for code in ours:
         exec(code, {})
+
+
+def test_the_tutorial_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (README.parents[2] / "docs" / "tutorials" / "langchain.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(code, names)
+        said = re.findall(r"^print\(.*\)  # (.*)", code, re.MULTILINE)
+        assert capsys.readouterr().out.splitlines()[: len(said)] == said

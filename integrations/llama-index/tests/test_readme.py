@@ -18,3 +18,12 @@ def test_the_examples_run(example: str, capsys: pytest.CaptureFixture[str]) -> N
     (said,) = re.findall(r"^print\(.*\)  # (.*)", example, flags=re.MULTILINE)
     exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out.strip() == said
+
+
+def test_the_tutorial_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "tutorials" / "llamaindex.md").read_text(encoding="utf-8")
+    namespace: dict[str, object] = {"__name__": "tutorial"}
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(code, "llamaindex.md", "exec"), namespace)
+        said = re.findall(r"^ *print\(.*\)  # (.*)", code, flags=re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == said

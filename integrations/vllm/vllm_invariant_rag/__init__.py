@@ -5,6 +5,7 @@ Public names are loaded on first use: the backend over HTTP needs no vLLM, and t
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from invariant_rag._lazy import lazy_exports
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from vllm_invariant_rag.middleware import ClearRefusals
     from vllm_invariant_rag.prefill import Prefilled, PrefillWorker
 
-__version__ = "0.1.0"
+__version__ = version("vllm-invariant-rag")
 
 __all__ = [
     "ClearRefusals",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from invariant_rag.checks import MOST_CALLS, check_flag, check_items, check_number, check_real
+from invariant_rag.checks import MOST_CALLS, check_flag, check_items, check_number, check_real, require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
@@ -122,9 +122,11 @@ def audit(
         AuditFailed: The system answers nothing or does not use the segments it is given, or no question is complete.
         UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
             were requested.
-        ExtraRequired: Ray is not installed for actors, or pyarrow for a folder of `datasets`.
+        ExtraRequired: The extra `evaluation` is not installed, Ray is not installed for actors, or pyarrow for a folder
+            of `datasets`.
         UnknownName: There is no remedy or metric of that name.
     """
+    require_extra("scipy", "evaluation")  # which brings matplotlib, too
     for option, value, least in (
         ("orders", orders, 2),
         ("slots", slots, 2),

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.checks import check_real
+from invariant_rag.checks import check_real, require_extra
 from invariant_rag.errors import InvalidChoice, InvalidRun, RunExists, UnsupportedCombination
 from invariant_rag.evaluation.benchmarks import resolve_benchmark
 from invariant_rag.evaluation.benchmarks.answering import Answerer
@@ -85,9 +85,10 @@ def run_benchmark(
         UnusableFile: The folder cannot be written, or another process continues the run.
         DatasetUnavailable: The benchmark's data cannot be found or downloaded.
         ContextOverflow: A prompt is too long, and `overflow` is `error`.
-        ExtraRequired: Actors were requested, and Ray is not installed.
+        ExtraRequired: SciPy is not installed, or actors were requested, and Ray is not.
         UnsupportedCombination: Both actors and tensor parallelism were requested.
     """
+    require_extra("scipy", "evaluation")
     benchmark = resolve_benchmark(config.benchmark)
     settings = benchmark.parse_settings(config.settings)
     resolve_method(config.method)

@@ -1,0 +1,63 @@
+"""Who sees whom, and at which distance, with eight methods: drawn from the library's own arrangements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from matplotlib.patches import Rectangle
+from style import COLOURS, DARK, PALE, figure, save
+
+from invariant_rag.arrangement import Layout, RowArrangement
+from invariant_rag.methods import METHODS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMES, LENGTHS = "ABCD", (3, 2, 4, 3)
+DRAWN = ("sequential", "isolated", "pine-in-place", "rotor", "set-based", "parallel-windows", "structured", "invicl")
+
+
+def panel(axis: Axes, name: str) -> None:
+    """Draw the rows of one method: every key where its reader sees it, with the reader's last token at 0."""
+    method = METHODS[name]()
+    drafts = tuple(method.drafts([()] * len(LENGTHS)))
+    layout = Layout((3, 2), (LENGTHS,), drafts=(drafts,) if drafts else ())
+    arrangement = method.arrange(layout)
+    assert isinstance(arrangement, RowArrangement)  # noqa: S101 - PINE's rows depend on the input
+    owners = {key: i for i, span in enumerate(layout.set_spans[0]) for key in range(span.start, span.stop)}
+    for index, span in zip(drafts, layout.draft_spans[0], strict=True):
+        owners |= dict.fromkeys(range(span.start, span.stop), index)
+    at = arrangement.positions
+    readers = [span.stop - 1 for span in layout.set_spans[0]] + [layout.length - 1]
+    for line, token in enumerate(readers):
+        (row,) = (each for each in arrangement.rows if each.queries.start <= token < each.queries.stop)
+        seen: dict[float, list[int | None]] = {}
+        for run in row.runs:
+            for key in range(run.start, run.stop):
+                if key <= token or not row.queries.start <= key < row.queries.stop:
+                    seen.setdefault(at[key] + run.shift - at[token], []).append(owners.get(key))
+        for place, keys in seen.items():
+            for number, owner in enumerate(keys):  # keys at one position share its height
+                height = 0.76 / len(keys)
+                colour = PALE if owner is None else COLOURS[owner]
+                axis.add_patch(Rectangle((place, -line + number * height), 1, height, fc=colour, ec="white", lw=0.4))
+    axis.set_title(name, size=9, family="monospace")
+    axis.set_yticks([0.38 - line for line in range(len(readers))], [*NAMES, "question"], size=7, color=DARK)
+    axis.set_xlim(-17.5, 10)
+    axis.set_ylim(-len(readers) + 0.8, 1)
+    axis.set_xticks([])
+    axis.axvline(1, color=DARK, lw=0.6)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+
+
+def main() -> None:
+    """Draw all methods."""
+    drawn = figure(9.2, 5.4)
+    for axis, name in zip(drawn.subplots(4, 2).flat, DRAWN, strict=True):
+        panel(axis, name)
+    save(drawn, "rows")
+
+
+if __name__ == "__main__":
+    main()

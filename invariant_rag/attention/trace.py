@@ -1,0 +1,171 @@
+"""Attention that is measured while it is computed: what each segment, and the answer, sees of every segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+
+from invariant_rag.arrangement import Layout, Span
+from invariant_rag.attention.pine import ranked_views
+
+if TYPE_CHECKING:
+    from invariant_rag.arrangement import Arrangement, RowArrangement, WeightedArrangement
+    from invariant_rag.attention.call import AttentionCall, Backend, BatchCall
+    from invariant_rag.methods.pine import RankedArrangement
+    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
+
+Distances: TypeAlias = list[list[list[float]]]
+"""For each reader and each segment, the distances at which the one sees the other."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How one reader sees one segment, over all layers, heads and tokens of the reader.
+
+    Attributes:
+        attention: Mean share of the reader's attention that goes to the segment.
+        layers: Share of the layers in which any does.
+        distances: From the last token of the reader to the last one of the segment, in positions; negative where the
+            segment lies behind the reader. One value for methods with one rule; for PINE one for every layer and head.
+            Empty if the segment is not seen.
+    """
+
+    attention: float
+    layers: float
+    distances: tuple[float, ...]
+
+    @property
+    def distance(self) -> float | None:
+        """The mean distance; None if the segment is not seen."""
+        return sum(self.distances) / len(self.distances) if self.distances else None
+
+
+class TracingBackend:
+    """A backend that computes with another one, and keeps what each reader sees in every layer.
+
+    The readers are the segments, in memory order, and then the answer: the last token of the prompt and the tokens
+    after it. Attention is linear in the values, so with indicators of the segments as values, any arrangement of any
+    method returns how much of its attention each segment gets.
+
+    Args:
+        backend: What computes.
+        layout: That of the one prompt in the batch.
+    """
+
+    name: ClassVar[str] = "tracing"
+
+    def __init__(self, backend: Backend, layout: Layout) -> None:
+        self._backend, self._layout = backend, layout
+        self._segments = [*chain.from_iterable(layout.set_spans)]
+        self._attention: list[torch.Tensor] = []
+        self._distances: list[Distances] = []
+
+    def batch(self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: Any) -> None:
+        """Compute each row of a batch by itself."""
+
+    def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
+        return self._measure_rows(arrangement, call, partial(self._backend.rows, arrangement))
+
+    def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for rows that weigh some of their keys."""
+        return self._measure_rows(arrangement, call, partial(self._backend.weighted, arrangement))
+
+    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for rows whose texts choose among the segments."""
+        return self._measure_rows(arrangement, call, partial(self._backend.chosen, arrangement))
+
+    def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]` for an arrangement in which every head ranks the segments."""
+        self._distances.append(self._ranked_distances(arrangement, call))
+        return self._measure(call, partial(self._backend.ranked, arrangement))
+
+    def sights(self) -> list[list[Sight]]:
+        """Return for each reader how it sees each segment, after a forward pass."""
+        attention = torch.stack(self._attention)
+        shares, layers = attention.mean(dim=0).tolist(), (attention > 0).double().mean(dim=0).tolist()
+
+        def sight(reader: int, segment: int) -> Sight:
+            distances = chain.from_iterable(known[reader][segment] for known in self._distances)
+            return Sight(shares[reader][segment], layers[reader][segment], tuple(distances))
+
+        return [[sight(reader, each) for each in range(len(self._segments))] for reader in range(len(shares))]
+
+    def _measure_rows(
+        self, arrangement: RowArrangement, call: AttentionCall, attend: Callable[[AttentionCall], torch.Tensor]
+    ) -> torch.Tensor:
+        if not self._distances:  # the same in every layer
+            self._distances.append(self._row_distances(arrangement))
+        return self._measure(call, attend)
+
+    def _measure(self, call: AttentionCall, attend: Callable[[AttentionCall], torch.Tensor]) -> torch.Tensor:
+        count, width = len(self._segments), call.values.shape[-1]
+        owners = torch.full((call.keys.shape[1],), count, device=call.keys.device)
+        for index, spans in enumerate(self._spans_of_segments()):
+            for span in spans:
+                owners[span.start : span.stop] = index
+        indicators = torch.nn.functional.one_hot(owners, count + 1)[:, :count].to(call.values)
+        shares = []
+        for some in indicators.split(width, dim=1):  # values of the layer's own width, which any kernel takes
+            values = torch.nn.functional.pad(some, (0, width - some.shape[1])).expand(len(call.values), -1, -1)
+            out = attend(replace(call, values=values.contiguous(), dropout=0.0, scratch={}))
+            shares.append(out[..., : some.shape[1]].double().mean(dim=0))
+        weights = torch.cat(shares, dim=-1)
+        readers = [*self._segments, Span(self._layout.length - 1, call.keys.shape[1])]
+        nothing = weights.new_zeros(count)
+        means = [weights[span.start : span.stop].mean(dim=0) if len(span) else nothing for span in readers]
+        self._attention.append(torch.stack(means).cpu())
+        return attend(call)
+
+    def _spans_of_segments(self) -> list[tuple[Span, ...]]:
+        """Return where each segment lies in memory: once, or with a draft of it."""
+        layout, found = self._layout, list[tuple[Span, ...]]()
+        for number, spans in enumerate(layout.set_spans):
+            drafts = dict(zip(layout.drafts[number], layout.draft_spans[number], strict=True)) if layout.drafts else {}
+            found += [(span, drafts[index]) if index in drafts else (span,) for index, span in enumerate(spans)]
+        return found
+
+    def _row_distances(self, arrangement: RowArrangement) -> Distances:
+        """Return for each reader and each segment the distance; two where its draft is seen, too."""
+        segments = self._spans_of_segments()
+
+        def seen_by(token: int) -> list[list[float]]:
+            (row,) = (row for row in arrangement.rows if row.queries.start <= token < row.queries.stop)
+            ahead = range(token + 1, token + 1 if row.both_ways else row.queries.stop)
+            shifts = {key: run.shift for run in row.runs for key in range(run.start, run.stop) if key not in ahead}
+            at, ends = arrangement.positions, [[span.stop - 1 for span in spans if len(span)] for spans in segments]
+            return [[float(at[token] - at[key] - shifts[key]) for key in keys if key in shifts] for keys in ends]
+
+        unseen: list[list[float]] = [[] for _ in segments]
+        readers = [seen_by(span.stop - 1) if len(span) else unseen for span in self._segments]
+        return [*readers, seen_by(self._layout.length - 1)]
+
+    def _ranked_distances(self, arrangement: RankedArrangement, call: AttentionCall) -> Distances:
+        """Return for each reader and each segment the distance in every head; for the answer, that of every token."""
+        layout, last = self._layout, self._layout.length - 1
+        first = [sum(map(len, layout.sets[:number])) for number in range(len(layout.sets))]
+        found: Distances = [[[] for _ in self._segments] for _ in (*self._segments, None)]
+        for view in ranked_views(arrangement, call):
+            if view.own is not None:
+                reader = first[view.sets[-1][0]] + view.own
+                token, asked = view.block.stop - 1, slice(None)
+                found[reader][reader] = [0.0]
+            elif view.block.stop > last:
+                reader, token, asked = len(self._segments), last, slice(max(0, last - view.block.start), None)
+            else:
+                continue  # a text before the answer
+            for number, shifts in view.sets:
+                for index, span in enumerate(layout.set_spans[number]):
+                    if len(span) and (view.own is None or index != view.own):
+                        away = token - (span.stop - 1) - shifts[:, asked, index]
+                        found[reader][first[number] + index] += away.flatten().tolist()
+            for text, shift in view.texts if view.own is not None else ():
+                for index, span in enumerate(self._segments):  # of earlier sets, which a segment sees as a text
+                    if len(span) and text.start <= span.start < text.stop:
+                        found[reader][index] = [float(token - (span.stop - 1) - shift)]
+        return found

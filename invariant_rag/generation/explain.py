@@ -1,0 +1,222 @@
+"""Explanations: which segment saw which, at what distance, and what the answer owes to each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
+from invariant_rag.attention.trace import Sight, TracingBackend
+from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.scoring import continuation_logits
+from invariant_rag.segments import Prompt, Segment, SegmentSet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.prepare import PreparedPrompt
+
+_NAME = 24  # characters of a segment's name in tables and figures
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How the segments of one prompt saw each other, and what one answer owes to each.
+
+    Segments are named by their index in `prompt.segments`. Only those that were read and have tokens take part.
+
+    Attributes:
+        prompt: The prompt.
+        answer: The answer, decoded greedily.
+        setting: Names of the model, method, ordering and backend.
+        order: The segments in physical order, farthest from the suffix first.
+        sights: For each reader, a segment or None for the answer, how it sees each segment.
+        confidence: Mean probability of the answer's tokens in the prompt.
+        alone: For each segment, the same if it is the only one of its set.
+        without: The same with all sets empty.
+    """
+
+    prompt: Prompt
+    answer: Generation
+    setting: Mapping[str, str]
+    order: tuple[int, ...]
+    sights: Mapping[int | None, Mapping[int, Sight]]
+    confidence: float
+    alone: Mapping[int, float]
+    without: float
+
+    @property
+    def elsewhere(self) -> float:
+        """Share of the answer's attention that goes to no segment: to the texts, to the answer itself, to a sink."""
+        return max(0.0, 1.0 - math.fsum(sight.attention for sight in self.sights[None].values()))
+
+    def name(self, index: int | None) -> str:
+        """Return a short name of a segment: its index and its title, or the beginning of its text; of None: answer."""
+        if index is None:
+            return "answer"
+        segment = self.prompt.segments[index]
+        words = " ".join((segment.title or segment.text or f"{len(segment.token_ids or ())} tokens").split())
+        return f"[{index}] {words if len(words) <= _NAME else words[: _NAME - 1] + '…'}"
+
+    def text(self) -> str:
+        """Return the explanation as text: who saw whom at what distance, and the answer by segment."""
+        names = {index: self.name(index) for index in self.sights}
+        wide = max(map(len, names.values()))
+        columns = [f"[{index}]" for index in self.order]
+        width = max([6, *(len(_distance(sight)) for row in self.sights.values() for sight in row.values())])
+        setting = self.setting
+        lines = [
+            f"{setting['method']}, {setting['ordering']}: {self.answer.text!r}, confidence {self.confidence:.2f}",
+            "",
+            "Distance in tokens from the end of the reader (line) back to the end of the segment (column): mean and",
+            "range over layers, heads and tokens. - is not seen; a negative distance lies behind the reader.",
+            f"{'':{wide}}  {'  '.join(f'{each:>{width}}' for each in columns)}",
+        ]
+        for reader, row in self.sights.items():
+            cells = ["itself" if reader == each else _distance(row[each]) for each in self.order]
+            lines.append(f"{names[reader]:{wide}}  {'  '.join(f'{cell:>{width}}' for cell in cells)}")
+        lines += ["", f"{'The answer owes to':{wide}}  attention  in layers  confidence with it alone"]
+        for each in self.order:
+            sight = self.sights[None][each]
+            lines.append(f"{names[each]:{wide}}  {sight.attention:9.1%}  {sight.layers:9.0%}  {self.alone[each]:.2f}")
+        lines.append(f"{'no segment':{wide}}  {self.elsewhere:9.1%}  {'':9}  {self.without:.2f}")
+        return "\n".join(lines)
+
+    __str__ = text
+
+    def figure(self) -> Figure:
+        """Draw the explanation: distances as a map, and attention and confidence by segment as bars.
+
+        Raises:
+            ExtraRequired: matplotlib is not installed.
+        """
+        from invariant_rag.generation.explain_figure import draw
+
+        return draw(self)
+
+    def save_figure(self, path: str | Path) -> None:
+        """Draw the explanation into a file, of the kind that its name says: `.png`, `.svg` or `.pdf`.
+
+        Raises:
+            InvalidChoice: The file is of another kind.
+        """
+        from invariant_rag.generation.explain_figure import check_figure_file
+
+        self.figure().savefig(check_figure_file(path), dpi=144)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the explanation as plain values, for JSON."""
+        return {
+            "setting": dict(self.setting),
+            "answer": self.answer.text,
+            "order": list(self.order),
+            "readers": [
+                {
+                    "segment": reader,
+                    "sees": [
+                        {
+                            "segment": each,
+                            "distance": sight.distance,
+                            "closest": min(sight.distances, default=None),
+                            "farthest": max(sight.distances, default=None),
+                            "attention": sight.attention,
+                            "layers": sight.layers,
+                        }
+                        for each, sight in row.items()
+                    ],
+                }
+                for reader, row in self.sights.items()
+            ],
+            "confidence": {"together": self.confidence, "alone": dict(self.alone), "without": self.without},
+        }
+
+
+def _distance(sight: Sight) -> str:
+    if not sight.distances:
+        return "-"
+    nearest, farthest = min(sight.distances), max(sight.distances)
+    mean = f"{sight.distance:.4g}"
+    return mean if nearest == farthest else f"{mean} ({nearest:.4g} to {farthest:.4g})"
+
+
+def explain(lm: InvariantModel, prompt: Prompt, max_new_tokens: int | None = None) -> Explanation:
+    """Answer a prompt and explain the answer; see `InvariantModel.explain`.
+
+    Raises:
+        InvalidPrompt: No segment has tokens.
+        UnsupportedCombination: The model has an intervention.
+    """
+    if lm.intervention is not None:
+        raise UnsupportedCombination(
+            f"expected a model without an intervention, got {lm.intervention.name!r}, which changes attention weights",
+            hint='Explain the model without it: lm.with_method("sequential", ordering="lexical").explain(prompt).',
+        )
+    lm = lm.with_cache(None)
+    answer = lm.generate(prompt, max_new_tokens=max_new_tokens)
+    prepared = lm.prepare(prompt, new_tokens=len(answer.token_ids))
+    lengths = [length for lengths in prepared.arrangement.layout.sets for length in lengths]
+    read = [(place, index) for place, index in enumerate(prepared.order) if lengths[place]]
+    if not read:
+        raise InvalidPrompt("expected a prompt with segments, got none with a token")
+    sights = _trace(lm, prepared, answer.token_ids)
+    readers = [*read, (len(lengths), None)]
+    setting = {"model": lm.name, "method": lm.method.name, "ordering": lm.ordering.name, "backend": lm.backend.name}
+    return Explanation(
+        prompt=prompt,
+        answer=answer,
+        setting=setting,
+        order=tuple(index for _, index in read),
+        sights={reader: {index: sights[line][place] for place, index in read} for line, reader in readers},
+        confidence=_mean_probability(answer.logprobs),
+        alone={index: _confidence(lm, _only(prompt, index), answer.token_ids) for _, index in read},
+        without=_confidence(lm, _only(prompt, None), answer.token_ids),
+    )
+
+
+def _trace(lm: InvariantModel, prepared: PreparedPrompt, answer: Sequence[int]) -> list[list[Sight]]:
+    """Return how every reader sees every segment, in memory order; one forward pass over prompt and answer."""
+    prefiller = lm.prefiller
+    backend = TracingBackend(lm.backend, prepared.arrangement.layout)
+    attention = ArrangedAttention([PromptState(prepared.arrangement)], backend, prefiller.rotations)
+    with prefiller.exclusive(), override_attention(lm.model, attention):
+        prefiller.forward(prepared, 1, answer=answer[:-1], use_cache=False)
+    return backend.sights()
+
+
+def _confidence(lm: InvariantModel, prompt: Prompt, answer: Sequence[int]) -> float:
+    """Return the mean probability of an answer's tokens after a prompt."""
+    prepared = lm.prepare_to_generate(prompt, len(answer))
+    with lm.prefiller.exclusive():
+        logits = continuation_logits(lm.prefiller, prepared, [tuple(answer)])
+    logprobs = torch.log_softmax(logits[0].float(), dim=-1)
+    return _mean_probability(logprobs[torch.arange(len(answer)), torch.tensor(answer)].tolist())
+
+
+def _mean_probability(logprobs: Sequence[float]) -> float:
+    return math.fsum(map(math.exp, logprobs)) / len(logprobs)
+
+
+def _only(prompt: Prompt, index: int | None) -> Prompt:
+    """Return a prompt with one segment of one set, and all other sets as they are; with None, all sets empty."""
+    if index is None:
+        return prompt.with_sets(each[:0] for each in prompt.sets)
+    sets, start = [], 0
+    for each in prompt.sets:
+        place = index - start
+        sets.append(_one(each, place) if 0 <= place < len(each) else each)
+        start += len(each)
+    return prompt.with_sets(sets)
+
+
+def _one(segments: SegmentSet, place: int) -> SegmentSet:
+    """Return a set with one of its segments, which cannot build on others there."""
+    kept: Segment = replace(segments[place], sources=())
+    slots = None if segments.slots is None else segments.slots[place : place + 1]
+    return SegmentSet([kept], slots=slots)

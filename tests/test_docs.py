@@ -1,0 +1,114 @@
+"""The documentation is true: its code runs, its links lead somewhere, its figures have scripts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+ELSEWHERE = {
+    "tutorials/langchain.md",
+    "tutorials/llamaindex.md",
+    "tutorials/vllm.md",
+}  # tests of these packages run them
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+RUN = [page for page in PAGES if CODE.search(page.read_text(encoding="utf-8"))]
+RUN = [
+    page for page in RUN if page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix() not in ELSEWHERE
+]
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "cookbook").rglob("*.md")),
+    *sorted((ROOT / "integrations").glob("*/README.md")),
+    *sorted((ROOT / "cookbook").glob("*.ipynb")),
+]
+
+
+def blocks(page: Path) -> list[str]:
+    """The blocks of Python of a page, with the embedded model in the place of every other."""
+    text = page.read_text(encoding="utf-8")
+    code = [re.sub(r'from_pretrained\("[^"]*"(, )?', "from_pretrained(", block) for block in CODE.findall(text)]
+    return [re.sub(r'model="[^"]*", ', "", block) for block in code]
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_code_of_a_page_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(EXAMPLE_DOCUMENTS, tmp_path / "handbook")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks(page):
+        if "langchain_invariant_rag" in block:
+            continue  # README.md: the package's own tests run it
+        exec(compile(block, page.name, "exec"), namespace)
+        said = re.findall(r"^print\(.*\)  # (.*)", block, re.MULTILINE)
+        assert {*said} <= {*capsys.readouterr().out.splitlines()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_all_code_of_a_page_compiles(page: Path) -> None:
+    for block in blocks(page):
+        compile(block, page.name, "exec")
+
+
+def test_there_is_code_to_run() -> None:
+    assert len(RUN) >= 12
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub and the site make them of its headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        if not found.exists() or (anchor and found.suffix == ".md" and anchor not in anchors(found)):
+            wrong.append(target)
+    assert not wrong, f"{page.relative_to(ROOT)}: {wrong}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    class Loader(yaml.SafeLoader):
+        """Reads the file of MkDocs, which may hold tags of Python."""
+
+    def paths(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        below = entry.values() if isinstance(entry, dict) else entry
+        return [path for each in below for path in paths(each)]
+
+    navigation = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
+    assert {*paths(navigation)} == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def test_every_figure_of_the_documentation_is_drawn_by_a_script() -> None:
+    scripts = {path.stem for path in (DOCS / "figures").glob("*.py")} - {"style"}
+    drawn = {path.stem for path in (DOCS / "figures").glob("*.svg")}
+    assert drawn
+    assert {name for name in drawn if not any(name.startswith(script) for script in scripts)} == set()
+    used = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {name for name in drawn if f"figures/{name}.svg" not in used} <= {"explained_pine"}

