@@ -44,9 +44,9 @@ class _Request:
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
 
-        Sampled requests cannot: the result of a seed would depend on the other rows. Nor can those of a model
-        that computes prompts one by one, and requests with different caches: they may belong to tenants that must not see what the other one has
-        stored.
+        Sampled requests cannot: the result of a seed would depend on the other rows. Nor can those of a model that
+        computes prompts one by one, and requests with different caches: they may belong to tenants that must not see
+        what the other one has stored.
         """
         return (
             not (resolve_option(self.options, "do_sample") or self.lm.prefiller.one_by_one)
