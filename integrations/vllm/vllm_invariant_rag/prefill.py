@@ -137,7 +137,7 @@ class PrefillWorker:
         if not self.cache.is_stored(key):
             raise EntryUnusable(
                 "expected to write keys and values for vLLM, but the folder or Redis took none; the log says why",
-                hint="Look at the space on the disk and at max_disk_bytes, or at Redis and its maxmemory.",
+                hint="Look at the space on the disk and max_disk_bytes; or at Redis, its maxmemory and its password.",
             )
         return known is not None
 
