@@ -19,6 +19,7 @@ ELSEWHERE = {
     "tutorials/langchain.md",
     "tutorials/llamaindex.md",
     "tutorials/vllm.md",
+    "tutorials/server.md",
 }  # tests of these packages run them
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
