@@ -1,4 +1,4 @@
-"""`invariant-rag bench serve` against the server: every system answers, and what was measured is written."""
+"""`invariant-rag bench vllm` against the server: every system answers, and what was measured is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.servers import Server
 
 
 def test_the_bench_measures_plain_and_arranged_requests_and_our_own_engine(server: Server, tmp_path: Path) -> None:
-    words = f"bench serve {server.url} --clients 2 --requests 4 --sets 2 --segments 3 --new-tokens 4 --rounds 1"
+    words = f"bench vllm {server.url} --clients 2 --requests 4 --sets 2 --segments 3 --new-tokens 4 --rounds 1"
     result = CliRunner().invoke(app, [*words.split(), "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     measured = json.loads((tmp_path / "serve.json").read_text())

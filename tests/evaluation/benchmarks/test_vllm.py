@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from invariant_rag import InvariantModel
 from invariant_rag.cli import app
-from invariant_rag.evaluation.benchmarks.serving import (
+from invariant_rag.evaluation.benchmarks.vllm import (
     ARRANGED,
     LOCAL,
     PLAIN,

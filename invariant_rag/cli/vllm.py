@@ -1,4 +1,4 @@
-"""`invariant-rag bench serve`: measure what order invariance costs on a server."""
+"""`invariant-rag bench vllm`: measure what order invariance costs on a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from invariant_rag.errors import ExtraRequired, InvalidChoice
 from invariant_rag.files import encode_json, make_folder, write_file
 
 
-def serve(
+def vllm(
     url: Annotated[str, typer.Argument(help="Address of a vLLM with the connector of vllm-invariant-rag.")],
     method: options.Method = "rotor",
     ordering: options.Ordering = None,
@@ -35,7 +35,7 @@ def serve(
     round nothing is known of the documents; a warm one asks the same again.
     """
     with handle_errors():
-        from invariant_rag.evaluation.benchmarks.serving import ServingConfig, as_data, measure_serving
+        from invariant_rag.evaluation.benchmarks.vllm import ServingConfig, as_data, measure_serving
         from invariant_rag.evaluation.benchmarks.speed_setup import SpeedConfig, environment
         from invariant_rag.generation import InvariantModel
 
