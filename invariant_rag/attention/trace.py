@@ -58,6 +58,7 @@ class TracingBackend:
     """
 
     name: ClassVar[str] = "tracing"
+    reads_together: ClassVar[bool] = False
 
     def __init__(self, backend: Backend, layout: Layout) -> None:
         self._backend, self._layout = backend, layout

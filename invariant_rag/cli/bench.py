@@ -12,8 +12,8 @@ from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.load import load
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.cli.vllm import vllm
 from invariant_rag.cli.speed import speed
+from invariant_rag.cli.vllm import vllm
 from invariant_rag.evaluation.benchmarks import BENCHMARKS, Benchmark
 from invariant_rag.evaluation.progress import no_progress
 

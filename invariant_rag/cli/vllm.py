@@ -35,8 +35,8 @@ def vllm(
     round nothing is known of the documents; a warm one asks the same again.
     """
     with handle_errors():
-        from invariant_rag.evaluation.benchmarks.vllm import ServingConfig, as_data, measure_serving
         from invariant_rag.evaluation.benchmarks.speed_setup import SpeedConfig, environment
+        from invariant_rag.evaluation.benchmarks.vllm import ServingConfig, as_data, measure_serving
         from invariant_rag.generation import InvariantModel
 
         try:
