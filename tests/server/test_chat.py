@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -244,3 +246,12 @@ def test_what_cannot_be_answered_is_refused_by_name(change: dict[str, Any], name
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="small"):
         client.chat.completions.create(model="large", messages=[{"role": "user", "content": "Hello."}])
+
+
+def test_what_the_readme_asks_a_server_is_answered(base_url: str) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = (each for each in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "from openai" in each)
+    here = block.replace("http://localhost:8000", base_url).replace("Qwen/Qwen2.5-7B-Instruct", "small")
+    namespace: dict[str, Any] = {}
+    exec(compile(here, "README.md", "exec"), namespace)
+    assert namespace["reply"].choices[0].message.content == "red and white"
