@@ -73,7 +73,12 @@ class RemoteModel:
 
         if not re.match(r"https?://", check_text("base_url", base_url)):
             raise InvalidChoice(f"base_url: expected an address with http:// or https://, got {base_url!r}")
-        self._settings: dict[str, Any] = {"model": model, "api_key": api_key, "timeout": timeout, "max_retries": max_retries}
+        self._settings: dict[str, Any] = {
+            "model": model,
+            "api_key": api_key,
+            "timeout": timeout,
+            "max_retries": max_retries,
+        }
         self.model = model
         self.max_retries = check_number("max_retries", max_retries, 0)
         headers = {} if api_key is None else {"Authorization": f"Bearer {check_text('api_key', api_key)}"}

@@ -300,7 +300,7 @@ class InvariantLLM(ObjectWriter):
             self.strict,
             self.require_segments,
             promises=promises,
-            routed=hasattr(loaded, "plain_order") and not loaded.invariant,
+            routed=loaded is not None and hasattr(loaded, "plain_order") and not loaded.invariant,
         )
         return recognizer.recognize(turns)
 

@@ -12,7 +12,7 @@ from llama_index.core.bridge.pydantic import BaseModel
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.answer_parsing import AnswerDelta, CallDelta
 from invariant_rag.generation.json_schema import json_schema
-from invariant_rag.prompts import Message, ToolCall
+from invariant_rag.prompts import ToolCall
 from invariant_rag.rag.citations import CitedSpan
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Segment
@@ -72,7 +72,7 @@ class RemoteRequest:
     """
 
     remote: RemoteModel
-    content: Sequence[Message] | Sequence[Any]
+    content: Sequence[Any]
     fields: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = True
     recognized: bool = True
@@ -113,7 +113,8 @@ class RemoteRequest:
         """
         with no_swallowed_errors():
             ask = self.remote.stream_chat if self.chat else self.remote.stream_complete
-            text, reasoning, last = "", "", {}
+            text, reasoning = "", ""
+            last: dict[str, Any] = {}
             calls: dict[int, list[str]] = {}
             for chunk in ask(self.content, **self.fields):
                 if not chunk["choices"]:
