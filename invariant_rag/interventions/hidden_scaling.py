@@ -32,6 +32,7 @@ from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombinat
 from invariant_rag.files import read_bytes, write_file
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
 from invariant_rag.interventions.published_scalings import PUBLISHED, Source
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import AttentionCall
@@ -148,10 +149,9 @@ class HiddenScaling(Intervention):
             given = json.loads(content)
             options = {name: given[name] for name in ("last_tokens", "skip_first", "scale_values") if name in given}
             return cls(given["dimensions"], given["factor"], given["layers"], **options)
-        except InvalidChoice:
-            raise
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise InvalidChoice(f"expected a JSON object with dimensions, factor and layers in {path}") from error
+        except (InvalidChoice, KeyError, TypeError, ValueError, RecursionError) as error:
+            message = f"expected a JSON object with dimensions, factor and layers in {path}"
+            raise InvalidChoice(message, hint=f"It says: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write the parameters as JSON.
@@ -200,9 +200,9 @@ def _indices(name: str, values: Any) -> tuple[int, ...]:
         InvalidChoice: There is none, or one is negative.
     """
     listed = check_items(name, values, Integral)
-    if not listed:
-        raise InvalidChoice(f"{name}: expected one or more indices of at least 0, got none")
-    return tuple(check_number(name, each, 0) for each in listed)
+    if not listed or any(each < 0 for each in listed):
+        raise InvalidChoice(f"{name}: expected one or more indices of at least 0, got {shown(listed)}")
+    return tuple(check_number(name, each) for each in listed)
 
 
 def _short_name(model: str) -> str:

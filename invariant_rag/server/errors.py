@@ -27,6 +27,8 @@ class Refusal(errors.InvariantRAGError):
         retry_after: Seconds after which another try may succeed.
     """
 
+    hint = "Change the request as the message says."
+
     def __init__(
         self, message: str, *, param: str | None = None, hint: str | None = None, retry_after: int | None = None
     ) -> None:

@@ -15,7 +15,7 @@ from invariant_rag.cli import app
 from invariant_rag.evaluation.benchmarks import BENCHMARKS
 
 WRONG = ("nan", "-1", "1e400", "9" * 5000)
-NO_NUMBERS = [("ask",), ("audit",), ("search-dimension",), ("bench", "speed")]
+NO_NUMBERS = [("ask",), ("audit", "run"), ("search-dimension",), ("bench", "speed")]
 
 
 def whole_numbers() -> Iterator[tuple[tuple[str, ...], str]]:

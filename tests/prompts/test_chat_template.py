@@ -20,6 +20,7 @@ from invariant_rag.prompts import (
     tokenize_literal,
     tokenize_prompt,
 )
+from invariant_rag.prompts.literal_text import CUT, PRIVATE
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
@@ -83,7 +84,7 @@ def test_no_text_of_a_message_can_pass_for_a_set(question: str, system: str) -> 
     prompt = render_chat(question_messages(place + question, SegmentSet(["one"]), system + place), TOY)
     assert prompt.sets == (SegmentSet(["one"]),)
     assert len(prompt.texts) == 2
-    assert not any(each in str(text) for text in prompt.texts for each in "\ueca4\ueca5")
+    assert not any(each in str(text).replace(CUT, "") for text in prompt.texts for each in PRIVATE)
 
 
 def test_a_role_cannot_pass_for_a_set() -> None:

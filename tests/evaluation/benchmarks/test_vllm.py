@@ -67,6 +67,6 @@ def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_s
 )
 def test_the_command_says_what_is_wrong(words: str, expected: str) -> None:
     pytest.importorskip("vllm_invariant_rag")
-    result = CliRunner().invoke(app, ["bench", "serve", *words.split()])
+    result = CliRunner().invoke(app, ["bench", "vllm", *words.split()])
     assert result.exit_code == 2
     assert expected in " ".join(result.output.split())
