@@ -1,4 +1,4 @@
-"""Execute the notebooks of the cookbook; they are kept without outputs, and each must end within a minute."""
+"""Execute the notebooks of the cookbook; they are kept without outputs, and none of them may take long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import nbformat
 from nbclient import NotebookClient
 
 COOKBOOK = Path(__file__).parent.parent / "cookbook"
-LIMIT = 60.0
+LIMIT = 180.0  # each takes less than a minute on two quiet cores
 ELSEWHERE = {"09_serve_with_vllm.ipynb"}  # `make test-vllm` executes it, in an environment with vLLM
 
 
