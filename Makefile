@@ -191,7 +191,7 @@ $(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py
 	$(MAKE) VENV=$(LOWEST_VENV) $(LOWEST_VENV)/bin/python
 	$(LOWEST_VENV)/bin/python .ci/lowest.py $(if $(KEEP_TORCH),--without torch) > $(LOWEST_VENV)/lowest.txt
 	$(LOWEST_INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(LOWEST_INSTALL) --editable '.[demo]' hypothesis pytest pytest-xdist
+	$(LOWEST_INSTALL) --editable '.[demo]' hypothesis markdown-it-py pytest pytest-xdist
 	@touch $@
 
 $(VENV)/.notebooks: $(VENV)/.integrations

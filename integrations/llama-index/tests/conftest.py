@@ -8,6 +8,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import llama_index.core
 import pytest
 import torch
 from invariant_rag import InvariantModel
@@ -25,8 +26,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings() -> Iterator[None]:
-    """Leave no global LLM, embedding or callbacks behind."""
+    """Leave no global LLM, embedding, tokenizer or callbacks behind."""
     yield
+    llama_index.core.global_tokenizer = None
     Settings._callback_manager = None
     Settings._llm = None
     Settings._embed_model = None
