@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from threading import Event, Lock
 from typing import Any
@@ -36,6 +37,11 @@ class _Request:
     result: Future[Generation] = field(default_factory=Future)
     started: bool = False  # whether the streamer has got a token
 
+    @cached_property
+    def identity(self) -> str:
+        """What tells the model from others. It reads all weights, so it is asked for last, and once."""
+        return identity(self.lm)
+
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
@@ -53,7 +59,7 @@ class _Request:
             and self.options == other.options
             and self.lm.model is other.lm.model
             and self.lm.cache is other.lm.cache
-            and (self.lm is other.lm or identity(self.lm) == identity(other.lm))
+            and (self.lm is other.lm or self.identity == other.identity)
         )
 
 
