@@ -79,6 +79,7 @@ def serve(
     """
     with handle_errors():
         check_packages()
+        from invariant_rag.server.engines.building import EngineConfig, build_engine
         from invariant_rag.server.serving import configure_logging
 
         allowed = {"methods": allow_method, "orderings": allow_ordering}
@@ -93,9 +94,12 @@ def serve(
             check_order=check_order,
             log_contents=log_contents,
         )
-        choices = {"method": method, "ordering": ordering, "overflow": overflow}
-        loading = {"dtype": dtype, "device_map": device_map}
-        engine = _in_process(model, served_name, settings, {**choices, **loading}, (cache_gb, cache_folder), together)
+        config = EngineConfig(
+            model, served_name, method, ordering, overflow, dtype, device_map, cache_gb, cache_folder, together
+        )
+        with progress_bar("Loading model"):
+            disable_transformers_bars()
+            engine = build_engine(config, settings)
         configure_logging()
         _run(engine, settings, reranker, host, port)
 
@@ -137,39 +141,11 @@ def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> S
     return Settings(keys=keys, default_new_tokens=min(256, limits["max_new_tokens"]), **allowed, **limits)
 
 
-def _in_process(
-    model: str | None,
-    name: str | None,
-    settings: Settings,
-    loading: dict[str, Any],
-    cache: tuple[float, Path | None],
-    together: int,
-) -> Engine:
-    with progress_bar("Loading model"):
-        from invariant_rag.generation.kv_cache import KeyValueCache
-        from invariant_rag.generation.model import InvariantModel
-        from invariant_rag.server.engines.in_process import InProcess
-
-        disable_transformers_bars()
-        lm = InvariantModel.from_pretrained(model, **loading)
-    tenants = sorted(set(settings.keys.values())) or [""]
-    size, folder = int(cache[0] * (1 << 30) / len(tenants)), cache[1]
-    caches = {each: KeyValueCache(size, folder=folder, namespace=each) for each in tenants} if size or folder else {}
-    return InProcess(
-        lm,
-        name or model or "invariant-rag",
-        caches=caches,
-        together=together,
-        max_prompt_tokens=settings.max_prompt_tokens,
-    )
-
-
 def _run(engine: Engine, settings: Settings, reranker: str | None, host: str, port: int) -> None:
-    from invariant_rag.orderings import CrossEncoder, MonoT5
     from invariant_rag.server.app import create_app
+    from invariant_rag.server.engines.building import build_reranker
     from invariant_rag.server.serving import server_of
 
-    relevance = CrossEncoder() if reranker == "cross-encoder" else MonoT5(None if reranker == "monot5" else reranker)
-    server = server_of(create_app(engine, settings, relevance), settings, host, port)
+    server = server_of(create_app(engine, settings, build_reranker(reranker)), settings, host, port)
     print_text(f"{engine.name} at http://{host}:{port}/v1")
     server.run()
