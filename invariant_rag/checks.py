@@ -145,10 +145,13 @@ def check_path(name: str, value: Any, *, error: type[InvariantRAGError] = Invali
     """Return the path of a file or a folder.
 
     Raises:
-        InvariantRAGError: It is neither a text nor a `Path`; raised as the given `error` class.
+        InvariantRAGError: It is neither a text nor a `Path`, or an empty text, which Python takes for the working
+            directory; raised as the given `error` class.
     """
     if not isinstance(value, str | Path):
         raise error(f"{name}: expected a path, got {shown(value)}", hint=f"Give {name} as a str or a Path.")
+    if value == "":
+        raise error(f"{name}: expected a path, got an empty text", hint='For the working directory, write ".".')
     return Path(value)
 
 

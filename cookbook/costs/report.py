@@ -1,4 +1,4 @@
-"""Write the tables of README.md from every `*/speed.json` beside it: what `invariant-rag bench speed --out` leaves."""
+"""Write the tables of README.md from what `invariant-rag bench speed` and `bench vllm` leave beside it with `--out`."""
 
 from __future__ import annotations
 
@@ -44,21 +44,45 @@ def spread(seconds: list[float], plain: list[float]) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
+def serving_table(measured: dict[str, Any]) -> str:
+    """All systems on a server: ratios to plain requests with as many clients in the same state."""
+    machine, setting = measured["environment"], measured["setting"]
+    title = (
+        f"Measured with vLLM on: {machine['device']}; torch {machine['torch']}, Python {machine['python']}. "
+        f"{setting['requests']} requests about {setting['sets']} sets of {setting['segments']} segments, "
+        f"{setting['new_tokens']} new tokens each, {setting['rounds']} rounds.\n"
+    )
+    lines = ["| clients | system | set | throughput | lowest to highest | first token |", "|" + " --- |" * 6]
+    for row in measured["ratios"]:
+        cells = [str(row["clients"]), row["system"], row["state"], f"{row['throughput']:.2f}"]
+        cells += [f"{row['lowest']:.2f} to {row['highest']:.2f}", f"{row['first token']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return f"{title}\n" + "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Fill the page in."""
-    files = sorted(HERE.glob("*/speed.json"))
-    measured = [each for file in files for each in json.loads(file.read_text(encoding="utf-8"))]
+    measured = [each for file in sorted(HERE.glob("*/speed.json")) for each in _load(file)]
     measured.sort(key=lambda each: (each["setting"]["tokens"], each["setting"]["segments"]))
     machine = measured[0]["environment"]
     about = (
         f"Measured on: {machine['device']}, {machine['threads']} threads; torch {machine['torch']}, transformers "
         f"{machine['transformers']}, Python {machine['python']}.\n"
     )
-    content = "\n".join([about, *map(table, measured)])
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
-    place = re.compile(r"(<!-- measured -->\n).*(<!-- end -->)", re.DOTALL)
-    page.write_text(place.sub(lambda match: f"{match[1]}\n{content}\n{match[2]}", text), encoding="utf-8")
+    text = _fill(text, "measured", "\n".join([about, *map(table, measured)]))
+    text = _fill(text, "served", serving_table(_load(HERE / "vllm" / "serve.json")))
+    page.write_text(text, encoding="utf-8")
+
+
+def _load(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _fill(text: str, name: str, content: str) -> str:
+    place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return place.sub(lambda match: f"{match[1]}\n{content}\n{match[2]}", text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from invariant_rag.checks import check_number, check_text
+from invariant_rag.checks import check_number, check_path, check_text
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.kv_cache_files import DiskStore, Entry, stem_of
 from invariant_rag.generation.kv_cache_redis import RedisStore
@@ -97,8 +97,7 @@ class KeyValueCache:
                 f"max_bytes: expected at least 0, got {shown(max_bytes)}",
                 hint="For a folder: KeyValueCache(folder=...).",
             )
-        if not isinstance(folder, str | Path | None) or folder == "":
-            raise InvalidChoice(f"folder: expected a path, got {shown(folder)}", hint="Give folder as a str or a Path.")
+        folder = None if folder is None else check_path("folder", folder)
         self._max_bytes = check_number("max_bytes", max_bytes, 0)
         self._device = _as_device(device)
         self._namespace = check_text("namespace", namespace)
@@ -110,7 +109,7 @@ class KeyValueCache:
             raise InvalidChoice("expected a folder or redis_url, got both", hint="Entries are stored in one place.")
         self._store: DiskStore | RedisStore | None = None
         if folder is not None:
-            self._store = DiskStore(Path(folder), room, self._namespace)
+            self._store = DiskStore(folder, room, self._namespace)
         elif redis_url is not None:
             self._store = RedisStore(check_text("redis_url", redis_url), self._namespace)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from invariant_rag.checks import check_kind, check_text, is_iterable
+from invariant_rag.checks import check_kind, check_path, check_text, is_iterable
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.files import check_regular, parse_json, read_bytes
 
@@ -78,9 +78,7 @@ def load_documents(
     if not (isinstance(paths, str | Path) or is_iterable(paths)) or isinstance(paths, bytes):
         raise RetrievalError(f"expected paths of documents, got {type(paths).__name__}")
     given = [paths] if isinstance(paths, str | Path) else list(paths)
-    if wrong := [each for each in given if not isinstance(each, str | Path)]:
-        raise RetrievalError(f"expected paths of documents, got {type(wrong[0]).__name__}")
-    roots = list(map(Path, given))
+    roots = [check_path("path of documents", each, error=RetrievalError) for each in given]
     found: list[Path | RetrievalError] = [each for root in roots for each in _list_files(root)]
     files = {_resolved(each): each for each in found if isinstance(each, Path)}
     failed = [each for each in found if isinstance(each, RetrievalError)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed
 from invariant_rag.evaluation.audit.folder import read_result
 from invariant_rag.evaluation.audit.result import GIVEN
@@ -74,7 +75,7 @@ def diff_audits(before: str | Path, after: str | Path) -> AuditDiff:
     Raises:
         AuditFailed: A folder has no result of an audit, or no question was asked by both.
     """
-    first, second = (read_result(Path(each)) for each in (before, after))
+    first, second = (read_result(check_path("folder", each, error=AuditFailed)) for each in (before, after))
     ours, theirs = (_by_content(each) for each in (first, second))
     common = [key for key in ours if key in theirs]
     if not common:

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import AuditFailed, InvalidChoice, UnusableFile
+from invariant_rag.checks import check_path
+from invariant_rag.errors import AuditFailed, UnusableFile
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
 
@@ -41,9 +42,7 @@ class AuditFolder:
         """
         if out is None:
             return cls(None)
-        if not isinstance(out, str | Path):
-            raise InvalidChoice(f"out: expected a folder or None, got {type(out).__name__}")
-        path = make_folder(Path(out))
+        path = make_folder(check_path("out", out))
         known = path / "systems.json"
         try:
             identities = parse_json(read_bytes(known)) if known.exists() else {}

@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.checks import check_flag, check_items, check_text, is_iterable
+from invariant_rag.checks import check_flag, check_items, check_path, check_text, is_iterable
 from invariant_rag.errors import InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.evaluation.audit.question_files import read_entries
 from invariant_rag.evaluation.audit.question_formats import as_record
@@ -101,7 +101,7 @@ def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]])
         ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
     """
     if isinstance(source, str | Path):
-        entries = read_entries(Path(source))
+        entries = read_entries(check_path("questions", source, error=InvalidQuestion))
     elif not is_iterable(source) or isinstance(source, bytes | Mapping):
         raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
     else:

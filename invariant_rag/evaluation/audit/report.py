@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
+from invariant_rag.checks import check_path
 from invariant_rag.evaluation.audit.measures import ABOUT
 from invariant_rag.evaluation.audit.page import html_report
 from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, summary, table
@@ -29,7 +30,7 @@ def write_report(audit: Audit, folder: str | Path) -> None:
     """Write `report.html`, which is self-contained, and `report.md` with `plots/` into a folder."""
     from invariant_rag.evaluation.audit.plots import draw
 
-    target = Path(folder)
+    target = check_path("folder", folder)
     images = draw(audit)
     plots = make_folder(target / "plots")
     for name, image in images.items():
