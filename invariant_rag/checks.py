@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from importlib.util import find_spec
 from numbers import Integral, Real
@@ -145,14 +146,23 @@ def check_path(name: str, value: Any, *, error: type[InvariantRAGError] = Invali
     """Return the path of a file or a folder.
 
     Raises:
-        InvariantRAGError: It is neither a text nor a `Path`, or an empty text, which Python takes for the working
-            directory; raised as the given `error` class.
+        InvariantRAGError: It is neither a text nor a `Path`, an empty text, which Python takes for the working
+            directory, or nothing that the system takes for a path; raised as the given `error` class.
     """
     if not isinstance(value, str | Path):
         raise error(f"{name}: expected a path, got {shown(value)}", hint=f"Give {name} as a str or a Path.")
     if value == "":
         raise error(f"{name}: expected a path, got an empty text", hint='For the working directory, write ".".')
+    try:
+        Path(value).stat()
+    except (OSError, ValueError) as reason:  # too long, or with a null character or half of a surrogate pair
+        if not isinstance(reason, OSError) or reason.errno == errno.ENAMETOOLONG:
+            raise error(f"{name}: {shown(str(value))} is no path of a file: {_why(reason)}") from reason
     return Path(value)
+
+
+def _why(error: OSError | ValueError) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def is_iterable(value: Any) -> bool:

@@ -12,21 +12,21 @@ import copyreg
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from invariant_rag.shown import shown
+from invariant_rag.shown import shortened, shown
 
 
 class InvariantRAGError(Exception):
     """Base class of every error that the library raises.
 
     Args:
-        message: What was expected and what was given.
+        message: What was expected and what was given. A message that quotes a long text is cut in its middle.
         hint: What to do about it; default: the `hint` of the class. Added to the traceback as a note (PEP 678).
     """
 
     hint: str = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.hint = type(self).hint if hint is None else hint
         if self.hint:
             self.add_note(self.hint)

@@ -6,6 +6,7 @@ from numbers import Integral
 from typing import Any
 
 _LONGEST = 60
+_LONGEST_MESSAGE = 4000
 
 
 def shown(value: Any) -> str:
@@ -21,3 +22,15 @@ def shown(value: Any) -> str:
     except Exception:  # noqa: BLE001 - lists nested too deeply, or a faulty class of the caller
         return f"an object of {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST]}..."
+
+
+def shortened(message: str) -> str:
+    """Return a message without its middle if it is longer than a page: it quotes a text from outside.
+
+    >>> shortened("expected 1 or 0, got " + "1" * 5000 + ", line 3")[-40:]
+    '11111111111111111111111111111111, line 3'
+    """
+    if len(message) <= _LONGEST_MESSAGE:
+        return message
+    half = _LONGEST_MESSAGE // 2
+    return f"{message[:half]} ... ({len(message) - 2 * half:,} characters left out) ... {message[-half:]}"

@@ -117,8 +117,8 @@ def _list_files(path: Path) -> Iterator[Path | RetrievalError]:
             yield from _search_folder(path)
             return
         there = path.exists()
-    except (OSError, ValueError) as error:  # a path that is too long, or holds a null character
-        raise RetrievalError(f"{str(path)[:200]!r} is no path of a file: {error}") from error
+    except OSError as error:  # in a folder that may not be read
+        raise RetrievalError(f"{path}: {error.strerror}") from error
     if not there:
         raise RetrievalError(f"no such file or folder: {path}")
     if path.suffix.lower() not in _READERS:

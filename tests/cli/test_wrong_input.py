@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from invariant_rag.cli import app
 from invariant_rag.cli.console import print_error, print_skipped, print_table
-from invariant_rag.errors import RetrievalError
+from invariant_rag.errors import ModelNotFound, RetrievalError
+from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [["bench", "xquad"], ["search-dimension"], ["bench", "speed", "--shape", "tiny"], None]
@@ -161,3 +162,9 @@ def test_a_terminal_of_ascii_shows_the_rest_as_escapes(tmp_path: Path, tiny_fold
     (tmp_path / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
     fixed = ["--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 4]
     assert run_in_ascii(tmp_path, "ask", "三?", *fixed).isascii()
+
+
+@pytest.mark.parametrize("name", [" ", "a\nb", "\udcff", "no-such-model"])
+def test_a_benchmark_names_the_model_that_is_none(name: str) -> None:
+    with pytest.raises(ModelNotFound):
+        BenchmarkConfig(model=name).load_tokenizer()

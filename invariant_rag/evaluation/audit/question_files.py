@@ -11,6 +11,7 @@ from typing import Any
 
 from invariant_rag.errors import ExtraRequired, InvalidQuestion
 from invariant_rag.files import parse_json, read_bytes
+from invariant_rag.shown import shown
 
 Entries = list[tuple[str, Any]]
 """Where each entry is, such as `questions.jsonl, line 3`, and what it says."""
@@ -91,7 +92,9 @@ def _parse_csv(text: str, path: Path) -> Entries:
     finally:
         csv.field_size_limit(limit)
     if "question" not in columns and not {"user_input", "query"} & {*columns}:
-        raise InvalidQuestion(f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {columns}")
+        raise InvalidQuestion(
+            f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {shown(columns)}"
+        )
     if "segment" in columns:
         return _join_rows(numbered)
     return [(where, _one_row(row)) for where, row in numbered]
@@ -151,7 +154,7 @@ def _parse_cell(cell: str) -> Any:
 def _parse_bool(cell: str, where: str) -> bool:
     values = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
     if cell.strip().lower() not in values:
-        raise InvalidQuestion(f"{where}: expected 1 or 0, got {cell!r}")
+        raise InvalidQuestion(f"{where}: expected 1 or 0, got {shown(cell)}")
     return values[cell.strip().lower()]
 
 

@@ -151,13 +151,14 @@ class BenchmarkConfig:
         return None if self.intervention is None else resolve_intervention(self.intervention)
 
     def load_tokenizer(self) -> Any:
-        """Load the tokenizer without the model."""
-        from transformers import AutoTokenizer
+        """Load the tokenizer without the model.
 
-        from invariant_rag.models.embedded import EMBEDDED
+        Raises:
+            ModelNotFound: There is none.
+        """
+        from invariant_rag.models.loading import load_tokenizer
 
-        embedded = {None: "generator", "native": "native"}
-        return AutoTokenizer.from_pretrained(EMBEDDED[embedded[self.model]] if self.model in embedded else self.model)
+        return load_tokenizer(self.model)
 
 
 def resolve_config(

@@ -111,3 +111,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
     path.write_text(content)
     with pytest.raises(InvalidQuestion, match=message):
         read_questions(path, None)
+
+
+def test_a_message_about_a_long_text_stays_short(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    for content in ("," * 100_000, f"question,segment,gold\na,b,{'1' * 5000}\n", f"{{{'a' * 9000}"):
+        path.write_text(content)
+        with pytest.raises(InvalidQuestion) as caught:
+            read_questions(path, None)
+        assert len(str(caught.value)) < 5000
+    with pytest.raises(InvalidQuestion) as caught:
+        read_questions(tmp_path / f"{'d' * 200}/{'e' * 9000}.csv", None)
+    assert len(str(caught.value)) < 5000
