@@ -167,4 +167,4 @@ def test_a_terminal_of_ascii_shows_the_rest_as_escapes(tmp_path: Path, tiny_fold
 @pytest.mark.parametrize("name", [" ", "a\nb", "\udcff", "no-such-model"])
 def test_a_benchmark_names_the_model_that_is_none(name: str) -> None:
     with pytest.raises(ModelNotFound):
-        BenchmarkConfig(model=name).load_tokenizer()
+        BenchmarkConfig("xquad", model=name).load_tokenizer()
