@@ -327,7 +327,7 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def context_window(self) -> int | None:
         """Tokens that prompt and answer may have together; None where no configuration on this machine states it."""
-        if self.remote is not None:
+        if self.base_url is not None:
             return None  # asking would wait for the network
         try:
             return self._lazy_model().context_window(local_files_only=True)  # asked for before `_lazy` is there

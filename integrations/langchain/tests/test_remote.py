@@ -143,13 +143,15 @@ def test_what_a_server_cannot_do_is_refused(base_url: str, remote: ChatInvariant
             ChatInvariant(base_url=base_url, **wrong)
 
 
-def test_the_application_needs_no_torch(base_url: str) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_application_needs_no_torch(installed: bool, base_url: str) -> None:
     code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        f"import sys; sys.modules.update({{}} if {installed} else dict.fromkeys(['torch', 'transformers']))\n"
         "from langchain_invariant_rag import ChatInvariant, InvariantLLM\n"
         f"chat, llm = (kind(base_url={base_url!r}, max_tokens=8) for kind in (ChatInvariant, InvariantLLM))\n"
         f"print(chat.invoke({QUESTION!r}, documents={[each.page_content for each in FLAGS]!r}).content)\n"
         f"llm.invoke({QUESTION!r}, documents=['a', 'b'])\n"
+        "assert not (sys.modules.get('torch') or sys.modules.get('transformers'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "white"

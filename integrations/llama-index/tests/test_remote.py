@@ -131,13 +131,15 @@ def test_what_a_server_cannot_do_is_refused(base_url: str, remote: InvariantLLM,
             InvariantLLM(base_url=base_url, **wrong)
 
 
-def test_the_application_needs_no_torch(base_url: str) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_application_needs_no_torch(installed: bool, base_url: str) -> None:
     code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        f"import sys; sys.modules.update({{}} if {installed} else dict.fromkeys(['torch', 'transformers']))\n"
         "from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock\n"
         "from llama_index.core.base.llms.types import ChatMessage, TextBlock\n"
         f"blocks = [*map(SegmentBlock.of, {FLAGS!r}), TextBlock(text={QUESTION!r})]\n"
         f"print(InvariantLLM(base_url={base_url!r}).chat([ChatMessage(role='user', blocks=blocks)]).message.content)\n"
+        "assert not (sys.modules.get('torch') or sys.modules.get('transformers'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip()
