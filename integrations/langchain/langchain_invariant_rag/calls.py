@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.checks import check_items
+from invariant_rag.errors import InvalidOption, UnsupportedCombination
 from invariant_rag.prompts.labels import translate_labels, translate_stream
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -110,15 +111,18 @@ class Call:
             yield pieces.generation
 
 
-def stop_sequences(stop: Any) -> Any:
+def stop_sequences(stop: Any) -> list[str] | None:
     """Return stop sequences as a list: a str is one of them, and not as many as it has letters.
 
     >>> stop_sequences("and"), stop_sequences(("a", "b")), stop_sequences(None)
     (['and'], ['a', 'b'], None)
+
+    Raises:
+        InvalidOption: They are no collection.
     """
-    if isinstance(stop, str):
-        return [stop]
-    return list(stop) if isinstance(stop, tuple | set | frozenset) else stop
+    if stop is None or isinstance(stop, str):
+        return stop if stop is None else [stop]
+    return check_items("stop", stop, str, error=InvalidOption)
 
 
 def call_of(parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:

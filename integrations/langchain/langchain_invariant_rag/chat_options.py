@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from invariant_rag.checks import is_iterable
 from invariant_rag.errors import InvalidTool
+from invariant_rag.shown import shown
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from langchain_invariant_rag.parsing import object_parser
@@ -42,10 +44,13 @@ class ChatOptions:
             keywords: What was bound or passed. Variables of the chat template are added to those of the object.
 
         Raises:
-            InvalidTool: The choice of a tool is of no known shape.
+            InvalidTool: The tools are no collection, or the choice of one is of no known shape.
         """
+        tools = keywords.pop("tools", None) or ()
+        if not is_iterable(tools) or isinstance(tools, str | bytes):
+            raise InvalidTool(f"tools: expected a list of tools, got {shown(tools)}")
         return cls(
-            tools=[convert_to_openai_tool(tool) for tool in keywords.pop("tools", None) or ()],
+            tools=[convert_to_openai_tool(tool) for tool in tools],
             tool_choice=choice_of(keywords.pop("tool_choice", None)),
             parallel_tool_calls=keywords.pop("parallel_tool_calls", None) is not False,
             template_kwargs={**parameters["template_kwargs"], **(keywords.pop("template_kwargs", None) or {})},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import InvariantRAGError, UnknownName, UnsupportedCombination
+from invariant_rag.errors import InvalidOption, InvalidTool, InvariantRAGError, UnknownName, UnsupportedCombination
 from invariant_rag.interventions import MsPoE
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableField
@@ -160,6 +160,16 @@ def test_a_stop_sequence_may_be_a_str(lm: InvariantModel) -> None:
         text = getattr(text, "content", text)
         for stop, expected in ((text[4:7], text[: text.index(text[4:7])]), (f"{text[3]}never", text)):
             check_stop(kind, model, lm, stop, expected)
+
+
+@pytest.mark.parametrize("value", [1, 2.5, float("nan"), True, object(), [3]])
+def test_a_call_with_stops_or_tools_that_are_none_is_refused(lm: InvariantModel, value: Any) -> None:
+    for model in (ChatInvariant(model=lm), InvariantLLM(model=lm)):
+        with pytest.raises(InvalidOption, match="stop: expected a list of str"):
+            model.invoke(QUESTION, stop=value)
+    if not isinstance(value, list):
+        with pytest.raises(InvalidTool, match="tools: expected a list of tools"):
+            ChatInvariant(model=lm).invoke(QUESTION, tools=value)
 
 
 def check_stop(kind: Any, model: Any, lm: InvariantModel, stop: str, expected: str) -> None:
