@@ -9,7 +9,14 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from invariant_rag.errors import ExtraRequired, InvalidChoice, InvariantRAGError, UnknownName
+from invariant_rag.errors import (
+    ExtraRequired,
+    InvalidChoice,
+    InvalidOption,
+    InvalidTool,
+    InvariantRAGError,
+    UnknownName,
+)
 from invariant_rag.shown import shown
 
 T = TypeVar("T")
@@ -81,6 +88,31 @@ def check_items(name: str, values: Any, kind: type, *, error: type[InvariantRAGE
         if not isinstance(each, kind):
             raise error(f"{what}, got {shown(each)} at index {index}", hint=f"Give {name} as a list.")
     return listed
+
+
+def check_stops(stops: Any) -> list[str]:
+    """Return stop strings as a list: a str is one of them, and not as many as it has letters; None is none.
+
+    >>> check_stops("and"), check_stops(("a", "b")), check_stops(None)
+    (['and'], ['a', 'b'], [])
+
+    Raises:
+        InvalidOption: They are no collection of texts.
+    """
+    if stops is None or isinstance(stops, str):
+        return [] if stops is None else [stops]
+    return check_items("stop", stops, str, error=InvalidOption)
+
+
+def check_tools(tools: Any) -> list[Any]:
+    """Return tools, of whatever kind, as a list; None is none.
+
+    Raises:
+        InvalidTool: They are no collection.
+    """
+    if not is_iterable(() if tools is None else tools) or isinstance(tools, str | bytes):
+        raise InvalidTool(f"tools: expected a list of tools, got {shown(tools)}")
+    return list(tools or ())
 
 
 def check_kind(

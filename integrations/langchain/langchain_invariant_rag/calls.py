@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from invariant_rag.checks import check_items
-from invariant_rag.errors import InvalidOption, UnsupportedCombination
+from invariant_rag.checks import check_stops
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.prompts.labels import translate_labels, translate_stream
 from invariant_rag.segments import Prompt
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -111,20 +111,6 @@ class Call:
             yield pieces.generation
 
 
-def stop_sequences(stop: Any) -> list[str] | None:
-    """Return stop sequences as a list: a str is one of them, and not as many as it has letters.
-
-    >>> stop_sequences("and"), stop_sequences(("a", "b")), stop_sequences(None)
-    (['and'], ['a', 'b'], None)
-
-    Raises:
-        InvalidOption: They are no collection.
-    """
-    if stop is None or isinstance(stop, str):
-        return stop if stop is None else [stop]
-    return check_items("stop", stop, str, error=InvalidOption)
-
-
 def call_of(parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any]) -> Call:
     """Return what a call asks for: its own keywords, over the parameters of the model object.
 
@@ -144,12 +130,12 @@ def call_of(parameters: Mapping[str, Any], stop: str | Sequence[str] | None, key
         )
     for name in ("stream", "tool_choice"):  # how LangChain asks, not what for
         more.pop(name, None)
-    given = stop_sequences(stop if stop is not None else parameters["stop"])
+    given = check_stops(stop if stop is not None else parameters["stop"])
     schema = more.pop("json_schema", None)
     return Call(
         max_tokens=more.pop("max_tokens", parameters["max_tokens"]),
         sampling={name: more.pop(name, parameters[name]) for name in SAMPLING},
-        stop=tuple(given or ()) if schema is None else (),
+        stop=tuple(given) if schema is None else (),
         schema=schema,
         abandoned=more.pop("abandoned", None),
         more=more,

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from invariant_rag.checks import is_iterable
+from invariant_rag.checks import check_tools
 from invariant_rag.errors import InvalidTool
-from invariant_rag.shown import shown
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from langchain_invariant_rag.parsing import object_parser
@@ -46,9 +45,7 @@ class ChatOptions:
         Raises:
             InvalidTool: The tools are no collection, or the choice of one is of no known shape.
         """
-        tools = keywords.pop("tools", None) or ()
-        if not is_iterable(tools) or isinstance(tools, str | bytes):
-            raise InvalidTool(f"tools: expected a list of tools, got {shown(tools)}")
+        tools = check_tools(keywords.pop("tools", None))
         return cls(
             tools=[convert_to_openai_tool(tool) for tool in tools],
             tool_choice=choice_of(keywords.pop("tool_choice", None)),

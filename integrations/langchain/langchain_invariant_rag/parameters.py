@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import invariant_rag
+from invariant_rag.checks import check_stops
 from invariant_rag.errors import ModelNotFound, UnsupportedCombination
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.methods import Method, resolve_method
@@ -22,7 +23,7 @@ from langchain_core.runnables import run_in_executor
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
 from langchain_invariant_rag import __version__
-from langchain_invariant_rag.calls import SAMPLING, Call, call_of, stop_sequences
+from langchain_invariant_rag.calls import SAMPLING, Call, call_of
 from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
 from langchain_invariant_rag.recognition import RecognizesDocuments
 
@@ -121,7 +122,7 @@ class InvariantParameters(RecognizesDocuments):
     top_k: int | None = None
     seed: int | None = None
     """Seed for sampling. None: sample from torch's global random state."""
-    stop: Annotated[list[str] | None, BeforeValidator(stop_sequences)] = None
+    stop: Annotated[list[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
     """The text ends before the first of these; a single one may be given as a str."""
     generation_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keywords of transformers' `generate`."""
@@ -369,7 +370,7 @@ class InvariantParameters(RecognizesDocuments):
             ls_temperature=kwargs.get("temperature", self.temperature),
             ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
         )
-        if stops := stop_sequences(stop) or stop_sequences(self.stop):
+        if stops := check_stops(stop) or check_stops(self.stop):
             params["ls_stop"] = stops
         return params
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cases import QUERY, ListRetriever, nodes_of
 from invariant_rag import InvariantModel, errors
-from invariant_rag.errors import ContextOverflow, InvalidSegment, InvariantRAGError
+from invariant_rag.errors import ContextOverflow, InvalidOption, InvalidSegment, InvalidTool, InvariantRAGError
 from llama_index.core.base.llms.types import AudioBlock, CitableBlock, ImageBlock, TextBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.indices.prompt_helper import PromptHelper
@@ -160,3 +160,17 @@ async def test_image_nodes_are_refused_by_a_model_of_texts(llm: InvariantLLM, wa
     assert "canonical" in caught.value.hint
     with pytest.raises(errors.InvalidPrompt, match="in the map"):  # a completion model has no place for them either
         InvariantSynthesizer(canonical(MockLLM())).synthesize(QUERY, nodes)
+
+
+@pytest.mark.parametrize("value", [1, 2.5, True, object(), [3]])
+def test_a_call_with_stops_tools_or_a_temperature_that_are_none_is_refused(model: InvariantModel, value: Any) -> None:
+    llm = InvariantLLM(model, max_tokens=2)
+    for ask in (lambda **more: llm.complete("Q", **more), lambda **more: llm.chat([ChatMessage("Q")], **more)):
+        with pytest.raises(InvalidOption, match="stop: expected a list of str"):
+            ask(stop=value)
+        if not isinstance(value, float | int):
+            with pytest.raises(InvalidOption, match="temperature: expected a finite number"):
+                ask(temperature=value)
+    if not isinstance(value, list):
+        with pytest.raises(InvalidTool, match="tools: expected a list of tools"):
+            llm.chat([ChatMessage("Q")], tools=value)

@@ -13,7 +13,8 @@ from llama_index.core.bridge.pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
 from invariant_rag import Generation, InvariantModel, Prompt
-from invariant_rag.errors import TokenizerRequired
+from invariant_rag.checks import check_real
+from invariant_rag.errors import InvalidOption, TokenizerRequired
 from invariant_rag.generation.answer_parsing import Answer as ParsedAnswer
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.generation.answer_pieces import parse_answer
@@ -145,9 +146,13 @@ def generation_options(
     seed: int | None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return LlamaIndex's parameters as keywords of `InvariantModel.generate`."""
+    """Return LlamaIndex's parameters as keywords of `InvariantModel.generate`.
+
+    Raises:
+        InvalidOption: The temperature is no number.
+    """
     options = {"max_new_tokens": max_tokens, **more}
-    if temperature > 0:
+    if check_real("temperature", temperature, error=InvalidOption) > 0:
         sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         options |= {"do_sample": True} | {name: value for name, value in sampling.items() if value is not None}
     return options

@@ -20,6 +20,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
 
+from invariant_rag.checks import check_stops
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.methods import resolve_method
@@ -343,8 +344,12 @@ class InvariantLLM(ObjectWriter):
         }
         if self._remote is None:
             check_call_keywords(given, _PER_CALL)
-        query, stop, output_cls = given.pop("query", None), given.pop("stop") or [], given.pop("output_cls", None)
-        stops = [] if output_cls is not None else [stop] if isinstance(stop, str) else list(stop)
+        query, stop, output_cls = (
+            given.pop("query", None),
+            check_stops(given.pop("stop")),
+            given.pop("output_cls", None),
+        )
+        stops = [] if output_cls is not None else stop
         recognized = not found.findings
         reporting = {name: bool(given.pop(name)) for name in _REPORTING}
         if self._remote is not None:

@@ -12,6 +12,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools import BaseTool
 from pydantic_core import from_json
 
+from invariant_rag.checks import check_tools
 from invariant_rag.errors import InvalidPrompt, InvalidTool, UnsupportedCombination
 from llama_index.llms.invariant_rag.errors import NoToolCall
 
@@ -54,7 +55,7 @@ class ChatOptions:
             UnsupportedCombination: There are tools, and an object is asked for.
         """
         rest = {name: value for name, value in keywords.items() if name not in CHAT_KEYWORDS}
-        tools = [openai_tool(tool) for tool in keywords.get("tools") or ()]
+        tools = [openai_tool(tool) for tool in check_tools(keywords.get("tools"))]
         if tools and rest.get("output_cls") is not None:
             raise UnsupportedCombination(
                 "expected either tools or an output class, got both",
