@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.cli import options
+from invariant_rag.cli import options, scale
 from invariant_rag.cli.console import handle_errors, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ExtraRequired, InvalidChoice
+from invariant_rag.errors import ExtraRequired
+from invariant_rag.server.keys import KEY_VARIABLE, read_keys
 
 if TYPE_CHECKING:
+    from invariant_rag.orderings import Relevance
     from invariant_rag.server.engines.base import Engine
     from invariant_rag.server.settings import Settings
 
-KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
 _PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
 
 
@@ -69,6 +70,10 @@ def serve(
         str | None,
         typer.Option(help="monot5 or cross-encoder, or a MonoT5 checkpoint, for /v1/rerank.", show_default="monot5"),
     ] = None,
+    ray: scale.Ray = False,
+    replicas: scale.Replicas = None,
+    max_replicas: scale.MaxReplicas = None,
+    replica_gpus: scale.ReplicaGpus = None,
     log_contents: Annotated[bool, typer.Option("--log-contents", help="Log requests with their texts.")] = False,
 ) -> None:
     """Serve MODEL with OpenAI's API: `documents` beside `messages` are read as a set.
@@ -79,7 +84,7 @@ def serve(
     """
     with handle_errors():
         check_packages()
-        from invariant_rag.server.engines.building import EngineConfig, build_engine
+        from invariant_rag.server.engines.building import EngineConfig
         from invariant_rag.server.serving import configure_logging
 
         allowed = {"methods": allow_method, "orderings": allow_ordering}
@@ -97,11 +102,13 @@ def serve(
         config = EngineConfig(
             model, served_name, method, ordering, overflow, dtype, device_map, cache_gb, cache_folder, together
         )
-        with progress_bar("Loading model"):
-            disable_transformers_bars()
-            engine = build_engine(config, settings)
-        configure_logging()
-        _run(engine, settings, reranker, host, port)
+        wanted = scale.scale_of(replicas, max_replicas, replica_gpus, ray=ray)
+        with ExitStack() as stack:
+            with progress_bar("Loading model"):
+                disable_transformers_bars()
+                engine, relevance = stack.enter_context(scale.started(config, settings, wanted, reranker))
+            configure_logging()
+            _run(engine, settings, relevance, host, port)
 
 
 def check_packages() -> None:
@@ -115,37 +122,16 @@ def check_packages() -> None:
             raise ExtraRequired(name.replace("_", "-"), "serve")
 
 
-def read_keys(path: Path | None) -> dict[str, str]:
-    """Return the tenant of each key: from a file, and from the environment.
-
-    Raises:
-        InvalidChoice: A line is no tenant and key, or a key has two tenants.
-    """
-    keys = {key: "default"} if (key := os.environ.get(KEY_VARIABLE, "").strip()) else {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines() if path else (), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or keys.get(words[1], words[0]) != words[0]:
-            raise InvalidChoice(
-                f"{path}, line {number}: expected `TENANT KEY`, with a key that is nobody else's",
-                hint="One line for each key; a tenant may have several.",
-            )
-        keys[words[1]] = words[0]
-    return keys
-
-
 def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> Settings:
     from invariant_rag.server.settings import Settings
 
     return Settings(keys=keys, default_new_tokens=min(256, limits["max_new_tokens"]), **allowed, **limits)
 
 
-def _run(engine: Engine, settings: Settings, reranker: str | None, host: str, port: int) -> None:
-    from invariant_rag.server.app import create_app
-    from invariant_rag.server.engines.building import build_reranker
+def _run(engine: Engine, settings: Settings, reranker: Relevance, host: str, port: int) -> None:
+    from invariant_rag.server.application import create_app
     from invariant_rag.server.serving import server_of
 
-    server = server_of(create_app(engine, settings, build_reranker(reranker)), settings, host, port)
+    server = server_of(create_app(engine, settings, reranker), settings, host, port)
     print_text(f"{engine.name} at http://{host}:{port}/v1")
     server.run()

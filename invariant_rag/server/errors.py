@@ -91,6 +91,18 @@ class UpstreamFailed(Refusal):
     hint = "The message says what it answered."
 
 
+class ReplicaLost(Refusal):
+    """The replica that was answering is gone, or there is none."""
+
+    hint = "Ask again: another replica answers."
+
+
+class ReplicaFailed(Refusal):
+    """A fault of a replica."""
+
+    hint = "The logs of Ray Serve say where it was."
+
+
 _STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
     (Unauthorized, 401),
     (UnknownModel, 404),
@@ -102,6 +114,7 @@ _STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
     (ClientLeft, 499),
     (errors.ExtraRequired, 501),
     (UpstreamFailed, 502),
+    (ReplicaLost, 503),
     (DeadlineExceeded, 504),
     (InvalidRequest, 400),
     (errors.ContextOverflow, 400),

@@ -165,6 +165,9 @@ class Engine(Protocol):
     def caches(self) -> Mapping[str, KeyValueCache]:
         """The cache of each tenant; empty where none is in this process."""
 
+    def replicas(self) -> int:
+        """Return how many copies of the model can answer now."""
+
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
         """Answer a request.
 

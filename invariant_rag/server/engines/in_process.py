@@ -63,6 +63,10 @@ class InProcess:
         """Tokens that a prompt and its answer may have together."""
         return self.lm.context_window
 
+    def replicas(self) -> int:
+        """Return how many copies of the model can answer now: the one in this process."""
+        return 1
+
     def model_for(self, choices: Choices) -> InvariantModel:
         """Return the model as somebody wants it, with the cache of the tenant."""
         with self._lock:

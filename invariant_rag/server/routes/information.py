@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from invariant_rag import __version__
@@ -23,11 +24,13 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """Say whether another request would be taken: 503 while the queue is full."""
+    """Say whether another request would be answered: 503 while the queue is full, or no replica is up."""
     state = state_of(request)
     active, places = state.admission.active, state.settings.max_requests
-    body = {"status": "ready" if active < places else "busy", "active": active, "places": places}
-    return JsonReply(body, 200 if active < places else 503)
+    replicas = await run_in_threadpool(state.engine.replicas)
+    status = "starting" if not replicas else "ready" if active < places else "busy"
+    body = {"status": status, "active": active, "places": places, "replicas": replicas}
+    return JsonReply(body, 200 if status == "ready" else 503)
 
 
 @router.get("/version")

@@ -1,0 +1,185 @@
+"""An engine whose model is in replicas: Ray Serve sends equal sets to the replica that has read them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+from ray import serve
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.serve.exceptions import RayServeException
+
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.judge import Verdict
+from invariant_rag.orderings import Candidate, Relevance
+from invariant_rag.segments import SegmentSet
+from invariant_rag.server.documents import set_key
+from invariant_rag.server.engines.base import Call, Emit, JudgeCall, Reply
+from invariant_rag.server.errors import ReplicaLost
+from invariant_rag.server.replica import Failed
+
+T = TypeVar("T")
+_logger = logging.getLogger("invariant_rag.server")
+
+_LOST = (RayActorError, ObjectLostError, RayServeException)
+_ABANDON_SECONDS = 0.1
+"""How often a waiting thread looks whether somebody still waits for its answer."""
+
+
+class RayEngine:
+    """The replicas of a Ray Serve deployment as an engine.
+
+    A request whose replica dies is asked again of another one, once, unless a piece of its answer has been given away.
+
+    Args:
+        handle: Handle of a deployment of `Replica`. The first replica is waited for.
+        name: What requests call the model.
+        together: How many requests all replicas answer at a time.
+    """
+
+    def __init__(self, handle: Any, name: str, together: int) -> None:
+        self.handle = handle
+        self.name = name
+        self.together = together
+        self.caches: Mapping[str, KeyValueCache] = {}
+        # A handle belongs to one event loop. This one serves all threads that wait for answers.
+        self._loop = asyncio.new_event_loop()
+        Thread(target=self._loop.run_forever, name="invariant-rag-replicas", daemon=True).start()
+        self.context_window: int | None = self._ask("context_window")
+
+    def replicas(self) -> int:
+        """Return how many replicas are up."""
+        application = serve.status().applications.get(self.handle.app_name)
+        deployments = {} if application is None else application.deployments
+        found = deployments.get(self.handle.deployment_name)
+        return 0 if found is None else sum(n for state, n in found.replica_states.items() if state == "RUNNING")
+
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+        """Answer a request; see `Engine.answer`.
+
+        Raises:
+            ReplicaLost: The replica died in the middle of a stream, or a second one did.
+        """
+        answering = self._start(lambda: self._answer(call, emit))
+        while not wait([answering], _ABANDON_SECONDS).done:
+            if abandoned.is_set():
+                answering.cancel()
+                raise CancelledError
+        return answering.result()
+
+    def tokens(self, call: Call) -> list[int]:
+        """Return the token ids of what the model reads."""
+        found: list[int] = self._ask("tokens", call)
+        return found
+
+    def judge(self, call: JudgeCall) -> Verdict:
+        """Compare answers; see `Judge`."""
+        found: Verdict = self._ask("judge", call, session=_session(call.choices.tenant, [SegmentSet(call.answers)]))
+        return found
+
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
+        """Return the sort keys of the replicas' reranker."""
+        found: list[float] = self._ask("sort_keys", candidates, query)
+        return found
+
+    def _start(self, attempt: Callable[[], Awaitable[T]]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(_retried(attempt), self._loop)
+
+    def _ask(self, method: str, *arguments: Any, session: str | None = None) -> Any:
+        async def attempt() -> Any:
+            return _unwrapped(await getattr(self._routed(session), method).remote(*arguments))
+
+        return self._start(attempt).result()
+
+    async def _answer(self, call: Call, emit: Emit) -> Reply:
+        emitted = False
+        pieces = self._routed(session_of(call), stream=True).answer.remote(call)
+        try:
+            async for piece in pieces:
+                if isinstance(piece, Reply | Failed):
+                    return _unwrapped(piece)
+                emit(*piece)
+                emitted = True
+        except asyncio.CancelledError:
+            pieces.cancel()
+            raise
+        except _LOST as error:
+            if emitted:
+                raise ReplicaLost("the replica was lost in the middle of the answer") from error
+            raise
+        raise ReplicaLost("expected a reply at the end of an answer")
+
+    def _routed(self, session: str | None, **options: Any) -> Any:
+        return self.handle.options(**options, **({} if session is None else {"session_id": session}))
+
+
+class RemoteRelevance(Relevance):
+    """A reranker whose model is in the replicas of an engine.
+
+    Args:
+        engine: The engine.
+        local: The same reranker here, where its model is never loaded.
+    """
+
+    def __init__(self, engine: RayEngine, local: Relevance) -> None:
+        super().__init__(local.model)
+        self.name = local.name
+        self._engine, self._local = engine, local
+
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
+        """Return the negated scores."""
+        return self._engine.sort_keys(candidates, query)
+
+    def probability(self, score: float) -> float:
+        """Return a score as a number from 0 to 1."""
+        return self._local.probability(score)
+
+    def score_texts(self, texts: Sequence[str], query: str) -> Sequence[float]:
+        """Never called: `sort_keys` asks a replica for all scores at once."""
+        raise NotImplementedError
+
+
+def session_of(call: Call) -> str | None:
+    """Return the key by which a call is routed: equal sets of a tenant have equal keys in any order. None: any replica.
+
+    >>> from invariant_rag.prompts import Turn
+    >>> from invariant_rag.server.engines.base import Choices, Sampling
+    >>> one, other = (
+    ...     Call((Turn("user", (SegmentSet(each),)),), "", Choices(), Sampling(1)) for each in (["a", "b"], ["b", "a"])
+    ... )
+    >>> session_of(one) == session_of(other)
+    True
+    """
+    sets = [part for turn in call.turns for part in turn.parts if isinstance(part, SegmentSet)]
+    return _session(call.choices.tenant, sets) if any(sets) else None
+
+
+def _session(tenant: str, sets: Sequence[SegmentSet]) -> str:
+    return hashlib.sha256(f"{tenant}\0{set_key(sets)}".encode()).hexdigest()[:32]
+
+
+def _unwrapped(piece: Any) -> Any:
+    if isinstance(piece, Failed):
+        raise piece.error
+    return piece
+
+
+async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of an attempt; if its replica is lost, that of a second one.
+
+    Raises:
+        ReplicaLost: The second one is lost, too.
+    """
+    try:
+        return await attempt()
+    except _LOST as error:
+        _logger.warning("replica lost", extra={"fields": {"error": type(error).__name__}})
+    try:
+        return await attempt()
+    except _LOST as error:
+        raise ReplicaLost("two replicas were lost, one after the other", retry_after=1) from error

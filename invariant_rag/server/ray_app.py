@@ -1,0 +1,96 @@
+"""`serve run invariant_rag.server:app`: HTTP by Ray Serve's proxies, ingresses that check requests, and replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import TypeAdapter, ValidationError
+from ray import serve
+
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.server.application import create_app
+from invariant_rag.server.engines.building import EngineConfig
+from invariant_rag.server.keys import read_keys
+from invariant_rag.server.scaling import Scale, deployment_of, engine_of, without_keys
+from invariant_rag.server.serving import configure_logging
+from invariant_rag.server.settings import Settings
+
+_SPARE_REQUESTS = 256
+"""Beside those that are admitted: of load balancers, of Prometheus, and to be told to come back."""
+
+
+def app(args: dict[str, Any]) -> Any:
+    """Return the application that Ray Serve runs.
+
+    Args:
+        args: Attributes of `EngineConfig`, `Settings` and `Scale` by name; `reranker`; and `keys`, a file as for
+            `--keys` that is on every node.
+
+    Raises:
+        InvalidChoice: An argument does not exist, or has no value of its kind.
+    """
+    given = dict(args)
+    keys = Path(given.pop("keys")) if "keys" in given else None
+    reranker = given.pop("reranker", None)
+    kinds = {kind: {each.name for each in fields(kind)} - {"keys"} for kind in (EngineConfig, Settings, Scale)}
+    if unknown := sorted(given.keys() - set().union(*kinds.values())):
+        listed = ", ".join(sorted(set().union(*kinds.values(), {"keys", "reranker"})))
+        raise InvalidChoice(f"expected arguments of {listed}; got {', '.join(unknown)}")
+    config, settings, scale = (_made(kind, given, names) for kind, names in kinds.items())
+    settings = replace(settings, keys=read_keys(keys))
+    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+        name="ingress",
+        num_replicas=scale.ingresses,
+        ray_actor_options={"num_cpus": 1},
+        max_ongoing_requests=settings.max_requests + _SPARE_REQUESTS,
+        graceful_shutdown_timeout_s=settings.timeout,
+    )
+    replicas = deployment_of(config, settings, scale, reranker)
+    return ingress.bind(replicas, config, without_keys(settings), scale, reranker, keys)
+
+
+class Ingress:
+    """The application in a process of Ray Serve.
+
+    Keys are read here: they go neither into Ray's own store nor to the replicas.
+
+    Raises:
+        InvalidChoice: The keys are not those with which the application was built.
+    """
+
+    async def __init__(
+        self,
+        handle: Any,
+        config: EngineConfig,
+        settings: Settings,
+        scale: Scale,
+        reranker: str | None,
+        keys: Path | None,
+    ) -> None:
+        configure_logging()
+        given = read_keys(keys)
+        if set(given.values()) != set(settings.keys):
+            raise InvalidChoice(
+                f"expected keys of {len(settings.keys)} tenants on this node, as where the application was built; "
+                f"got those of {len(set(given.values()))}",
+                hint="Put the same file of keys, or the same variable, on every node.",
+            )
+        engine, relevance = await asyncio.to_thread(engine_of, handle, config, scale, reranker)
+        self._app = create_app(engine, replace(settings, keys=given), relevance)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the application, for Ray Serve."""
+        return self._app
+
+
+def _made(kind: type[Any], given: Mapping[str, Any], names: set[str]) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python({name: given[name] for name in given.keys() & names})
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise InvalidChoice("; ".join(problems)) from None
