@@ -32,7 +32,8 @@ def app(args: dict[str, Any]) -> Any:
             `--keys` that is on every node.
 
     Raises:
-        InvalidChoice: An argument does not exist, or has no value of its kind.
+        InvalidChoice: An argument does not exist, or has no value of its kind; or there is a model, and it is not said
+            how many GPUs each replica gets.
     """
     given = dict(args)
     keys = Path(given.pop("keys")) if "keys" in given else None
@@ -42,6 +43,10 @@ def app(args: dict[str, Any]) -> Any:
         listed = ", ".join(sorted(set().union(*kinds.values(), {"keys", "reranker"})))
         raise InvalidChoice(f"expected arguments of {listed}; got {', '.join(unknown)}")
     config, settings, scale = (_made(kind, given, names) for kind, names in kinds.items())
+    if scale.replica_gpus is None and config.model is not None:
+        raise InvalidChoice(
+            "expected replica_gpus beside a model", hint="Say how many GPUs each replica gets; 0: it runs on CPU cores."
+        )
     settings = replace(settings, keys=read_keys(keys))
     ingress = serve.deployment(serve.ingress()(Ingress)).options(
         name="ingress",

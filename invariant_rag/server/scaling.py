@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class Scale:
     Attributes:
         replicas: Their number; with `max_replicas`, the least.
         max_replicas: The most, between which Ray Serve chooses by load. None: `replicas`.
-        replica_gpus: GPUs of each; a part of one is allowed. None: one, where the cluster has any.
+        replica_gpus: GPUs of each, or a part of one. None: for `running_replicas`, one where the cluster has any.
         replica_cpus: CPU cores of each, which are also its threads.
         ingresses: Processes that take requests, where Ray Serve runs them (`serve run`).
 
@@ -77,9 +78,6 @@ def deployment_of(
         router: The class that chooses a replica. The default sends equal sets to the same one.
     """
     places = _BATCHES * config.together
-    gpus = scale.replica_gpus
-    if gpus is None:
-        gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
     size: dict[str, Any] = {"num_replicas": scale.replicas}
     if scale.max_replicas is not None:
         size = {
@@ -91,7 +89,7 @@ def deployment_of(
         }
     deployment = serve.deployment(Replica).options(
         name="replicas",
-        ray_actor_options={"num_cpus": scale.replica_cpus, "num_gpus": gpus},
+        ray_actor_options={"num_cpus": scale.replica_cpus, "num_gpus": scale.replica_gpus or 0},
         max_ongoing_requests=places,
         request_router_config=RequestRouterConfig(request_router_class=router),
         graceful_shutdown_timeout_s=settings.timeout,
@@ -123,6 +121,8 @@ def running_replicas(
     own = not ray.is_initialized()
     if own:
         _connect(scale)
+    if scale.replica_gpus is None:
+        scale = replace(scale, replica_gpus=1.0 if ray.cluster_resources().get("GPU", 0) else 0.0)
     name = f"invariant-rag-{uuid.uuid4().hex[:8]}"
     serve.start(proxy_location="Disabled")
     try:
@@ -135,11 +135,13 @@ def running_replicas(
 
 
 def _connect(scale: Scale) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False)
+        ray.init(**quiet)
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Logical CPUs: a cluster of one program's own has room for what it asks for, and one for Serve's controller.
     most = scale.replicas if scale.max_replicas is None else scale.max_replicas
     cpus = max(os.cpu_count() or 1, int(most * scale.replica_cpus) + 2)
-    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
