@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,8 +13,7 @@ import typer
 from invariant_rag.errors import ExtraRequired, InvalidChoice
 
 if TYPE_CHECKING:
-    from invariant_rag.orderings import Relevance
-    from invariant_rag.server.engines.base import Engine
+    from invariant_rag.server.engines.base import Engine, Reranker
     from invariant_rag.server.engines.building import EngineConfig
     from invariant_rag.server.scaling import Scale
     from invariant_rag.server.settings import Settings
@@ -54,6 +54,10 @@ def scale_of(replicas: int | None, max_replicas: int | None, replica_gpus: float
         return None
     if any(find_spec(name) is None for name in _PACKAGES):
         raise ExtraRequired("ray[serve]", "ray")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not os.environ.get("RAY_ADDRESS"):
+        # Despite its name: on every system, a cluster of this process alone listens on loopback. Read by `import ray`.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from invariant_rag.server.scaling import Scale
 
     return Scale(replicas or 1, max_replicas, replica_gpus)
@@ -62,7 +66,7 @@ def scale_of(replicas: int | None, max_replicas: int | None, replica_gpus: float
 @contextmanager
 def started(
     config: EngineConfig, settings: Settings, scale: Scale | None, reranker: str | None
-) -> Iterator[tuple[Engine, Relevance]]:
+) -> Iterator[tuple[Engine, Reranker]]:
     """Give an engine and a reranker: in this process, or in replicas that end with the block."""
     if scale is None:
         from invariant_rag.server.engines.building import build_engine, build_reranker

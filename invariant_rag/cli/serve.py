@@ -16,8 +16,7 @@ from invariant_rag.errors import ExtraRequired
 from invariant_rag.server.keys import KEY_VARIABLE, read_keys
 
 if TYPE_CHECKING:
-    from invariant_rag.orderings import Relevance
-    from invariant_rag.server.engines.base import Engine
+    from invariant_rag.server.engines.base import Engine, Reranker
     from invariant_rag.server.settings import Settings
 
 _PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
@@ -128,7 +127,7 @@ def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> S
     return Settings(keys=keys, default_new_tokens=min(256, limits["max_new_tokens"]), **allowed, **limits)
 
 
-def _run(engine: Engine, settings: Settings, reranker: Relevance, host: str, port: int) -> None:
+def _run(engine: Engine, settings: Settings, reranker: Reranker, host: str, port: int) -> None:
     from invariant_rag.server.application import create_app
     from invariant_rag.server.serving import server_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -48,7 +47,8 @@ def app(args: dict[str, Any]) -> Any:
             "expected replica_gpus beside a model", hint="Say how many GPUs each replica gets; 0: it runs on CPU cores."
         )
     settings = replace(settings, keys=read_keys(keys))
-    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+    deployment: Any = serve.deployment(serve.ingress()(Ingress))
+    ingress = deployment.options(
         name="ingress",
         num_replicas=scale.ingresses,
         ray_actor_options={"num_cpus": 1},
@@ -68,7 +68,7 @@ class Ingress:
         InvalidChoice: The keys are not those with which the application was built.
     """
 
-    async def __init__(
+    def __init__(
         self,
         handle: Any,
         config: EngineConfig,
@@ -85,7 +85,7 @@ class Ingress:
                 f"got those of {len(set(given.values()))}",
                 hint="Put the same file of keys, or the same variable, on every node.",
             )
-        engine, relevance = await asyncio.to_thread(engine_of, handle, config, scale, reranker)
+        engine, relevance = engine_of(handle, config, scale, reranker)
         self._app = create_app(engine, replace(settings, keys=given), relevance)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -12,12 +12,12 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig
 
 from invariant_rag.errors import InvalidChoice
-from invariant_rag.orderings import Relevance
+from invariant_rag.server.engines.base import Reranker
 from invariant_rag.server.engines.building import EngineConfig, build_reranker
-from invariant_rag.server.engines.ray import RayEngine, RemoteRelevance
+from invariant_rag.server.engines.ray import RayEngine, RemoteReranker
 from invariant_rag.server.replica import Replica
 from invariant_rag.server.settings import Settings
 
@@ -87,15 +87,16 @@ def deployment_of(
                 target_ongoing_requests=config.together,
             )
         }
-    deployment = serve.deployment(Replica).options(
+    deployment: Any = serve.deployment(Replica)
+    replicas = deployment.options(
         name="replicas",
         ray_actor_options={"num_cpus": scale.replica_cpus, "num_gpus": scale.replica_gpus or 0},
         max_ongoing_requests=places,
-        request_router_config=RequestRouterConfig(request_router_class=router),
+        request_router_config={"request_router_class": router},
         graceful_shutdown_timeout_s=settings.timeout,
         **size,
     )
-    return deployment.bind(config, without_keys(settings), reranker, places)
+    return replicas.bind(config, without_keys(settings), reranker, places)
 
 
 def without_keys(settings: Settings) -> Settings:
@@ -103,26 +104,27 @@ def without_keys(settings: Settings) -> Settings:
     return replace(settings, keys={tenant: tenant for tenant in settings.keys.values()})
 
 
-def engine_of(handle: Any, config: EngineConfig, scale: Scale, reranker: str | None) -> tuple[RayEngine, Relevance]:
+def engine_of(handle: Any, config: EngineConfig, scale: Scale, reranker: str | None) -> tuple[RayEngine, Reranker]:
     """Return the engine and the reranker that are behind a handle. Blocks until a replica is up."""
     engine = RayEngine(handle, config.served_name, config.together * scale.replicas)
-    return engine, RemoteRelevance(engine, build_reranker(reranker))
+    return engine, RemoteReranker(engine, build_reranker(reranker))
 
 
 @contextmanager
 def running_replicas(
     config: EngineConfig, settings: Settings, scale: Scale, reranker: str | None = None
-) -> Iterator[tuple[RayEngine, Relevance]]:
+) -> Iterator[tuple[RayEngine, Reranker]]:
     """Start replicas, and stop them when the block ends.
 
-    They are in the Ray cluster of the variable `RAY_ADDRESS`; without it, in one that is started on this machine, on
-    loopback, and ends with the block.
+    They are in the Ray cluster of the variable `RAY_ADDRESS`; without it, in one that is started on this machine and
+    ends with the block.
     """
     own = not ray.is_initialized()
     if own:
         _connect(scale)
     if scale.replica_gpus is None:
-        scale = replace(scale, replica_gpus=1.0 if ray.cluster_resources().get("GPU", 0) else 0.0)
+        resources: Any = ray.cluster_resources  # untyped
+        scale = replace(scale, replica_gpus=1.0 if resources().get("GPU", 0) else 0.0)
     name = f"invariant-rag-{uuid.uuid4().hex[:8]}"
     serve.start(proxy_location="Disabled")
     try:
@@ -140,8 +142,7 @@ def _connect(scale: Scale) -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Logical CPUs: a cluster of one program's own has room for what it asks for, and one for Serve's controller.
     most = scale.replicas if scale.max_replicas is None else scale.max_replicas
     cpus = max(os.cpu_count() or 1, int(most * scale.replica_cpus) + 2)
-    ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+    ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the second: on loopback
 pytest.importorskip("ray.serve")
 
 import ray
@@ -54,7 +55,7 @@ def config(tiny_folder: Path) -> EngineConfig:
 def cluster() -> Iterator[int]:
     """A Ray cluster on this machine, and the port of Ray Serve in it."""
     port = free_port()
-    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     yield port
     serve.shutdown()
@@ -339,10 +340,11 @@ def test_a_server_that_is_stopped_finishes_what_runs(server: Server, alone: http
 
 def test_a_cluster_of_ones_own_listens_on_loopback_alone() -> None:
     program = (
-        "import ray; from invariant_rag.server.scaling import Scale, _connect; _connect(Scale(5)); "
-        "print(ray.util.get_node_ip_address(), ray.cluster_resources()['CPU'])"
+        "from invariant_rag.cli.scale import scale_of; scale = scale_of(5, None, None, ray=True)\n"
+        "from invariant_rag.server.scaling import _connect; _connect(scale)\n"
+        "import ray; print(ray.util.get_node_ip_address(), ray.cluster_resources()['CPU'])"
     )
-    clean = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, check=True)
     address, cpus = done.stdout.split()
     assert address == "127.0.0.1"

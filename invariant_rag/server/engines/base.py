@@ -11,6 +11,7 @@ from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.outputs import Usage
 from invariant_rag.judge import By, Verdict
+from invariant_rag.orderings import Candidate
 from invariant_rag.prompts import Turn
 
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
@@ -144,6 +145,20 @@ class JudgeCall:
     criteria: str | Mapping[str, str] | None
     by: By
     explain_tokens: int
+
+
+class Reranker(Protocol):
+    """What scores documents for a query, as `Relevance` does."""
+
+    @property
+    def name(self) -> str:
+        """Name of the ordering."""
+
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
+        """Return the negated scores, the same bits for every order of the documents."""
+
+    def probability(self, score: float) -> float:
+        """Return a score as a number from 0 to 1, higher for higher scores."""
 
 
 class Engine(Protocol):

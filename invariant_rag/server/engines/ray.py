@@ -16,10 +16,10 @@ from ray.serve.exceptions import RayServeException
 
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.judge import Verdict
-from invariant_rag.orderings import Candidate, Relevance
+from invariant_rag.orderings import Candidate
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.documents import set_key
-from invariant_rag.server.engines.base import Call, Emit, JudgeCall, Reply
+from invariant_rag.server.engines.base import Call, Emit, JudgeCall, Reply, Reranker
 from invariant_rag.server.errors import ReplicaLost
 from invariant_rag.server.replica import Failed
 
@@ -101,9 +101,9 @@ class RayEngine:
         pieces = self._routed(session_of(call), stream=True).answer.remote(call)
         try:
             async for piece in pieces:
-                if isinstance(piece, Reply | Failed):
-                    return _unwrapped(piece)
-                emit(*piece)
+                if isinstance(piece, Reply):
+                    return piece
+                emit(*_unwrapped(piece))
                 emitted = True
         except asyncio.CancelledError:
             pieces.cancel()
@@ -118,30 +118,18 @@ class RayEngine:
         return self.handle.options(**options, **({} if session is None else {"session_id": session}))
 
 
-class RemoteRelevance(Relevance):
-    """A reranker whose model is in the replicas of an engine.
+class RemoteReranker:
+    """The reranker of the replicas.
 
     Args:
-        engine: The engine.
-        local: The same reranker here, where its model is never loaded.
+        engine: The replicas.
+        local: The same reranker in this process, where its model is never loaded.
     """
 
-    def __init__(self, engine: RayEngine, local: Relevance) -> None:
-        super().__init__(local.model)
+    def __init__(self, engine: RayEngine, local: Reranker) -> None:
         self.name = local.name
-        self._engine, self._local = engine, local
-
-    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
-        """Return the negated scores."""
-        return self._engine.sort_keys(candidates, query)
-
-    def probability(self, score: float) -> float:
-        """Return a score as a number from 0 to 1."""
-        return self._local.probability(score)
-
-    def score_texts(self, texts: Sequence[str], query: str) -> Sequence[float]:
-        """Never called: `sort_keys` asks a replica for all scores at once."""
-        raise NotImplementedError
+        self.probability = local.probability
+        self.sort_keys = engine.sort_keys
 
 
 def session_of(call: Call) -> str | None:

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from invariant_rag.judge import DEFAULT_CRITERIA, Verdict
-from invariant_rag.orderings import Candidate, Relevance
+from invariant_rag.orderings import Candidate
 from invariant_rag.segments import plain_rendering
 from invariant_rag.server.conversation import choices_of
 from invariant_rag.server.documents import segment_of
-from invariant_rag.server.engines.base import JudgeCall
+from invariant_rag.server.engines.base import JudgeCall, Reranker
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.json_text import JsonReply
 from invariant_rag.server.running import Running
@@ -50,7 +50,7 @@ async def _rerank(request: Request, body: RerankRequest, api_version: str) -> Re
     )
 
 
-def rerank(reranker: Relevance, body: RerankRequest) -> list[dict[str, Any]]:
+def rerank(reranker: Reranker, body: RerankRequest) -> list[dict[str, Any]]:
     """Return the best documents, best first; of equal scores, by content. Scores are bit-equal for every order."""
     segments = [segment_of(each) for each in body.documents]
     candidates = [Candidate(segment, (), plain_rendering(segment)) for segment in segments]
