@@ -18,7 +18,7 @@ import pytest
 
 from invariant_rag import InvariantModel
 from invariant_rag.api_models import PlainRequest, PlainRequests, answer_key, request_as_given
-from invariant_rag.errors import InvalidChoice, UnsupportedCombination
+from invariant_rag.errors import ExtraRequired, InvalidChoice, UnsupportedCombination
 from invariant_rag.prompts import DEFAULT_SYSTEM, Turn
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server import InProcess, Settings
@@ -432,3 +432,9 @@ app(["serve", "--upstream", {api.url!r}, "--port", "0", "--method", "vote"])
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"content":"white"') == 2
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm_invariant_rag", None)  # as if it were not installed
+    with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
+        build_engine(EngineConfig(vllm="http://127.0.0.1:9"), Settings())
