@@ -23,8 +23,20 @@ _PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help="Model id or folder.", show_default="the embedded model")] = None,
-    method: options.Method = "rotor",
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model id or folder; with --upstream, the name of its model.",
+            show_default="the embedded model; or the one behind this server",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="See `invariant-rag methods`. With --upstream: canonical, vote or sequential.",
+            show_default="rotor; with --upstream, canonical",
+        ),
+    ] = None,
     ordering: options.Ordering = None,
     overflow: options.Overflow = "error",
     dtype: options.DType = "auto",
@@ -39,8 +51,29 @@ def serve(
         typer.Option(help=f"File with a line `TENANT KEY` for each key. One key: the variable {KEY_VARIABLE}."),
     ] = None,
     cache_gb: Annotated[float, typer.Option(min=0, help="Keys and values kept in memory, for all tenants.")] = 1.0,
-    cache_folder: Annotated[Path | None, typer.Option(help="Keep them on disk, too.")] = None,
+    cache_folder: Annotated[
+        Path | None, typer.Option(help="Keep them on disk, too. With --vllm: the folder that its connector reads.")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Or in a Redis. A password stands in a variable: redis://:$PASSWORD@host:6379/0.")
+    ] = None,
     together: Annotated[int, typer.Option(min=1, help="Requests to decode as one batch.")] = 8,
+    vllm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Decode on a vLLM with the connector of vllm-invariant-rag. INVARIANT_RAG_UPSTREAM_KEY is its key.",
+        ),
+    ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Let an OpenAI-compatible API answer, with the documents in an order by content. "
+            "INVARIANT_RAG_UPSTREAM_KEY is its key.",
+        ),
+    ] = None,
+    votes: Annotated[int, typer.Option(min=2, help="Orders that the method vote asks about, with --upstream.")] = 5,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get 429.")] = 64,
     max_body_mb: Annotated[float, typer.Option(help="Longest body; longer ones get 413.")] = 4.0,
     max_prompt_tokens: Annotated[
@@ -99,12 +132,26 @@ def serve(
             log_contents=log_contents,
         )
         config = EngineConfig(
-            model, served_name, method, ordering, overflow, dtype, device_map, cache_gb, cache_folder, together
+            model=model,
+            name=served_name,
+            method=method,
+            ordering=ordering,
+            overflow=overflow,
+            dtype=dtype,
+            device_map=device_map,
+            cache_gb=cache_gb,
+            cache_folder=cache_folder,
+            redis_url=redis_url,
+            together=together,
+            vllm=vllm,
+            upstream=upstream,
+            votes=votes,
         )
         wanted = scale.scale_of(replicas, max_replicas, replica_gpus, ray=ray)
         with ExitStack() as stack:
             with progress_bar("Loading model"):
-                disable_transformers_bars()
+                if upstream is None:
+                    disable_transformers_bars()
                 engine, relevance = stack.enter_context(scale.started(config, settings, wanted, reranker))
             configure_logging()
             _run(engine, settings, relevance, host, port)

@@ -36,7 +36,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         settings: Limits, keys and what requests may choose.
         reranker: What scores documents for a query. None: MonoT5, which is loaded at the first request.
     """
-    settings = settings or Settings()
+    settings = (settings or Settings()).within(engine.methods)
     metrics = Metrics()
     executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
     metrics.watch(engine.caches.values())
@@ -46,6 +46,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         yield
         sampling.close()
         executor.shutdown(wait=True, cancel_futures=True)
+        engine.close()
 
     app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     admission = Admission(settings.max_requests, engine.together, metrics)

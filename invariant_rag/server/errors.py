@@ -62,7 +62,7 @@ class TooLarge(Refusal):
 
 
 class Busy(Refusal):
-    """As many requests run and wait as the server takes."""
+    """As many requests run and wait as the server takes, or the model behind it."""
 
     hint = "Try again after the seconds of Retry-After."
 
@@ -103,6 +103,12 @@ class ReplicaFailed(Refusal):
     hint = "The logs of Ray Serve say where it was."
 
 
+class UpstreamRefused(Refusal):
+    """A request that the engine behind this server takes for a wrong one; the message is its own."""
+
+    hint = "Change the request as the message says: the model behind this server does not take it."
+
+
 _STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
     (Unauthorized, 401),
     (UnknownModel, 404),
@@ -117,6 +123,7 @@ _STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
     (ReplicaLost, 503),
     (DeadlineExceeded, 504),
     (InvalidRequest, 400),
+    (UpstreamRefused, 400),
     (errors.ContextOverflow, 400),
     (errors.InvalidChoice, 400),
     (errors.InvalidOption, 400),

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 from ray import serve
 
 from invariant_rag.errors import InvalidChoice
+from invariant_rag.generation.overflow import Overflow
 from invariant_rag.server.application import create_app
 from invariant_rag.server.engines.building import EngineConfig
 from invariant_rag.server.keys import read_keys
 from invariant_rag.server.scaling import Scale, deployment_of, engine_of, without_keys
 from invariant_rag.server.serving import configure_logging
 from invariant_rag.server.settings import Settings
+from invariant_rag.shown import shown
 
+T = TypeVar("T")
 _SPARE_REQUESTS = 256
 """Beside those that are admitted: of load balancers, of Prometheus, and to be told to come back."""
 
@@ -37,16 +40,20 @@ def app(args: dict[str, Any]) -> Any:
     given = dict(args)
     keys = Path(given.pop("keys")) if "keys" in given else None
     reranker = given.pop("reranker", None)
-    kinds = {kind: {each.name for each in fields(kind)} - {"keys"} for kind in (EngineConfig, Settings, Scale)}
-    if unknown := sorted(given.keys() - set().union(*kinds.values())):
-        listed = ", ".join(sorted(set().union(*kinds.values(), {"keys", "reranker"})))
+    engine, limits, size = ({each.name for each in fields(kind)} for kind in (EngineConfig, Settings, Scale))
+    if unknown := sorted(given.keys() - engine - limits - size):
+        listed = ", ".join(sorted(engine | limits | size | {"reranker"}))
         raise InvalidChoice(f"expected arguments of {listed}; got {', '.join(unknown)}")
-    config, settings, scale = (_made(kind, given, names) for kind, names in kinds.items())
+    config, settings, scale = (
+        _made(EngineConfig, given, engine),
+        _made(Settings, given, limits),
+        _made(Scale, given, size),
+    )
     if scale.replica_gpus is None and config.model is not None:
         raise InvalidChoice(
             "expected replica_gpus beside a model", hint="Say how many GPUs each replica gets; 0: it runs on CPU cores."
         )
-    settings = replace(settings, keys=read_keys(keys))
+    settings = replace(_made(Settings, given, limits), keys=read_keys(keys))
     deployment: Any = serve.deployment(serve.ingress()(Ingress))
     ingress = deployment.options(
         name="ingress",
@@ -56,7 +63,7 @@ def app(args: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=settings.timeout,
     )
     replicas = deployment_of(config, settings, scale, reranker)
-    return ingress.bind(replicas, config, without_keys(settings), scale, reranker, keys)
+    return ingress.bind(replicas, config.together * scale.replicas, without_keys(settings), reranker, keys)
 
 
 class Ingress:
@@ -71,9 +78,8 @@ class Ingress:
     def __init__(
         self,
         handle: Any,
-        config: EngineConfig,
+        together: int,
         settings: Settings,
-        scale: Scale,
         reranker: str | None,
         keys: Path | None,
     ) -> None:
@@ -85,7 +91,7 @@ class Ingress:
                 f"got those of {len(set(given.values()))}",
                 hint="Put the same file of keys, or the same variable, on every node.",
             )
-        engine, relevance = engine_of(handle, config, scale, reranker)
+        engine, relevance = engine_of(handle, together, reranker)
         self._app = create_app(engine, replace(settings, keys=given), relevance)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -93,9 +99,14 @@ class Ingress:
         return self._app
 
 
-def _made(kind: type[Any], given: Mapping[str, Any], names: set[str]) -> Any:
-    try:
-        return TypeAdapter(kind).validate_python({name: given[name] for name in given.keys() & names})
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise InvalidChoice("; ".join(problems)) from None
+def _made(kind: type[T], given: Mapping[str, Any], names: set[str]) -> T:
+    """Return an object of these attributes, which may come as text from a command line."""
+    hints = get_type_hints(kind, localns={"Overflow": Overflow})
+    values = {}
+    for name in given.keys() & names:
+        try:
+            values[name] = TypeAdapter(hints[name]).validate_python(given[name])
+        except ValidationError as error:
+            said = "; ".join(each["msg"] for each in error.errors())
+            raise InvalidChoice(f"{name}: {said}; got {shown(given[name])}") from None
+    return kind(**values)

@@ -8,17 +8,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.answer_parsing import AnswerDelta
-from invariant_rag.judge import Verdict
 from invariant_rag.orderings import Candidate
 from invariant_rag.server.engines.base import Call, JudgeCall, Reply
 from invariant_rag.server.engines.building import EngineConfig, build_engine, build_reranker
 from invariant_rag.server.errors import ClientLeft, ReplicaFailed
 from invariant_rag.server.serving import configure_logging
 from invariant_rag.server.settings import Settings
+
+if TYPE_CHECKING:
+    from invariant_rag.judge import Verdict
 
 T = TypeVar("T")
 _logger = logging.getLogger("invariant_rag.server")
@@ -29,6 +31,15 @@ class Failed:
     """An error as a value. Ray logs exceptions with their messages, which may hold contents of a request."""
 
     error: InvariantRAGError
+
+
+@dataclass(frozen=True)
+class Description:
+    """What others have to know of an engine; the attributes are those of `Engine`."""
+
+    name: str
+    context_window: int | None
+    methods: frozenset[str]
 
 
 class Replica:
@@ -83,9 +94,9 @@ class Replica:
         """Return the reranker's sort keys of documents."""
         return await self._run(lambda: self._reranker.sort_keys(candidates, query))
 
-    async def context_window(self) -> int | Failed | None:
-        """Return how many tokens a prompt and its answer may have together."""
-        return self._engine.context_window
+    async def describe(self) -> Description:
+        """Return what others have to know of the engine."""
+        return Description(self._engine.name, self._engine.context_window, self._engine.methods)
 
     async def _run(self, work: Callable[[], T]) -> T | Failed:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _caught, work)

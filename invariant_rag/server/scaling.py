@@ -104,9 +104,15 @@ def without_keys(settings: Settings) -> Settings:
     return replace(settings, keys={tenant: tenant for tenant in settings.keys.values()})
 
 
-def engine_of(handle: Any, config: EngineConfig, scale: Scale, reranker: str | None) -> tuple[RayEngine, Reranker]:
-    """Return the engine and the reranker that are behind a handle. Blocks until a replica is up."""
-    engine = RayEngine(handle, config.served_name, config.together * scale.replicas)
+def engine_of(handle: Any, together: int, reranker: str | None) -> tuple[RayEngine, Reranker]:
+    """Return the engine and the reranker that are behind a handle. Blocks until a replica is up.
+
+    Args:
+        handle: Handle of the replicas.
+        together: How many requests all of them answer at a time.
+        reranker: As for `build_reranker`.
+    """
+    engine = RayEngine(handle, together)
     return engine, RemoteReranker(engine, build_reranker(reranker))
 
 
@@ -129,7 +135,7 @@ def running_replicas(
     serve.start(proxy_location="Disabled")
     try:
         handle = serve.run(deployment_of(config, settings, scale, reranker), name=name, route_prefix=None)
-        yield engine_of(handle, config, scale, reranker)
+        yield engine_of(handle, config.together * scale.replicas, reranker)
     finally:
         serve.delete(name)
         if own:

@@ -12,6 +12,7 @@ import yaml
 from typer.main import get_command
 
 from invariant_rag.cli import app as command_line
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.server.middleware import OPEN
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -113,6 +114,9 @@ def test_ray_serve_and_the_application_accept_the_configuration(
     monkeypatch.delenv("INVARIANT_RAG_API_KEY", raising=False)
     built = server.app({**application.args, "keys": str(keys)})
     assert type(built).__name__ == "Application"
+    for wrong in ({"replica_gpu": 1}, {"together": "many"}, {"ingresses": 0}, {"replica_gpus": None}):
+        with pytest.raises(InvalidChoice):
+            server.app({**application.args, "keys": str(keys), **wrong})
 
 
 def test_the_ray_cluster_has_room_and_the_same_keys_everywhere(ray_service: dict[str, Any]) -> None:

@@ -8,20 +8,22 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError
 from ray.serve.exceptions import RayServeException
 
-from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.judge import Verdict
 from invariant_rag.orderings import Candidate
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.documents import set_key
 from invariant_rag.server.engines.base import Call, Emit, JudgeCall, Reply, Reranker
 from invariant_rag.server.errors import ReplicaLost
-from invariant_rag.server.replica import Failed
+from invariant_rag.server.replica import Description, Failed
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.judge import Verdict
 
 T = TypeVar("T")
 _logger = logging.getLogger("invariant_rag.server")
@@ -38,26 +40,36 @@ class RayEngine:
 
     Args:
         handle: Handle of a deployment of `Replica`. The first replica is waited for.
-        name: What requests call the model.
         together: How many requests all replicas answer at a time.
     """
 
-    def __init__(self, handle: Any, name: str, together: int) -> None:
+    def __init__(self, handle: Any, together: int) -> None:
         self.handle = handle
-        self.name = name
         self.together = together
         self.caches: Mapping[str, KeyValueCache] = {}
         # A handle belongs to one event loop. This one serves all threads that wait for answers.
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="invariant-rag-replicas", daemon=True).start()
-        self.context_window: int | None = self._ask("context_window")
+        description: Description = self._ask("describe")
+        self.name = description.name
+        self.context_window = description.context_window
+        self.methods = description.methods
 
-    def replicas(self) -> int:
-        """Return how many replicas are up."""
+    def check_ready(self) -> None:
+        """Check that a replica is up.
+
+        Raises:
+            ReplicaLost: None is.
+        """
         application = serve.status().applications.get(self.handle.app_name)
         deployments = {} if application is None else application.deployments
         found = deployments.get(self.handle.deployment_name)
-        return 0 if found is None else sum(n for state, n in found.replica_states.items() if state == "RUNNING")
+        if not any(state == "RUNNING" for state in (found.replica_states if found else ())):
+            raise ReplicaLost("expected at least one replica, got none", retry_after=1)
+
+    def close(self) -> None:
+        """End the loop of this engine. The replicas go on."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
         """Answer a request; see `Engine.answer`.
