@@ -26,7 +26,9 @@ pytest.importorskip("ray.serve")
 import ray
 from ray import serve
 from ray.util import list_named_actors
+from typer.testing import CliRunner
 
+from invariant_rag.cli import app as command_line
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.server import Settings
 from invariant_rag.server.engines.building import EngineConfig, build_engine, build_reranker
@@ -335,6 +337,12 @@ def test_a_server_that_is_stopped_finishes_what_runs(server: Server, alone: http
     logged = server.log.read_text(encoding="utf-8")
     assert "Traceback" not in logged
     assert FLAGS[0] not in logged
+
+
+def test_replicas_without_ray_are_refused() -> None:
+    done = CliRunner().invoke(command_line, ["serve", "--replicas", "2"])
+    assert done.exit_code == 2
+    assert "expected --replicas with --ray" in done.stderr
 
 
 def test_a_cluster_of_ones_own_listens_on_loopback_alone() -> None:

@@ -49,7 +49,7 @@ class RayEngine:
         self.caches: Mapping[str, KeyValueCache] = {}
         # A handle belongs to one event loop. This one serves all threads that wait for answers.
         self._loop = asyncio.new_event_loop()
-        Thread(target=self._loop.run_forever, name="invariant-rag-replicas", daemon=True).start()
+        Thread(target=self._run, name="invariant-rag-replicas", daemon=True).start()
         description: Description = self._ask("describe")
         self.name = description.name
         self.context_window = description.context_window
@@ -98,6 +98,10 @@ class RayEngine:
         """Return the sort keys of the replicas' reranker."""
         found: list[float] = self._ask("sort_keys", candidates, query)
         return found
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
     def _start(self, attempt: Callable[[], Awaitable[T]]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(_retried(attempt), self._loop)
