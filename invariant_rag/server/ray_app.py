@@ -44,11 +44,7 @@ def app(args: dict[str, Any]) -> Any:
     if unknown := sorted(given.keys() - engine - limits - size):
         listed = ", ".join(sorted(engine | limits | size | {"reranker"}))
         raise InvalidChoice(f"expected arguments of {listed}; got {', '.join(unknown)}")
-    config, settings, scale = (
-        _made(EngineConfig, given, engine),
-        _made(Settings, given, limits),
-        _made(Scale, given, size),
-    )
+    config, scale = _made(EngineConfig, given, engine), _made(Scale, given, size)
     if scale.replica_gpus is None and config.model is not None:
         raise InvalidChoice(
             "expected replica_gpus beside a model", hint="Say how many GPUs each replica gets; 0: it runs on CPU cores."
@@ -91,7 +87,7 @@ class Ingress:
                 f"got those of {len(set(given.values()))}",
                 hint="Put the same file of keys, or the same variable, on every node.",
             )
-        engine, relevance = engine_of(handle, together, reranker)
+        engine, relevance = engine_of(handle, together, settings, reranker)
         self._app = create_app(engine, replace(settings, keys=given), relevance)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

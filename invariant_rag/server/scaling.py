@@ -104,15 +104,16 @@ def without_keys(settings: Settings) -> Settings:
     return replace(settings, keys={tenant: tenant for tenant in settings.keys.values()})
 
 
-def engine_of(handle: Any, together: int, reranker: str | None) -> tuple[RayEngine, Reranker]:
+def engine_of(handle: Any, together: int, settings: Settings, reranker: str | None) -> tuple[RayEngine, Reranker]:
     """Return the engine and the reranker that are behind a handle. Blocks until a replica is up.
 
     Args:
         handle: Handle of the replicas.
         together: How many requests all of them answer at a time.
+        settings: How long they may take.
         reranker: As for `build_reranker`.
     """
-    engine = RayEngine(handle, together)
+    engine = RayEngine(handle, together, settings.timeout)
     return engine, RemoteReranker(engine, build_reranker(reranker))
 
 
@@ -135,7 +136,7 @@ def running_replicas(
     serve.start(proxy_location="Disabled")
     try:
         handle = serve.run(deployment_of(config, settings, scale, reranker), name=name, route_prefix=None)
-        yield engine_of(handle, config.together * scale.replicas, reranker)
+        yield engine_of(handle, config.together * scale.replicas, settings, reranker)
     finally:
         serve.delete(name)
         if own:

@@ -41,16 +41,18 @@ class RayEngine:
     Args:
         handle: Handle of a deployment of `Replica`. The first replica is waited for.
         together: How many requests all replicas answer at a time.
+        timeout: Seconds for what cannot be abandoned: tokens, verdicts, and scores of documents.
     """
 
-    def __init__(self, handle: Any, together: int) -> None:
+    def __init__(self, handle: Any, together: int, timeout: float) -> None:
         self.handle = handle
+        self._timeout = timeout
         self.together = together
         self.caches: Mapping[str, KeyValueCache] = {}
         # A handle belongs to one event loop. This one serves all threads that wait for answers.
         self._loop = asyncio.new_event_loop()
         Thread(target=self._run, name="invariant-rag-replicas", daemon=True).start()
-        description: Description = self._ask("describe")
+        description: Description = self._start(lambda: self._ask("describe")).result()
         self.name = description.name
         self.context_window = description.context_window
         self.methods = description.methods
@@ -86,17 +88,18 @@ class RayEngine:
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
-        found: list[int] = self._ask("tokens", call)
+        found: list[int] = self._wait_for("tokens", call)
         return found
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
-        found: Verdict = self._ask("judge", call, session=_session(call.choices.tenant, [SegmentSet(call.answers)]))
+        session = _session(call.choices.tenant, [SegmentSet(call.answers)])
+        found: Verdict = self._wait_for("judge", call, session=session)
         return found
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the sort keys of the replicas' reranker."""
-        found: list[float] = self._ask("sort_keys", candidates, query)
+        found: list[float] = self._wait_for("sort_keys", candidates, query)
         return found
 
     def _run(self) -> None:
@@ -106,11 +109,15 @@ class RayEngine:
     def _start(self, attempt: Callable[[], Awaitable[T]]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(_retried(attempt), self._loop)
 
-    def _ask(self, method: str, *arguments: Any, session: str | None = None) -> Any:
-        async def attempt() -> Any:
-            return _unwrapped(await getattr(self._routed(session), method).remote(*arguments))
+    def _wait_for(self, method: str, *arguments: Any, session: str | None = None) -> Any:
+        asking = self._start(lambda: self._ask(method, *arguments, session=session))
+        if not wait([asking], self._timeout).done:
+            asking.cancel()
+            raise ReplicaLost(f"expected a replica to answer within {self._timeout:g} seconds", retry_after=1)
+        return asking.result()
 
-        return self._start(attempt).result()
+    async def _ask(self, method: str, *arguments: Any, session: str | None = None) -> Any:
+        return _unwrapped(await getattr(self._routed(session), method).remote(*arguments))
 
     async def _answer(self, call: Call, emit: Emit) -> Reply:
         emitted = False
