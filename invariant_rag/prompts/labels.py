@@ -116,20 +116,43 @@ def translate_labels(text: str, labels: Labels) -> str:
 
 def translate_stream(pieces: Iterable[str], labels: Labels) -> Iterator[str]:
     """Yield pieces of a text whose citations are translated; joined, they are `translate_labels` of the whole."""
-    if not labels:
-        yield from filter(None, pieces)
-        return
-    citations = grammar(labels)
-    held, seen = "", 0  # `seen`: characters that were yielded, and are kept because they tell what a citation is
-    for piece in pieces:
-        held += piece
-        text, stop = _translate(held, labels, seen, citations.begun(held, seen))
+    translator = LabelTranslator(labels)
+    yield from filter(None, map(translator.feed, pieces))
+    if rest := translator.finish():
+        yield rest
+
+
+class LabelTranslator:
+    """Translates the citations of a text that comes in pieces.
+
+    >>> translator = LabelTranslator({"1": "2", "2": "1"})
+    >>> translator.feed("At noon ["), translator.feed("2]."), translator.finish()
+    ('At noon ', '[1].', '')
+
+    Args:
+        labels: How numbers translate.
+    """
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+        self._held = ""
+        self._seen = 0  # characters that were returned, and are kept because they tell what a citation is
+
+    def feed(self, piece: str) -> str:
+        """Return what is known after another piece: nothing that may still be within a citation."""
+        if not self._labels:
+            return piece
+        self._held += piece
+        safe = grammar(self._labels).begun(self._held, self._seen)
+        text, stop = _translate(self._held, self._labels, self._seen, safe)
         if text:
-            yield text
             kept = max(stop - _CONTEXT, 0)
-            held, seen = held[kept:], stop - kept
-    if len(held) > seen:
-        yield _translate(held, labels, seen, len(held))[0]
+            self._held, self._seen = self._held[kept:], stop - kept
+        return text
+
+    def finish(self) -> str:
+        """Return the rest."""
+        return _translate(self._held, self._labels, self._seen, len(self._held))[0]
 
 
 def _translate(text: str, labels: Labels, start: int, stop: int) -> tuple[str, int]:

@@ -54,6 +54,7 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
         count=request.n,
         stop=tuple(request.stops),
         schema=_schema(request),
+        response_format=_response_format(request),
         tools=request.tools,
         tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
         parallel=request.parallel_tool_calls is not False,
@@ -184,6 +185,11 @@ def _schema(request: ChatRequest) -> Mapping[str, Any] | None:
     schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
     check_schema(schema)
     return schema
+
+
+def _response_format(request: ChatRequest) -> Mapping[str, Any] | None:
+    form = request.response_format
+    return None if form is None else form.model_dump(by_alias=True, exclude_none=True)
 
 
 def _role(message: Message) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from invariant_rag.generation.outputs import Generation
+from invariant_rag.api_models import PlainRequest
 from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
 from invariant_rag.segments import Field, Prompt, Segment, SegmentSet, Slot
 from invariant_rag.server.schemas import Document, FieldName, SetPart
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.outputs import Generation
 
 _ID = "id"
 """Key of a segment's metadata under which the id of its document is."""
@@ -99,6 +102,25 @@ def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: S
         "invariant": generation.invariant and not warnings,
         "warnings": list(warnings),
     }
+
+
+def report_of_request(
+    request: PlainRequest, method: str, ordering: str, warnings: Sequence[str], notes: Sequence[str]
+) -> dict[str, Any]:
+    """Return what was written for a model behind an API, in the words of `report_of`.
+
+    Args:
+        request: What was written.
+        method: Name of the method.
+        ordering: Name of the ordering; `given` is none.
+        warnings: Why the order given could change the answer although the request is sorted.
+        notes: What else there is to say.
+    """
+    ledger = request.ledger(method, recognized=ordering != "given" and not warnings)
+    order = [document_id(segment) for each in request.sets for segment in each]
+    named = {"ordering": ordering, "order": order, "set_key": set_key(request.sets) if order else None}
+    kept = {name: ledger[name] for name in ("method", "sets", "dropped", "trimmed", "invariant")}
+    return {**kept, **named, "warnings": [*warnings, *notes]}
 
 
 def citations_of(text: str, question: str, prompt: Prompt, order: Sequence[int]) -> list[dict[str, Any]]:

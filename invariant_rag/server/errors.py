@@ -62,7 +62,7 @@ class TooLarge(Refusal):
 
 
 class Busy(Refusal):
-    """As many requests run and wait as the server takes."""
+    """As many requests run and wait as the server takes, or the model behind it."""
 
     hint = "Try again after the seconds of Retry-After."
 
@@ -91,6 +91,24 @@ class UpstreamFailed(Refusal):
     hint = "The message says what it answered."
 
 
+class ReplicaLost(Refusal):
+    """The replica that was answering is gone, or there is none."""
+
+    hint = "Ask again: another replica answers."
+
+
+class ReplicaFailed(Refusal):
+    """A fault of a replica."""
+
+    hint = "The logs of Ray Serve say where it was."
+
+
+class UpstreamRefused(Refusal):
+    """A request that the engine behind this server takes for a wrong one; the message is its own."""
+
+    hint = "Change the request as the message says: the model behind this server does not take it."
+
+
 _STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
     (Unauthorized, 401),
     (UnknownModel, 404),
@@ -102,8 +120,10 @@ _STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
     (ClientLeft, 499),
     (errors.ExtraRequired, 501),
     (UpstreamFailed, 502),
+    (ReplicaLost, 503),
     (DeadlineExceeded, 504),
     (InvalidRequest, 400),
+    (UpstreamRefused, 400),
     (errors.ContextOverflow, 400),
     (errors.InvalidChoice, 400),
     (errors.InvalidOption, 400),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.outputs import Usage
+if TYPE_CHECKING:
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.outputs import Usage
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 

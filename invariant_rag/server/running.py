@@ -120,6 +120,9 @@ class Running(Generic[Item, T]):
             done, _ = await asyncio.wait(
                 {waited, gone}, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED
             )
+        except asyncio.CancelledError:  # some servers cancel a request whose client leaves
+            self.abandon()
+            raise
         finally:
             gone.cancel()
         if waited in done:

@@ -147,7 +147,7 @@ def embedded_server(together: int, clients: int) -> Iterator[str]:
     """Serve the embedded model on loopback, with a place for every client, and give the address of its API."""
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.server.app import create_app
+    from invariant_rag.server.application import create_app
     from invariant_rag.server.engines.in_process import InProcess
 
     settings = Settings(max_requests=clients)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+from invariant_rag.api_models import STRATEGIES
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Relevance
@@ -21,7 +23,7 @@ class Settings:
 
     Attributes:
         keys: Tenant of each bearer key. Empty: nobody needs one.
-        methods: What a request may choose by `invariant.method`.
+        methods: What a request may choose by `invariant.method`. Empty: all that the engine has.
         orderings: What a request may choose by `invariant.ordering`.
         max_body_bytes: A longer body is refused with 413.
         max_requests: Requests that run or wait; one more is refused with 429.
@@ -39,7 +41,7 @@ class Settings:
     """
 
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    methods: frozenset[str] = frozenset(METHODS)
+    methods: frozenset[str] = frozenset()
     orderings: frozenset[str] = field(default_factory=cheap_orderings)
     max_body_bytes: int = 4 << 20
     max_requests: int = 64
@@ -58,6 +60,19 @@ class Settings:
                 raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
         if not 0 <= self.check_order <= 1:
             raise InvalidChoice(f"check_order: expected a share from 0 to 1, got {self.check_order}")
-        for kind, names, known in (("method", self.methods, METHODS), ("ordering", self.orderings, ORDERINGS)):
-            if unknown := sorted(names - known.keys()):
-                raise InvalidChoice(f"expected allowed {kind}s of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+        _check_allowed("method", self.methods, STRATEGIES | METHODS.keys())
+        _check_allowed("ordering", self.orderings, ORDERINGS.keys())
+
+    def within(self, methods: frozenset[str]) -> Self:
+        """Return the settings of a server whose engine has these methods.
+
+        Raises:
+            InvalidChoice: One is allowed that the engine does not have.
+        """
+        _check_allowed("method", self.methods, methods)
+        return replace(self, methods=self.methods or methods)
+
+
+def _check_allowed(kind: str, allowed: Set[str], known: Set[str]) -> None:
+    if unknown := sorted(allowed - known):
+        raise InvalidChoice(f"expected allowed {kind}s of {', '.join(sorted(known))}, got {', '.join(unknown)}")

@@ -12,9 +12,8 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from invariant_rag.orderings import Relevance
 from invariant_rag.server.admission import Admission
-from invariant_rag.server.engines.base import Engine, Reply
+from invariant_rag.server.engines.base import Engine, Reply, Reranker
 from invariant_rag.server.errors import UnknownModel
 from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.order_sampling import OrderSampling
@@ -47,7 +46,7 @@ class State:
     admission: Admission
     executor: ThreadPoolExecutor
     sampling: OrderSampling
-    reranker: Relevance
+    reranker: Reranker
     started: int = field(default_factory=lambda: int(time.time()))
 
     def run(self, work: Callable[[Callable[[Item], None], Event], T]) -> Running[Item, T]:

@@ -21,9 +21,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from invariant_rag import InvariantModel, KeyValueCache
-from invariant_rag.cli.serve import read_keys
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.server import InProcess, Settings
+from invariant_rag.server.keys import read_keys
 from invariant_rag.server.serving import JsonLines
 from tests.server.conftest import FLAGS, QUESTION, serving
 

@@ -13,7 +13,14 @@ from invariant_rag._lazy import lazy_exports
 if TYPE_CHECKING:
     from vllm_invariant_rag.backend import VLLMBackend
     from vllm_invariant_rag.connector import InvariantRAGConnector
-    from vllm_invariant_rag.errors import EntryUnusable, RequestRefused, UnsupportedServer, VLLMError
+    from vllm_invariant_rag.errors import (
+        EntryUnusable,
+        RequestRefused,
+        UnsupportedServer,
+        VLLMError,
+        VLLMTimeout,
+        VLLMUnreachable,
+    )
     from vllm_invariant_rag.middleware import ClearRefusals
     from vllm_invariant_rag.prefill import Prefilled, PrefillWorker
 
@@ -29,6 +36,8 @@ __all__ = [
     "UnsupportedServer",
     "VLLMBackend",
     "VLLMError",
+    "VLLMTimeout",
+    "VLLMUnreachable",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -43,5 +52,7 @@ __getattr__, __dir__ = lazy_exports(
         "UnsupportedServer": "errors",
         "VLLMBackend": "backend",
         "VLLMError": "errors",
+        "VLLMTimeout": "errors",
+        "VLLMUnreachable": "errors",
     },
 )

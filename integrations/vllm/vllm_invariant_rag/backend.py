@@ -162,6 +162,24 @@ class VLLMBackend(InvariantModel):
         _check_supported(self, choices)
         return super()._with(choices)
 
+    def with_tenant(self, tenant: str) -> Self:
+        """Return a backend for the documents of another tenant, on the same vLLM and with the same weights.
+
+        Raises:
+            InvalidChoice: The tenant is no text.
+        """
+        other = super()._with(self.prefiller.choices)
+        vars(other)["_connection"] = replace(self._connection, worker=self._connection.worker.with_tenant(tenant))
+        return other
+
+    def check_ready(self) -> None:
+        """Check that vLLM takes requests.
+
+        Raises:
+            VLLMError: It does not, or cannot be reached.
+        """
+        self._connection.engine.check_ready()
+
     def with_routing(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a router asks two branches of a model in this process.
 

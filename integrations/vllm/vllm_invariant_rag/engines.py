@@ -52,6 +52,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def check_ready(self) -> None:
+        """Check that it takes requests.
+
+        Raises:
+            VLLMError: It does not, or cannot be reached.
+        """
+
+    @abstractmethod
     def complete(
         self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
     ) -> list[Completion]:

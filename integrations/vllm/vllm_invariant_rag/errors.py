@@ -26,6 +26,16 @@ class UnsupportedServer(InvariantRAGError):
 
 
 class VLLMError(InvariantRAGError):
-    """An error that vLLM answered, or a vLLM that could not be reached; the message is vLLM's own."""
+    """An error that vLLM answered; the message is vLLM's own. Or a vLLM that could not be reached."""
 
     hint = "The log of the vLLM server says more."
+
+
+class VLLMUnreachable(VLLMError):
+    """A vLLM that could not be reached, or went away before it had answered."""
+
+    hint = "Is the server up? Its log says what happened."
+
+
+class VLLMTimeout(VLLMUnreachable):
+    """A vLLM that did not answer in time."""

@@ -11,11 +11,19 @@ from typing import Any
 import httpx
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
-from vllm_invariant_rag.errors import EntryUnusable, RequestRefused, UnsupportedServer, VLLMError
+from vllm_invariant_rag.errors import (
+    EntryUnusable,
+    RequestRefused,
+    UnsupportedServer,
+    VLLMError,
+    VLLMTimeout,
+    VLLMUnreachable,
+)
 from vllm_invariant_rag.middleware import FACTS_PATH
 from vllm_invariant_rag.server_facts import ServerFacts
 
 _MOST_AT_ONCE = 64  # requests of one call; vLLM queues what is more than it can run
+_CHECK_SECONDS = 5.0
 
 
 class HTTPEngine(Engine):
@@ -43,6 +51,11 @@ class HTTPEngine(Engine):
             )
         _raise_for(response.status_code, response.content)
         return ServerFacts(**response.json())
+
+    def check_ready(self) -> None:
+        """Ask whether it is up; see `Engine`."""
+        response = self._send("GET", "/health", timeout=_CHECK_SECONDS)
+        _raise_for(response.status_code, response.content)
 
     @cached_property
     def _served_name(self) -> str:
@@ -105,11 +118,14 @@ class HTTPEngine(Engine):
             raise self._unreachable(error) from error
         return completions
 
-    def _send(self, verb: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _send(
+        self, verb: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> httpx.Response:
         """Send a request; once more if a connection that was kept has been closed by a server that restarted."""
+        more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         for last in (False, True):
             try:
-                return self._client.request(verb, path, json=body)
+                return self._client.request(verb, path, json=body, **more)
             except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
                 if last:
                     raise self._unreachable(error) from error
@@ -117,11 +133,9 @@ class HTTPEngine(Engine):
                 raise self._unreachable(error) from error
         raise AssertionError
 
-    def _unreachable(self, error: httpx.HTTPError) -> VLLMError:
-        return VLLMError(
-            f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}",
-            hint="Is the server up? Its log says what happened.",
-        )
+    def _unreachable(self, error: httpx.HTTPError) -> VLLMUnreachable:
+        kind = VLLMTimeout if isinstance(error, httpx.TimeoutException) else VLLMUnreachable
+        return kind(f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}")
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

@@ -34,6 +34,9 @@ class LLMEngine(Engine):
         """Return what it serves; see `Engine`."""
         return facts_of(self._engine.vllm_config)
 
+    def check_ready(self) -> None:
+        """Do nothing: it is in this process."""
+
     def complete(
         self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
     ) -> list[Completion]:

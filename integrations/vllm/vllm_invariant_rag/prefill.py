@@ -7,12 +7,14 @@ about the same sets, in any order, by every vLLM that reads there. The last text
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from invariant_rag.attention.rope import Rotation
+from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination, UnsupportedModel
 from invariant_rag.generation.fingerprint import foreign_code
 from invariant_rag.generation.identity import describe_choice, weights_digest
@@ -87,6 +89,12 @@ class PrefillWorker:
         self.cache = KeyValueCache(max_bytes, folder=folder, max_disk_bytes=max_disk_bytes, redis_url=redis_url)
         self._weights = weights_digest(lm)
         self._files = files
+
+    def with_tenant(self, tenant: str) -> PrefillWorker:
+        """Return a worker for another tenant, with the same folder and memory: each key in there is some tenant's."""
+        other = copy(self)
+        other.tenant = check_text("tenant", tenant)
+        return other
 
     def prefill(self, lm: InvariantModel, prepared: PreparedPrompt) -> Prefilled:
         """Write the keys and values of everything before the last text of a prompt, unless they are stored.

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
-from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.outputs import Usage
-from invariant_rag.judge import By, Verdict
 from invariant_rag.prompts import Turn
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.outputs import Usage
+    from invariant_rag.judge import By, Verdict
+    from invariant_rag.orderings import Candidate
 
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 """Takes a piece of the answer of that index, in any thread."""
@@ -64,6 +67,7 @@ class Call:
         count: Number of answers.
         stop: Strings that end an answer.
         schema: JSON schema of the answer.
+        response_format: The field of the request that `schema` is from, for an engine that passes it on.
         tools: Tools, in OpenAI's shape.
         tool_choice: As for `ToolCalling`.
         parallel: Whether an answer may hold several calls.
@@ -82,6 +86,7 @@ class Call:
     count: int = 1
     stop: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     parallel: bool = True
@@ -132,7 +137,8 @@ class JudgeCall:
         answers: What is compared.
         question: What they answer.
         reference: A right answer.
-        criteria: What makes an answer good. None: the options of a question are compared, of which one is right.
+        criteria: What makes an answer good. None: what the judge looks at where nobody says.
+        is_choice: Whether the answers are the options of a question, of which one is right.
         by: What is scored.
         explain_tokens: Length of an explanation; 0: none.
     """
@@ -142,8 +148,23 @@ class JudgeCall:
     question: str | None
     reference: str | None
     criteria: str | Mapping[str, str] | None
+    is_choice: bool
     by: By
     explain_tokens: int
+
+
+class Reranker(Protocol):
+    """What scores documents for a query, as `Relevance` does."""
+
+    @property
+    def name(self) -> str:
+        """Name of the ordering."""
+
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
+        """Return the negated scores, the same bits for every order of the documents."""
+
+    def probability(self, score: float) -> float:
+        """Return a score as a number from 0 to 1, higher for higher scores."""
 
 
 class Engine(Protocol):
@@ -162,8 +183,22 @@ class Engine(Protocol):
         """How many requests are answered at a time."""
 
     @property
+    def methods(self) -> frozenset[str]:
+        """What requests may choose by `invariant.method`, where the settings allow it."""
+
+    @property
     def caches(self) -> Mapping[str, KeyValueCache]:
         """The cache of each tenant; empty where none is in this process."""
+
+    def check_ready(self) -> None:
+        """Check that requests would be answered.
+
+        Raises:
+            InvariantRAGError: What answers them cannot be reached.
+        """
+
+    def close(self) -> None:
+        """End: no request comes any more."""
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
         """Answer a request.

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError
-from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
-from invariant_rag.generation.answer_pieces import parse_answer
 from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.logprobs import token_logprobs
-from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.outputs import Generation, Usage
-from invariant_rag.generation.streaming import decode_keeping, stream_until_stop_string, trim_at_stop_string
-from invariant_rag.generation.structured import check_complete, constrain
-from invariant_rag.generation.tools import ToolCalling
-from invariant_rag.judge import Judge, Verdict
-from invariant_rag.prompts.labels import Labels, translate_stream
-from invariant_rag.segments import Prompt, document_rendering
-from invariant_rag.server.documents import citations_of, report_of
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
-from invariant_rag.server.errors import TooLarge
+from invariant_rag.server.engines.base import Choices
+from invariant_rag.server.engines.model_engine import ModelEngine
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.outputs import Generation
+    from invariant_rag.generation.streaming import TextStream
+    from invariant_rag.segments import Prompt
 
 
-class InProcess:
+class InProcess(ModelEngine):
     """An `InvariantModel` as an engine.
 
     Args:
@@ -49,182 +38,24 @@ class InProcess:
         together: int = 8,
         max_prompt_tokens: int | None = None,
     ) -> None:
-        self.lm = lm
-        self.name = lm.name if name is None else name
+        super().__init__(lm, name, together=together, max_prompt_tokens=max_prompt_tokens)
         self.batcher = MicroBatcher()
-        self.together = together
         self.caches = dict(caches or {})
-        self._max_prompt_tokens = max_prompt_tokens
-        self._chosen: dict[Choices, InvariantModel] = {}
-        self._lock = Lock()
 
-    @property
-    def context_window(self) -> int | None:
-        """Tokens that a prompt and its answer may have together."""
-        return self.lm.context_window
+    def check_ready(self) -> None:
+        """Do nothing: a model in this process is ready."""
 
-    def model_for(self, choices: Choices) -> InvariantModel:
-        """Return the model as somebody wants it, with the cache of the tenant."""
-        with self._lock:
-            lm = self._chosen.get(choices)
-            if lm is None:
-                wanted: dict[str, Any] = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
-                lm = self.lm.with_method(**wanted)
-                lm = lm.with_cache(self.caches.get(choices.tenant) if choices.keep else None)
-                self._chosen[choices] = lm
-            return lm
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
-        """Answer a request; see `Engine.answer`.
+    def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
+        """Return a model with the cache of the tenant."""
+        return lm.with_cache(self.caches.get(choices.tenant) if choices.keep else None)
 
-        Raises:
-            TooLarge: The prompt is longer than the server allows.
-        """
-        lm = self.model_for(call.choices)
-        request = _Request(self, lm, call)
-        size = len(lm.prepare_to_generate(request.prompt, call.sampling.max_new_tokens).input_ids)
-        if self._max_prompt_tokens is not None and size > self._max_prompt_tokens:
-            raise TooLarge(f"expected a prompt of at most {self._max_prompt_tokens} tokens, got {size}")
-        found = [request.one(index, emit, abandoned) for index in range(call.count)]
-        generations = [generation for generation, _ in found]
-        first = generations[0]
-        return Reply(
-            choices=[choice for _, choice in found],
-            usage=Usage(
-                prompt_tokens=first.usage.prompt_tokens,
-                completion_tokens=sum(each.usage.completion_tokens for each in generations),
-                cached_tokens=first.usage.cached_tokens,
-            ),
-            report=report_of(first, request.prompt, lm.ordering.name, call.warnings),
-        )
+    def generate(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> Generation:
+        """Generate, in a batch with others that wait; see `ModelEngine`."""
+        return self.batcher.generate(lm, prompt, options, batch_size=self.together, abandoned=abandoned)
 
-    def tokens(self, call: Call) -> list[int]:
-        """Return the token ids of what the model reads."""
-        lm = self.model_for(call.choices)
-        return list(lm.prepare(_Request(self, lm, call).prompt).input_ids)
-
-    def judge(self, call: JudgeCall) -> Verdict:
-        """Compare answers; see `Judge`."""
-        lm = self.model_for(call.choices)
-        explain = bool(call.explain_tokens)
-        options: dict[str, Any] = {"max_new_tokens": call.explain_tokens} if explain else {}
-        if call.criteria is None:
-            return Judge(lm, by=call.by).choose(call.question or "", call.answers, explain=explain, **options)
-        judge = Judge(lm, criteria=call.criteria, by=call.by)
-        return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
-
-
-class _Request:
-    """One call of one model: its prompt, how its answers are decoded, and each of them taken apart."""
-
-    def __init__(self, engine: InProcess, lm: InvariantModel, call: Call) -> None:
-        self._engine, self._lm, self._call = engine, lm, call
-        self._tokenizer = cast("PreTrainedTokenizerBase", lm.tokenizer)
-        if call.schema is not None and (call.stop or (call.tools and call.tool_choice != "none")):
-            raise UnsupportedCombination(
-                "expected response_format without stop strings and tools: the schema alone says where the answer ends",
-                hint="Leave stop and tools away, or set tool_choice to none.",
-            )
-        self._calling = ToolCalling(lm, call.tools, tool_choice=call.tool_choice, parallel=call.parallel)
-        self.prompt = self._chat_prompt() if call.chat else self._text_prompt()
-        # Stop strings end text, not calls: with tools, the model is not stopped, and the text is cut afterwards.
-        self._stops_model = call.stop if not call.tools else ()
-
-    def _chat_prompt(self) -> Prompt:
-        extra = self._call.extra or ({},) * len(self._call.turns)
-        messages = [
-            {**more, "role": turn.role, "content": list(turn.parts)}
-            for turn, more in zip(self._call.turns, extra, strict=True)
-        ]
-        return self._calling.prompt(messages, self._call.question, **self._call.template_kwargs)
-
-    def _text_prompt(self) -> Prompt:
-        (turn,) = self._call.turns
-        return Prompt.of(*turn.parts, query=self._call.question, rendering=document_rendering).to_complete()
-
-    def one(self, index: int, emit: Emit, abandoned: Event) -> tuple[Generation, Choice]:
-        """Generate one answer."""
-        options = self._options(index)
-        batcher, size = self._engine.batcher, self._engine.together
-        if not self._call.stream:
-            generation = batcher.generate(self._lm, self.prompt, options, batch_size=size, abandoned=abandoned)
-            kept = self._kept
-            text = decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
-            return generation, self._choice(Answer.join(self._deltas([text], generation.labels)), generation)
-        options["keep_tokens"] = self._kept
-        stream = batcher.stream(self._lm, self.prompt, options, batch_size=size, abandoned=abandoned)
-        labels = self._lm.prepare(self.prompt).labels if any(each.slots for each in self.prompt.sets) else {}
-        deltas = []
-        for delta in self._deltas(stream, labels):
-            deltas.append(delta)
-            emit(index, delta)
-        if stream.generation is None:
-            raise CancelledError
-        return stream.generation, self._choice(Answer.join(deltas), stream.generation)
-
-    @property
-    def _kept(self) -> frozenset[int]:
-        return self._calling.kept_tokens if self._call.chat and self._call.schema is None else frozenset()
-
-    def _options(self, index: int) -> dict[str, Any]:
-        """Return the keywords of `generate`."""
-        call, sampling = self._call, self._call.sampling
-        options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens}
-        if "repetition_penalty" in sampling.more:
-            options["repetition_penalty"] = sampling.more["repetition_penalty"]
-        if sampling.temperature:
-            options |= {**sampling.more, "do_sample": True, "temperature": sampling.temperature}
-            if sampling.seed is not None:
-                options["seed"] = sampling.seed + index
-        if self._stops_model:
-            options["stop_strings"] = list(self._stops_model)
-        if call.schema is not None:
-            return constrain(self._lm, dict(call.schema), **options).options
-        return self._calling.constrain(self.prompt, **options).options if call.tools else options
-
-    def _deltas(self, texts: Iterable[str], labels: Labels) -> Iterator[AnswerDelta]:
-        """Yield the pieces of an answer, up to the first stop string, with the caller's numbers of documents."""
-        if self._call.schema is not None:
-            yield from map(AnswerDelta, translate_stream(_checked(texts), labels))
-            return
-        if self._stops_model:
-            texts = stream_until_stop_string(texts, self._stops_model)
-        if self._call.chat:
-            stops = () if self._stops_model else self._call.stop
-            yield from parse_answer(self._calling.parser(self.prompt), texts, stops, labels)
-        else:
-            yield from map(AnswerDelta, translate_stream(texts, labels))
-
-    def _choice(self, answer: Answer, generation: Generation) -> Choice:
-        stopped = trim_at_stop_string(generation.text, self._call.stop) != generation.text
-        reason = "tool_calls" if answer.tool_calls else "stop" if stopped else generation.finish_reason
-        cites = self._call.chat and self._call.schema is None and self.prompt.segments
-        question, order = self._call.question, generation.order
-        return Choice(
-            answer=answer,
-            finish_reason=reason,
-            logprobs=self._logprobs(generation) if self._call.logprobs else None,
-            citations=citations_of(answer.content, question, self.prompt, order) if cites else [],
-        )
-
-    def _logprobs(self, generation: Generation) -> list[dict[str, Any]]:
-        """Return the tokens in OpenAI's shape; none that begins after a stop string."""
-        end = len("".join(stream_until_stop_string([generation.text], self._stops_model)))
-        return [
-            {"token": each.token, "logprob": each.logprob, "bytes": list(each.token.encode()), "top_logprobs": []}
-            for each in token_logprobs(generation, self._tokenizer)
-            if each.start < end or not each.token
-        ]
-
-
-def _checked(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts that are one JSON object when joined.
-
-    Raises:
-        IncompleteObject: They are not.
-    """
-    whole = []
-    for text in texts:
-        whole.append(text)
-        yield text
-    check_complete("".join(whole))
+    def stream(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> TextStream:
+        """Stream, in a batch with others that wait; see `ModelEngine`."""
+        return self.batcher.stream(lm, prompt, options, batch_size=self.together, abandoned=abandoned)

@@ -6,9 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from invariant_rag import __version__
+from invariant_rag.errors import InvariantRAGError
 from invariant_rag.server.json_text import JsonReply
 from invariant_rag.server.state import state_of
 
@@ -23,11 +25,17 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """Say whether another request would be taken: 503 while the queue is full."""
+    """Say whether another request would be answered: 503 while the queue is full, or the engine out of reach."""
     state = state_of(request)
     active, places = state.admission.active, state.settings.max_requests
-    body = {"status": "ready" if active < places else "busy", "active": active, "places": places}
-    return JsonReply(body, 200 if active < places else 503)
+    status = "ready" if active < places else "busy"
+    if status == "ready":
+        try:
+            await run_in_threadpool(state.engine.check_ready)
+        except InvariantRAGError as error:
+            status = "unreachable"
+            request.scope["state"]["noted"]["error"] = type(error).__name__
+    return JsonReply({"status": status, "active": active, "places": places}, 200 if status == "ready" else 503)
 
 
 @router.get("/version")

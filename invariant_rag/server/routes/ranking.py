@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
-from invariant_rag.judge import DEFAULT_CRITERIA, Verdict
-from invariant_rag.orderings import Candidate, Relevance
+from invariant_rag.orderings import Candidate
 from invariant_rag.segments import plain_rendering
 from invariant_rag.server.conversation import choices_of
 from invariant_rag.server.documents import segment_of
-from invariant_rag.server.engines.base import JudgeCall
+from invariant_rag.server.engines.base import JudgeCall, Reranker
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.json_text import JsonReply
 from invariant_rag.server.running import Running
 from invariant_rag.server.schemas import JudgeRequest, RerankRequest
 from invariant_rag.server.state import state_of
+
+if TYPE_CHECKING:
+    from invariant_rag.judge import Verdict
 
 router = APIRouter()
 _EXPLANATION_TOKENS = 128
@@ -50,7 +52,7 @@ async def _rerank(request: Request, body: RerankRequest, api_version: str) -> Re
     )
 
 
-def rerank(reranker: Relevance, body: RerankRequest) -> list[dict[str, Any]]:
+def rerank(reranker: Reranker, body: RerankRequest) -> list[dict[str, Any]]:
     """Return the best documents, best first; of equal scores, by content. Scores are bit-equal for every order."""
     segments = [segment_of(each) for each in body.documents]
     candidates = [Candidate(segment, (), plain_rendering(segment)) for segment in segments]
@@ -72,13 +74,13 @@ async def judge(request: Request, body: Annotated[JudgeRequest, Body()]) -> Resp
     if body.max_tokens is not None and not body.explain:
         raise InvalidRequest("expected max_tokens only with explain", param="max_tokens")
     most = min(body.max_tokens or _EXPLANATION_TOKENS, state.settings.max_new_tokens)
-    criteria = DEFAULT_CRITERIA if body.criteria is None else body.criteria
     call = JudgeCall(
         choices=choices_of(body.invariant, state.settings, state.tenant(request)),
         answers=tuple(body.options or body.answers or ()),
         question=body.question,
         reference=body.reference,
-        criteria=None if body.options is not None else criteria,
+        criteria=body.criteria,
+        is_choice=body.options is not None,
         by=body.by,
         explain_tokens=most if body.explain else 0,
     )

@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.orderings import MonoT5, Relevance
+from invariant_rag.orderings import MonoT5
 from invariant_rag.server.admission import Admission
-from invariant_rag.server.engines.base import Engine
+from invariant_rag.server.engines.base import Engine, Reranker
 from invariant_rag.server.errors import error_response, http_error, invalid_request
 from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog
@@ -28,7 +28,7 @@ from invariant_rag.server.state import State
 _logger = logging.getLogger("invariant_rag.server")
 
 
-def create_app(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> FastAPI:
+def create_app(engine: Engine, settings: Settings | None = None, reranker: Reranker | None = None) -> FastAPI:
     """Return an ASGI application that serves an engine.
 
     Args:
@@ -36,7 +36,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Relev
         settings: Limits, keys and what requests may choose.
         reranker: What scores documents for a query. None: MonoT5, which is loaded at the first request.
     """
-    settings = settings or Settings()
+    settings = (settings or Settings()).within(engine.methods)
     metrics = Metrics()
     executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
     metrics.watch(engine.caches.values())
@@ -46,6 +46,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Relev
         yield
         sampling.close()
         executor.shutdown(wait=True, cancel_futures=True)
+        engine.close()
 
     app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     admission = Admission(settings.max_requests, engine.together, metrics)

@@ -1,0 +1,216 @@
+"""`invariant-rag serve --vllm`: keys, documents and citations over HTTP, and answers of a real vLLM, token by token."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import permutations
+from typing import Any
+
+import httpx
+import pytest
+from invariant_rag import InvariantModel, Judge, Segment
+from invariant_rag.generation.logprobs import token_logprobs
+from invariant_rag.server import Settings, create_app
+from invariant_rag.server.engines.building import EngineConfig, build_engine
+from invariant_rag.server.serving import in_thread, server_of
+
+from tests.documents import documents, question
+from tests.relay import Relay
+from tests.servers import Server
+from tests.test_in_process import SUPPORTED
+
+LIMIT = 1500
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+KEYS = {"key-of-ada": "ada", "key-of-ivo": "ivo"}
+
+
+@pytest.fixture(scope="module")
+def relay(server: Server) -> Iterator[Relay]:
+    with Relay(server.port) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(relay: Relay) -> Iterator[httpx.Client]:
+    """A gateway with two tenants."""
+    settings = Settings(keys=KEYS, check_order=1.0)
+    engine = build_engine(EngineConfig(vllm=relay.url, name="gateway"), settings)
+    with (
+        in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url,
+        httpx.Client(base_url=url, timeout=120, headers={"Authorization": "Bearer key-of-ada"}) as client,
+    ):
+        yield client
+
+
+def body(segments: list[Segment] | tuple[Segment, ...], **more: Any) -> dict[str, Any]:
+    listed = [{"title": each.title, "text": each.text} for each in segments]
+    asked = question(list(segments))
+    return {"messages": [{"role": "user", "content": asked}], "documents": listed, "max_tokens": 16, **more}
+
+
+def stream(client: httpx.Client, sent: dict[str, Any]) -> list[dict[str, Any]]:
+    with client.stream("POST", CHAT, json={**sent, "stream": True}) as response:
+        return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("method", ["rotor", "set-based", "sequential"])
+def test_every_order_gives_the_tokens_of_generate(method: str, gateway: httpx.Client, lm: InvariantModel) -> None:
+    segments, chosen = documents(3, seed=600), lm.with_method(method, ordering="lexical")
+    expected = chosen.generate(chosen.chat_prompt(question(segments), segments), max_new_tokens=16)
+    assert lm.tokenizer is not None
+    tokens = token_logprobs(expected, lm.tokenizer)
+    invariant = {"method": method, "ordering": "lexical"}
+    for order in permutations(segments):
+        reply = gateway.post(CHAT, json=body(order, logprobs=True, invariant=invariant)).json()
+        (choice,) = reply["choices"]
+        assert [each["token"] for each in choice["logprobs"]["content"]] == [each.token for each in tokens]
+        logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+        assert logprobs == pytest.approx([each.logprob for each in tokens], abs=1e-3)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (expected.text, expected.finish_reason)
+        assert (reply["invariant"]["method"], reply["invariant"]["invariant"]) == (method, True)
+        assert reply["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(gateway: httpx.Client) -> None:
+    sent = body(documents(5, seed=601), logprobs=True)
+    whole = gateway.post(CHAT, json=sent).json()["choices"][0]
+    chunks = stream(gateway, {**sent, "documents": sent["documents"][::-1]})
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(deltas) == whole["message"]["content"]
+    assert len([delta for delta in deltas if delta]) > 1
+    last = chunks[-1]["choices"][0]
+    assert (last["finish_reason"], last["delta"].get("citations")) == (
+        whole["finish_reason"],
+        whole["message"].get("citations"),
+    )
+
+
+def test_a_tenant_learns_nothing_of_what_another_has_asked(gateway: httpx.Client) -> None:
+    sent = body(documents(12, seed=602))
+
+    def ask(key: str) -> tuple[str, int]:
+        reply = gateway.post(CHAT, json=sent, headers={"Authorization": f"Bearer {key}"}).json()
+        text: str = reply["choices"][0]["message"]["content"]
+        return text, reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    (first, *_), others = ask("key-of-ada"), [ask(key) for key in ("key-of-ivo", "key-of-ada", "key-of-ivo")]
+    assert {text for text, _ in others} == {first}
+    assert [cached > 0 for _, cached in others] == [False, True, True]
+    assert gateway.post(CHAT, json=sent, headers={"Authorization": "Bearer key"}).status_code == 401
+
+
+def test_clients_at_the_same_time_get_the_answers_that_they_get_alone(gateway: httpx.Client) -> None:
+    questions = [documents(4, seed=610 + number) for number in range(8)]
+    alone = [gateway.post(CHAT, json=body(each)).json()["choices"][0]["message"]["content"] for each in questions]
+
+    def ask(number: int) -> str:
+        segments = questions[number % 8]
+        turn = number % len(segments)
+        reply = gateway.post(CHAT, json=body(segments[turn:] + segments[:turn])).json()
+        text: str = reply["choices"][0]["message"]["content"]
+        return text
+
+    with ThreadPoolExecutor(16) as clients:
+        assert list(clients.map(ask, range(48))) == alone * 6
+
+
+def test_samples_schemas_tools_and_stops(gateway: httpx.Client) -> None:
+    segments = documents(4, seed=603)
+
+    def choices(order: list[Segment], **more: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = gateway.post(CHAT, json=body(order, **more)).json()["choices"]
+        return found
+
+    sampling = {"temperature": 2.0, "seed": 7, "n": 3}
+    samples = [each["message"]["content"] for each in choices(segments, **sampling)]
+    assert samples == [each["message"]["content"] for each in choices(segments[::-1], **sampling)]
+    assert len(set(samples)) > 1
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
+    (answer,) = choices(segments, response_format=form)
+    assert json.loads(answer["message"]["content"])["colour"] in {"red", "blue"}
+    tool = {"type": "function", "function": {"name": "search", "parameters": schema}}
+    (answer,) = choices(segments, tools=[tool], tool_choice="required", max_tokens=64)
+    assert json.loads(answer["message"]["tool_calls"][0]["function"]["arguments"])["colour"] in {"red", "blue"}
+    whole = choices(segments)[0]["message"]["content"]
+    (answer,) = choices(segments, stop=[whole[2:4]])
+    assert (answer["message"]["content"], answer["finish_reason"]) == (whole[:2], "stop")
+
+
+def test_a_judgement_is_that_of_the_model(gateway: httpx.Client, lm: InvariantModel) -> None:
+    options = ["Red and white.", "Blue.", "The documents do not say."]
+    asked = {"question": "What colour is the flag of Ostra?", "options": options}
+    reply = gateway.post("/v1/judge", json=asked).json()
+    expected = Judge(lm).choose(asked["question"], options)  # type: ignore[arg-type]
+    assert reply["ranking"] == list(expected.ranking)
+    assert reply["probabilities"] == pytest.approx(expected.probabilities, abs=1e-3)
+
+
+def test_only_methods_that_vllm_decodes_with_can_be_chosen(gateway: httpx.Client) -> None:
+    card = gateway.get("/v1/models").json()["data"][0]
+    assert (card["id"], card["max_model_len"]) == ("gateway", 2048)
+    assert set(card["invariant"]["methods"]) == set(SUPPORTED)
+    refused = gateway.post(CHAT, json=body(documents(2, seed=604), invariant={"method": "pine"}))
+    assert refused.status_code == 400
+    assert "expected one of graph-kv, " in refused.json()["error"]["message"]
+
+
+def test_what_order_would_have_done_is_measured(gateway: httpx.Client) -> None:
+    gateway.post(CHAT, json=body(documents(3, seed=605)))
+    deadline = time.monotonic() + 30
+    while 'order_checked_total{model="plain"}' not in (page := gateway.get("/metrics").text):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert 'order_flipped_total{model="served"} 0.0' in page
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_leaves_ends_its_request_in_vllm(streamed: bool, gateway: httpx.Client, server: Server) -> None:
+    before = metric(server, "generation_tokens_total")
+    with (
+        suppress(httpx.ReadTimeout),
+        gateway.stream("POST", COMPLETIONS, json=long_answer(stream=streamed), timeout=1) as reply,
+    ):
+        next(line for line in reply.iter_lines() if '"text"' in line)
+    while metric(server, "num_requests_running"):
+        time.sleep(0.05)
+    assert 0 < metric(server, "generation_tokens_total") - before < LIMIT
+
+
+def long_answer(**more: Any) -> dict[str, Any]:
+    """Return a request for a completion that repeats itself for seconds, and does not end before its limit."""
+    parts = [{"type": "document", "document": {"text": each.text}} for each in documents(3, seed=606)]
+    return {"prompt": parts, "max_tokens": LIMIT, "repetition_penalty": 0.5, **more}
+
+
+def metric(server: Server, name: str) -> float:
+    """Return a number that vLLM exports."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    (value,) = [line.split()[-1] for line in lines if line.startswith(f"vllm:{name}{{")]
+    return float(value)
+
+
+def test_a_vllm_that_is_gone_is_told_and_found_again(gateway: httpx.Client, relay: Relay) -> None:
+    sent = body(documents(4, seed=607))
+    first = gateway.post(CHAT, json=sent).json()["choices"][0]["message"]["content"]
+    assert gateway.get("/ready").json()["status"] == "ready"
+    with gateway.stream("POST", COMPLETIONS, json=long_answer(stream=True)) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if '"text"' in line)
+        relay.cut()
+        rest = [line for line in lines if line.startswith("data: ")]
+    assert json.loads(rest[-1][6:])["error"]["code"] == "upstream_failed"
+    for streamed in (False, True):
+        refused = gateway.post(CHAT, json={**sent, "stream": streamed})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "upstream_failed")
+        assert relay.url not in refused.text
+    ready = gateway.get("/ready")
+    assert (ready.status_code, ready.json()["status"]) == (503, "unreachable")
+    assert gateway.get("/health").status_code == 200
+    relay.start()
+    assert gateway.post(CHAT, json=sent).json()["choices"][0]["message"]["content"] == first
+    assert gateway.get("/ready").status_code == 200

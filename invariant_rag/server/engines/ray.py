@@ -1,0 +1,196 @@
+"""An engine whose model is in replicas: Ray Serve sends equal sets to the replica that has read them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ray import serve
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.serve.exceptions import RayServeException
+
+from invariant_rag.orderings import Candidate
+from invariant_rag.segments import SegmentSet
+from invariant_rag.server.documents import set_key
+from invariant_rag.server.engines.base import Call, Emit, JudgeCall, Reply, Reranker
+from invariant_rag.server.errors import ReplicaLost
+from invariant_rag.server.replica import Description, Failed
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.judge import Verdict
+
+T = TypeVar("T")
+_logger = logging.getLogger("invariant_rag.server")
+
+_LOST = (RayActorError, ObjectLostError, RayServeException)
+_ABANDON_SECONDS = 0.1
+"""How often a waiting thread looks whether somebody still waits for its answer."""
+
+
+class RayEngine:
+    """The replicas of a Ray Serve deployment as an engine.
+
+    A request whose replica dies is asked again of another one, once, unless a piece of its answer has been given away.
+
+    Args:
+        handle: Handle of a deployment of `Replica`. The first replica is waited for.
+        together: How many requests all replicas answer at a time.
+        timeout: Seconds for what cannot be abandoned: tokens, verdicts, and scores of documents.
+    """
+
+    def __init__(self, handle: Any, together: int, timeout: float) -> None:
+        self.handle = handle
+        self._timeout = timeout
+        self.together = together
+        self.caches: Mapping[str, KeyValueCache] = {}
+        # A handle belongs to one event loop. This one serves all threads that wait for answers.
+        self._loop = asyncio.new_event_loop()
+        Thread(target=self._run, name="invariant-rag-replicas", daemon=True).start()
+        description: Description = self._start(lambda: self._ask("describe")).result()
+        self.name = description.name
+        self.context_window = description.context_window
+        self.methods = description.methods
+
+    def check_ready(self) -> None:
+        """Check that a replica is up.
+
+        Raises:
+            ReplicaLost: None is.
+        """
+        application = serve.status().applications.get(self.handle.app_name)
+        deployments = {} if application is None else application.deployments
+        found = deployments.get(self.handle.deployment_name)
+        if not any(state == "RUNNING" for state in (found.replica_states if found else ())):
+            raise ReplicaLost("expected at least one replica, got none", retry_after=1)
+
+    def close(self) -> None:
+        """End the loop of this engine. The replicas go on."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+        """Answer a request; see `Engine.answer`.
+
+        Raises:
+            ReplicaLost: The replica died in the middle of a stream, or a second one did.
+        """
+        answering = self._start(lambda: self._answer(call, emit))
+        while not wait([answering], _ABANDON_SECONDS).done:
+            if abandoned.is_set():
+                answering.cancel()
+                raise CancelledError
+        return answering.result()
+
+    def tokens(self, call: Call) -> list[int]:
+        """Return the token ids of what the model reads."""
+        found: list[int] = self._wait_for("tokens", call)
+        return found
+
+    def judge(self, call: JudgeCall) -> Verdict:
+        """Compare answers; see `Judge`."""
+        session = _session(call.choices.tenant, [SegmentSet(call.answers)])
+        found: Verdict = self._wait_for("judge", call, session=session)
+        return found
+
+    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
+        """Return the sort keys of the replicas' reranker."""
+        found: list[float] = self._wait_for("sort_keys", candidates, query)
+        return found
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _start(self, attempt: Callable[[], Awaitable[T]]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(_retried(attempt), self._loop)
+
+    def _wait_for(self, method: str, *arguments: Any, session: str | None = None) -> Any:
+        asking = self._start(lambda: self._ask(method, *arguments, session=session))
+        if not wait([asking], self._timeout).done:
+            asking.cancel()
+            raise ReplicaLost(f"expected a replica to answer within {self._timeout:g} seconds", retry_after=1)
+        return asking.result()
+
+    async def _ask(self, method: str, *arguments: Any, session: str | None = None) -> Any:
+        return _unwrapped(await getattr(self._routed(session), method).remote(*arguments))
+
+    async def _answer(self, call: Call, emit: Emit) -> Reply:
+        emitted = False
+        pieces = self._routed(session_of(call), stream=True).answer.remote(call)
+        try:
+            async for piece in pieces:
+                if isinstance(piece, Reply):
+                    return piece
+                emit(*_unwrapped(piece))
+                emitted = True
+        except asyncio.CancelledError:
+            pieces.cancel()
+            raise
+        except _LOST as error:
+            if emitted:
+                raise ReplicaLost("the replica was lost in the middle of the answer") from error
+            raise
+        raise ReplicaLost("expected a reply at the end of an answer")
+
+    def _routed(self, session: str | None, **options: Any) -> Any:
+        return self.handle.options(**options, **({} if session is None else {"session_id": session}))
+
+
+class RemoteReranker:
+    """The reranker of the replicas.
+
+    Args:
+        engine: The replicas.
+        local: The same reranker in this process, where its model is never loaded.
+    """
+
+    def __init__(self, engine: RayEngine, local: Reranker) -> None:
+        self.name = local.name
+        self.probability = local.probability
+        self.sort_keys = engine.sort_keys
+
+
+def session_of(call: Call) -> str | None:
+    """Return the key by which a call is routed: equal sets of a tenant have equal keys in any order. None: any replica.
+
+    >>> from invariant_rag.prompts import Turn
+    >>> from invariant_rag.server.engines.base import Choices, Sampling
+    >>> one, other = (
+    ...     Call((Turn("user", (SegmentSet(each),)),), "", Choices(), Sampling(1)) for each in (["a", "b"], ["b", "a"])
+    ... )
+    >>> session_of(one) == session_of(other)
+    True
+    """
+    sets = [part for turn in call.turns for part in turn.parts if isinstance(part, SegmentSet)]
+    return _session(call.choices.tenant, sets) if any(sets) else None
+
+
+def _session(tenant: str, sets: Sequence[SegmentSet]) -> str:
+    return hashlib.sha256(f"{tenant}\0{set_key(sets)}".encode()).hexdigest()[:32]
+
+
+def _unwrapped(piece: Any) -> Any:
+    if isinstance(piece, Failed):
+        raise piece.error
+    return piece
+
+
+async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of an attempt; if its replica is lost, that of a second one.
+
+    Raises:
+        ReplicaLost: The second one is lost, too.
+    """
+    try:
+        return await attempt()
+    except _LOST as error:
+        _logger.warning("replica lost", extra={"fields": {"error": type(error).__name__}})
+    try:
+        return await attempt()
+    except _LOST as error:
+        raise ReplicaLost("two replicas were lost, one after the other", retry_after=1) from error

@@ -1,0 +1,127 @@
+"""A vLLM server as an engine: prompts are written and their sets prefilled here, and vLLM writes the answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from threading import Event
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm_invariant_rag import (
+    EntryUnusable,
+    RequestRefused,
+    UnsupportedServer,
+    VLLMBackend,
+    VLLMError,
+    VLLMTimeout,
+    VLLMUnreachable,
+)
+
+from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
+from invariant_rag.generation.streaming import StopOnEvent
+from invariant_rag.methods import METHODS
+from invariant_rag.server.engines.base import Call, Choices, Emit, JudgeCall, Reply
+from invariant_rag.server.engines.model_engine import ModelEngine
+from invariant_rag.server.errors import DeadlineExceeded, UpstreamFailed
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.outputs import Generation
+    from invariant_rag.generation.streaming import TextStream
+    from invariant_rag.judge import Verdict
+    from invariant_rag.segments import Prompt
+
+_logger = logging.getLogger("invariant_rag.server")
+
+
+class OnVLLM(ModelEngine):
+    """A `VLLMBackend` as an engine. vLLM batches by itself, so requests go to it as they come.
+
+    Each tenant has salts of its own: what one has asked is in no cache of vLLM's that answers another.
+
+    Args:
+        backend: The backend.
+        name: What requests call it. None: its own name.
+        together: How many requests are sent to vLLM at a time.
+        max_prompt_tokens: A longer prompt is refused.
+    """
+
+    def __init__(
+        self, backend: VLLMBackend, name: str | None = None, *, together: int, max_prompt_tokens: int | None = None
+    ) -> None:
+        super().__init__(backend, name, together=together, max_prompt_tokens=max_prompt_tokens)
+        self._backend = backend
+        self._methods = frozenset(name for name in METHODS if _is_supported(backend, name))
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """Those that vLLM can decode with."""
+        return self._methods
+
+    def check_ready(self) -> None:
+        """Check that vLLM takes requests; see `Engine`."""
+        with _refusals():
+            self._backend.check_ready()
+
+    def close(self) -> None:
+        """Do nothing: connections end with the process."""
+
+    def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
+        """Return a backend with the salts of the tenant."""
+        tenant: InvariantModel = cast("VLLMBackend", lm).with_tenant(choices.tenant)
+        return tenant
+
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+        """Answer a request; see `Engine`.
+
+        Raises:
+            DeadlineExceeded: vLLM does not answer in time.
+            UpstreamFailed: vLLM cannot be reached, or answers an error.
+        """
+        with _refusals():
+            return super().answer(call, emit, abandoned)
+
+    def judge(self, call: JudgeCall) -> Verdict:
+        """Compare answers; see `answer`."""
+        with _refusals():
+            return super().judge(call)
+
+    def generate(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> Generation:
+        """Generate on vLLM; see `ModelEngine`."""
+        generation = lm.generate(prompt, **_stopping(options, abandoned))
+        if abandoned.is_set():
+            raise CancelledError
+        return generation
+
+    def stream(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> TextStream:
+        """Stream from vLLM; see `ModelEngine`."""
+        return lm.stream(prompt, **_stopping(options, abandoned))
+
+
+def _stopping(options: dict[str, Any], abandoned: Event) -> dict[str, Any]:
+    criteria = [*(options.get("stopping_criteria") or ()), StopOnEvent(abandoned)]
+    return {**options, "stopping_criteria": criteria}
+
+
+def _is_supported(backend: VLLMBackend, method: str) -> bool:
+    try:
+        backend.with_method(method)
+    except (UnsupportedCombination, UnsupportedModel):
+        return False
+    return True
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise errors of vLLM as answers of this server. Where vLLM is, only the log tells."""
+    try:
+        yield
+    except VLLMUnreachable as error:
+        _logger.warning("vLLM cannot be reached", extra={"fields": {"reason": str(error)}})
+        if isinstance(error, VLLMTimeout):
+            raise DeadlineExceeded("expected an answer of vLLM in time") from error
+        raise UpstreamFailed("expected an answer of vLLM, which cannot be reached", hint="Try again later.") from error
+    except (EntryUnusable, RequestRefused, UnsupportedServer, VLLMError) as error:
+        raise UpstreamFailed(str(error), hint=error.hint) from error

@@ -1,0 +1,97 @@
+"""Answers as an OpenAI-compatible API writes them, whole or in pieces, taken apart as answers of ours are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from invariant_rag.errors import InvalidTool
+from invariant_rag.generation.answer_parsing import Answer, AnswerDelta, CallDelta
+from invariant_rag.prompts import ToolCall
+from invariant_rag.prompts.labels import Labels, LabelTranslator, translate_object
+from invariant_rag.server.errors import UpstreamFailed
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+
+
+class WrittenAnswer:
+    """One answer, while it is written. A whole one is a stream of a single piece.
+
+    Args:
+        labels: How numbers of documents translate to those of the conversation as given.
+    """
+
+    def __init__(self, labels: Labels) -> None:
+        self.finish_reason = ""
+        self.logprobs: list[dict[str, Any]] | None = None
+        self._labels = labels
+        self._content, self._reasoning = LabelTranslator(labels), LabelTranslator(labels)
+        self._calls: dict[int, dict[str, str]] = {}
+        self.deltas: list[AnswerDelta] = []
+
+    @property
+    def answer(self) -> Answer:
+        """What was written."""
+        return Answer.join(self.deltas)
+
+    def feed(self, choice: Mapping[str, Any]) -> list[AnswerDelta]:
+        """Return what is known after another piece.
+
+        Raises:
+            UpstreamFailed: It is no piece of an answer.
+        """
+        try:
+            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            reasoning = next((said[name] for name in _REASONING_FIELDS if said.get(name)), "")
+            content = said.get("content") or said.get("refusal") or ""
+            for place, call in enumerate(said.get("tool_calls") or ()):
+                self._add_call(call.get("index", place), call)
+            self._add_logprobs(choice.get("logprobs"))
+            self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
+            return self._keep(self._reasoning.feed(reasoning), self._content.feed(content))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UpstreamFailed("expected a choice of OpenAI's API of the upstream, got something else") from error
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what is known at the end: calls, whose arguments are complete only now.
+
+        Raises:
+            UpstreamFailed: The answer has not ended, or holds a call that is none.
+        """
+        if not self.finish_reason:
+            raise UpstreamFailed("expected an answer of the upstream to its end, got a part of one")
+        found = self._keep(self._reasoning.finish(), self._content.finish())
+        calls = [AnswerDelta(call=self._call(index, call)) for index, call in enumerate(self._calls.values())]
+        self.deltas += calls
+        return found + calls
+
+    def _keep(self, reasoning: str, content: str) -> list[AnswerDelta]:
+        found = [each for each in (AnswerDelta(reasoning=reasoning), AnswerDelta(content)) if each != AnswerDelta()]
+        self.deltas += found
+        return found
+
+    def _add_call(self, index: int, piece: Mapping[str, Any]) -> None:
+        call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
+        function = piece.get("function") or {}
+        call["id"] = call["id"] or piece.get("id") or ""
+        call["name"] += function.get("name") or ""
+        call["arguments"] += function.get("arguments") or ""
+
+    def _call(self, index: int, call: Mapping[str, str]) -> CallDelta:
+        try:
+            parsed = ToolCall.of({"id": call["id"], "function": call})
+        except InvalidTool as error:
+            raise UpstreamFailed(f"expected a call of a tool of the upstream: {error}") from error
+        arguments = translate_object(dict(parsed.arguments), self._labels)
+        return CallDelta(index, parsed.id, parsed.name, json.dumps(arguments, ensure_ascii=False))
+
+    def _add_logprobs(self, logprobs: Mapping[str, Any] | None) -> None:
+        """Keep log-probabilities, in the shape of chats: completions have one list of tokens and one of numbers."""
+        if not logprobs:
+            return
+        found = logprobs.get("content")
+        if found is None:
+            pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+            found = [{"token": token, "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]
+        self.logprobs = [*(self.logprobs or []), *found]

@@ -1,0 +1,30 @@
+"""Bearer keys: from a file, and from the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from invariant_rag.errors import InvalidChoice
+
+KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
+
+
+def read_keys(path: Path | None) -> dict[str, str]:
+    """Return the tenant of each key: from a file, and from the environment.
+
+    Raises:
+        InvalidChoice: A line is no tenant and key, or a key has two tenants.
+    """
+    keys = {key: "default"} if (key := os.environ.get(KEY_VARIABLE, "").strip()) else {}
+    for number, line in enumerate(path.read_text("utf-8").splitlines() if path else (), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or keys.get(words[1], words[0]) != words[0]:
+            raise InvalidChoice(
+                f"{path}, line {number}: expected `TENANT KEY`, with a key that is nobody else's",
+                hint="One line for each key; a tenant may have several.",
+            )
+        keys[words[1]] = words[0]
+    return keys

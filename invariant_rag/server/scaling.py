@@ -1,0 +1,155 @@
+"""Replicas on Ray Serve: how many, where, and how requests find them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig
+
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.server.engines.base import Reranker
+from invariant_rag.server.engines.building import EngineConfig, build_reranker
+from invariant_rag.server.engines.ray import RayEngine, RemoteReranker
+from invariant_rag.server.replica import Replica
+from invariant_rag.server.settings import Settings
+
+CONSISTENT_HASHING = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+_BATCHES = 2
+"""Of each replica: one is decoded while another one waits. More requests go to the next replica on the ring."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many replicas there are, and what each needs.
+
+    Attributes:
+        replicas: Their number; with `max_replicas`, the least.
+        max_replicas: The most, between which Ray Serve chooses by load. None: `replicas`.
+        replica_gpus: GPUs of each, or a part of one. None: for `running_replicas`, one where the cluster has any.
+        replica_cpus: CPU cores of each, which are also its threads.
+        ingresses: Processes that take requests, where Ray Serve runs them (`serve run`).
+
+    Raises:
+        InvalidChoice: A number is too small.
+    """
+
+    replicas: int = 1
+    max_replicas: int | None = None
+    replica_gpus: float | None = None
+    replica_cpus: float = 1.0
+    ingresses: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "ingresses"):
+            if getattr(self, name) < 1:
+                raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise InvalidChoice(f"max_replicas: expected at least {self.replicas}, got {self.max_replicas}")
+        for name in ("replica_gpus", "replica_cpus"):
+            if (getattr(self, name) or 0) < 0:
+                raise InvalidChoice(f"{name}: expected at least 0, got {getattr(self, name)}")
+
+
+def deployment_of(
+    config: EngineConfig,
+    settings: Settings,
+    scale: Scale,
+    reranker: str | None = None,
+    *,
+    router: str = CONSISTENT_HASHING,
+) -> Any:
+    """Return replicas as an application of Ray Serve, which a `RayEngine` calls by its handle.
+
+    A replica that is stopped first finishes what it answers.
+
+    Args:
+        config: What each engine is made from.
+        settings: Tenants and limits. The keys themselves stay here.
+        scale: How many there are, and what each needs.
+        reranker: As for `build_reranker`.
+        router: The class that chooses a replica. The default sends equal sets to the same one.
+    """
+    places = _BATCHES * config.together
+    size: dict[str, Any] = {"num_replicas": scale.replicas}
+    if scale.max_replicas is not None:
+        size = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=scale.replicas,
+                max_replicas=scale.max_replicas,
+                target_ongoing_requests=config.together,
+            )
+        }
+    deployment: Any = serve.deployment(Replica)
+    replicas = deployment.options(
+        name="replicas",
+        ray_actor_options={"num_cpus": scale.replica_cpus, "num_gpus": scale.replica_gpus or 0},
+        max_ongoing_requests=places,
+        request_router_config={"request_router_class": router},
+        graceful_shutdown_timeout_s=settings.timeout,
+        **size,
+    )
+    return replicas.bind(config, without_keys(settings), reranker, places)
+
+
+def without_keys(settings: Settings) -> Settings:
+    """Return settings for a replica, which has to know the tenants, but no key."""
+    return replace(settings, keys={tenant: tenant for tenant in settings.keys.values()})
+
+
+def engine_of(handle: Any, together: int, settings: Settings, reranker: str | None) -> tuple[RayEngine, Reranker]:
+    """Return the engine and the reranker that are behind a handle. Blocks until a replica is up.
+
+    Args:
+        handle: Handle of the replicas.
+        together: How many requests all of them answer at a time.
+        settings: How long they may take.
+        reranker: As for `build_reranker`.
+    """
+    engine = RayEngine(handle, together, settings.timeout)
+    return engine, RemoteReranker(engine, build_reranker(reranker))
+
+
+@contextmanager
+def running_replicas(
+    config: EngineConfig, settings: Settings, scale: Scale, reranker: str | None = None
+) -> Iterator[tuple[RayEngine, Reranker]]:
+    """Start replicas, and stop them when the block ends.
+
+    They are in the Ray cluster of the variable `RAY_ADDRESS`; without it, in one that is started on this machine and
+    ends with the block.
+    """
+    own = not ray.is_initialized()
+    if own:
+        _connect(scale)
+    if scale.replica_gpus is None:
+        resources: Any = ray.cluster_resources  # untyped
+        scale = replace(scale, replica_gpus=1.0 if resources().get("GPU", 0) else 0.0)
+    name = f"invariant-rag-{uuid.uuid4().hex[:8]}"
+    serve.start(proxy_location="Disabled")
+    try:
+        handle = serve.run(deployment_of(config, settings, scale, reranker), name=name, route_prefix=None)
+        yield engine_of(handle, config.together * scale.replicas, settings, reranker)
+    finally:
+        serve.delete(name)
+        if own:
+            ray.shutdown()
+
+
+def _connect(scale: Scale) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+        return
+    # Logical CPUs: a cluster of one program's own has room for what it asks for, and one for Serve's controller.
+    most = scale.replicas if scale.max_replicas is None else scale.max_replicas
+    cpus = max(os.cpu_count() or 1, int(most * scale.replica_cpus) + 2)
+    ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)

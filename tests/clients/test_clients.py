@@ -1,0 +1,173 @@
+"""Clients that other people wrote, against a real server: every order of the documents gives the same answer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import cohere
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "server.md"
+QUESTION = "What colour is the flag of Ostra?"
+FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill of Ostra grinds barley."]
+ORDERS = [list(order) for order in permutations(FLAGS)]
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the atlas.",
+        "parameters": {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]},
+    },
+}
+
+
+class Colour(BaseModel):
+    """A colour."""
+
+    colour: str
+
+
+def test_this_environment_has_no_torch() -> None:
+    assert importlib.util.find_spec("torch") is None
+
+
+# --- openai -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(server: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server}/v1", api_key="key-1", max_retries=0)
+
+
+def ask(client: openai.OpenAI, documents: list[str], **options: Any) -> Any:
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"documents": documents}
+    return client.chat.completions.create(model="small", messages=messages, extra_body=body, **options)
+
+
+def test_openai_gets_one_answer_for_every_order(client: openai.OpenAI) -> None:
+    answers = {ask(client, order).choices[0].message.content for order in ORDERS}
+    assert answers == {"white"}
+    chunks = ask(client, FLAGS, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "white"
+    assert [model.id for model in client.models.list()] == ["small"]
+
+
+def test_openai_parses_objects_and_raises_its_own_errors(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    reply = client.chat.completions.parse(  # type: ignore[call-overload]
+        model="small", messages=messages, response_format=Colour, max_tokens=40, extra_body={"documents": FLAGS}
+    )
+    assert isinstance(reply.choices[0].message.parsed, Colour)
+    with pytest.raises(openai.BadRequestError, match="colour: unknown field"):
+        client.chat.completions.create(model="small", messages=messages, extra_body={"colour": 1})  # type: ignore[arg-type]
+    with pytest.raises(openai.AuthenticationError):
+        ask(client.with_options(api_key="key-2"), FLAGS)
+
+
+# --- LangChain --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(server: str) -> ChatOpenAI:
+    return ChatOpenAI(base_url=f"{server}/v1", api_key="key-1", model="small", max_retries=0)  # type: ignore[arg-type]
+
+
+def test_langchain_gets_one_answer_for_every_order(chat: ChatOpenAI) -> None:
+    answers = {chat.invoke(QUESTION, extra_body={"documents": order}).content for order in ORDERS}
+    assert answers == {"white"}
+    streamed = [str(piece.content) for piece in chat.stream(QUESTION, extra_body={"documents": FLAGS})]
+    assert "".join(streamed) == "white"
+    assert chat.bind(extra_body={"documents": FLAGS}).batch([QUESTION])[0].usage_metadata["input_tokens"] > 0
+
+
+def test_langchain_calls_tools_and_parses_objects(chat: ChatOpenAI) -> None:
+    calling = chat.bind_tools([SEARCH], tool_choice="search")
+    calls = [calling.invoke(QUESTION, extra_body={"documents": order}).tool_calls for order in ORDERS[:2]]
+    assert calls[0] == calls[1]
+    assert calls[0][0]["args"]["town"] in {"Ostra", "Brenn"}
+    parsing = chat.bind(extra_body={"documents": FLAGS}, max_tokens=40).with_structured_output(Colour)
+    assert isinstance(parsing.invoke(QUESTION), Colour)
+
+
+# --- LlamaIndex -------------------------------------------------------------------------------------------------------
+
+
+def test_llama_index_gets_one_answer_for_every_order(server: str) -> None:
+    texts = set()
+    for order in ORDERS:
+        llm = OpenAILike(
+            model="small",
+            api_base=f"{server}/v1",
+            api_key="key-1",
+            is_chat_model=True,
+            context_window=4096,
+            additional_kwargs={"extra_body": {"documents": order}},
+        )
+        texts.add(str(llm.chat([ChatMessage(role="user", content=QUESTION)]).message.content))
+    assert texts == {"white"}
+    assert (
+        "".join(each.delta or "" for each in llm.stream_chat([ChatMessage(role="user", content=QUESTION)])) == "white"
+    )
+    assert llm.complete(QUESTION).text == "white"
+
+
+# --- Cohere -----------------------------------------------------------------------------------------------------------
+
+
+def test_cohere_ranks_alike_in_every_order(server: str) -> None:
+    client = cohere.ClientV2(api_key="key-1", base_url=server)
+    rankings = set()
+    for order in ORDERS:
+        reply = client.rerank(model="monot5", query=QUESTION, documents=order, top_n=2)
+        rankings.add(tuple((order[each.index], each.relevance_score) for each in reply.results))
+    assert len(rankings) == 1
+    (ranking,) = rankings
+    assert ranking[0][0] == FLAGS[0]
+
+
+# --- curl, and the page -----------------------------------------------------------------------------------------------
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    return found
+
+
+def test_curl_gets_one_answer(server: str) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    (command,) = [block for block in blocks("bash") if block.startswith("curl ")]
+    words = shlex.split(command.replace("\\\n", " ").replace("http://localhost:8000", server))
+    done = subprocess.run(
+        [*words, "-s", "-H", "Authorization: Bearer key-1"], capture_output=True, text=True, check=True, timeout=60
+    )
+    reply = json.loads(done.stdout)
+    assert "red and white" in reply["choices"][0]["message"]["content"]
+    assert reply["invariant"]["invariant"]
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_the_code_of_the_tutorial_runs(number: int, server: str) -> None:
+    code = blocks("python")[number].replace("http://localhost:8000", server)
+    code = code.replace("Qwen/Qwen2.5-7B-Instruct", "small").replace('"none"', '"key-1"')
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    if "answer" in namespace:
+        assert "red and white" in namespace["answer"]
+    else:
+        assert namespace["ranking"][0] == "The flag of Ostra is red and white."

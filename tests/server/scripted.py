@@ -1,0 +1,99 @@
+"""A real HTTP server that answers chats as a test says: another API, on its good days and its bad ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from invariant_rag.server.serving import in_thread
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is answered to one request."""
+
+    status: int = 200
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def completion(content: str | None = "white", **more: Any) -> dict[str, Any]:
+    """Return a whole reply."""
+    message = {"role": "assistant", "content": content, **more}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": USAGE}
+
+
+def refusal(message: str, **more: Any) -> dict[str, Any]:
+    """Return an error in OpenAI's shape."""
+    return {"error": {"message": message, "type": "error", "param": None, "code": None, **more}}
+
+
+def events(*chunks: Any) -> bytes:
+    """Return server-sent events."""
+    return b"".join(
+        b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n" for each in chunks
+    )
+
+
+@dataclass
+class ScriptedAPI:
+    """Answers that are given in turn; the last one again and again. And what was asked."""
+
+    url: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    left: int = 0  # clients that closed the connection while they waited
+
+    def plan(self, *answers: Answer) -> None:
+        self.answers[:], self.bodies[:], self.left = answers, [], 0
+
+    async def answer(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        for _ in range(round(answer.seconds / 0.02)):
+            if await request.is_disconnected():
+                self.left += 1
+                break
+            await asyncio.sleep(0.02)
+        if not isinstance(answer.body, bytes):
+            return JSONResponse(answer.body, answer.status, answer.headers)
+        return StreamingResponse(self._pieces(answer.body), answer.status, answer.headers)
+
+    async def models(self, request: Request) -> Response:
+        self.keys.append(request.headers.get("authorization", ""))
+        return JSONResponse({"object": "list", "data": [{"id": "far"}]})
+
+    async def _pieces(self, body: bytes) -> AsyncIterator[bytes]:
+        for line in body.splitlines(keepends=True):
+            if line.startswith(b"data: break"):
+                raise ConnectionError  # uvicorn closes the connection
+            yield line
+
+
+@contextmanager
+def scripted_api() -> Iterator[ScriptedAPI]:
+    """Run one on loopback."""
+    api = ScriptedAPI()
+    routes = [
+        Route("/v1/chat/completions", api.answer, methods=["POST"]),
+        Route("/v1/completions", api.answer, methods=["POST"]),
+        Route("/v1/models", api.models),
+    ]
+    config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", 0, log_level="critical", lifespan="off")
+    with in_thread(uvicorn.Server(config)) as url:
+        api.url = f"{url}/v1"
+        yield api
