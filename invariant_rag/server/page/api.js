@@ -31,10 +31,14 @@ export async function getExample() {
   return call("lab/example.json", {});
 }
 
-/** Return the body of a request. A reading is the request's field `invariant`; {}: as the server does. */
-export function bodyOf(model, question, documents, reading) {
-  const body = { model, messages: [{ role: "user", content: question }], documents, logprobs: true };
-  return Object.keys(reading).length ? { ...body, invariant: reading } : body;
+/** Return the body of a request. `invariant` says how the documents are read; {}: as the server does. */
+export function bodyOf(model, question, documents, invariant, logprobs) {
+  const body = { model, messages: [{ role: "user", content: question }], documents };
+  return {
+    ...body,
+    ...(Object.keys(invariant).length ? { invariant } : {}),
+    ...(logprobs ? { logprobs } : {}),
+  };
 }
 
 /** Ask, and return the answer with its confidence, its cost, and what was read. */
@@ -108,7 +112,10 @@ function words(response, error) {
 }
 
 const escaped = (text) =>
-  Array.from({ length: text.length }, (_, place) => `\\u${text.charCodeAt(place).toString(16).padStart(4, "0")}`).join("");
+  text
+    .split("") // code units, of which a character may have two
+    .map((unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`)
+    .join("");
 
 const mean = (numbers) =>
   numbers.length ? numbers.reduce((sum, number) => sum + number, 0) / numbers.length : null;

@@ -68,7 +68,7 @@ function show(failed = null) {
   const known = historyNow();
   const entry = failed ?? entryOf(documents.order);
   for (const reading of Object.keys(READINGS)) {
-    showAnswer(contentOf(reading), entry?.[reading], firstAnswer(known, reading), copyCommand);
+    showAnswer(reading, contentOf(reading), entry?.[reading], firstAnswer(known, reading), copyCommand);
   }
   if (model && !plainIsAllowed()) {
     contentOf("plain").replaceChildren(element("p", { class: "note" }, REFUSED));
@@ -87,6 +87,7 @@ function show(failed = null) {
 function restore(order) {
   documents.arrange(order);
   show();
+  at("history").querySelector(".current button").focus(); // the row is a new one
   at("moves").textContent = `Listed as ${order.join(" ")}.`;
 }
 
@@ -98,15 +99,21 @@ async function askOrders(orders) {
   const { signal } = running;
   if (subject !== subjectNow()) history = [];
   subject = subjectNow();
+  const asked = bodies(); // they stay what they are, whatever is changed while the answers come
   at("stop").hidden = false;
   at("answers").setAttribute("aria-busy", true);
   try {
     for (const [index, order] of orders.entries()) {
       say(orders.length > 1 ? `Asking: order ${index + 1} of ${orders.length} …` : "Asking …");
-      const entry = await entryFor(order, signal);
+      const entry = { order, ...(await answersOf(asked(order), signal)) };
       const answers = Object.keys(READINGS).map((reading) => entry[reading]);
       const failed = answers.some((answer) => answer?.failure);
       if (answers.some((answer) => answer?.text !== undefined)) record(entry);
+      if (subject !== subjectNow()) {
+        show();
+        say("Stopped: what is asked has changed.");
+        return;
+      }
       show(failed ? entry : null);
       if (failed) {
         say("");
@@ -130,19 +137,30 @@ function record(entry) {
   history = place < 0 ? [...history, entry] : history.with(place, entry);
 }
 
-async function entryFor(order, signal) {
-  const entry = { order };
-  for (const [reading, choices] of Object.entries(readings())) {
-    const body = bodyOf(model.id, question(), documents.inOrder(order), choices);
+/** Return a function from an order to what is to be asked in it: the body of a request for each reading. */
+function bodies() {
+  const wanted = question();
+  const named = new Map(documents.inOrder(documents.order).map((each) => [each.id, each]));
+  const chosen = Object.entries(readings());
+  const logprobs = at("logprobs").checked;
+  return (order) => {
+    const listed = order.map((name) => named.get(name));
+    return chosen.map(([reading, invariant]) => [reading, bodyOf(model.id, wanted, listed, invariant, logprobs)]);
+  };
+}
+
+async function answersOf(asked, signal) {
+  const answers = {};
+  for (const [reading, body] of asked) {
     try {
-      entry[reading] = await ask(body, signal);
+      answers[reading] = await ask(body, signal);
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
-      entry[reading] = { failure: error.message };
+      answers[reading] = { failure: error.message };
       if (error.status === 401) wantKey(error.message);
     }
   }
-  return entry;
+  return answers;
 }
 
 function summary() {

@@ -8,33 +8,36 @@ export const READINGS = { plain: "Plain", invariant: "Invariant" };
 /**
  * Show an answer in its card.
  *
+ * @param reading "plain" or "invariant".
  * @param content Where.
  * @param answer What `ask` returned, or `{failure}`; undefined: nothing was asked yet.
  * @param first The answer in the first order that was asked.
  * @param copy Called with the body of the request when its command is wanted.
  */
-export function showAnswer(content, answer, first, copy) {
+export function showAnswer(reading, content, answer, first, copy) {
   if (!answer) {
     content.replaceChildren(element("p", { class: "empty" }, "Ask to see the answer."));
   } else if (answer.failure) {
     content.replaceChildren(element("p", { class: "failure", role: "alert" }, visible(answer.failure)));
   } else {
-    content.replaceChildren(...answerParts(answer, first, copy));
+    content.replaceChildren(...answerParts(reading, answer, first, copy));
   }
 }
 
-function answerParts(answer, first, copy) {
+function answerParts(reading, answer, first, copy) {
   const { report } = answer;
   const flipped = isFlipped(answer, first);
   const order = report.order.length ? ["It read ", chips(report.order), `(${report.method}).`] : [];
+  const promised = report.invariant || reading === "plain";
   const notes = [
+    ...(promised ? [] : ["The server does not promise that order cannot matter here."]),
     ...(report.dropped.length ? [`Not read, for want of room: ${report.dropped.join(", ")}.`] : []),
     ...(report.trimmed.length ? [`Shortened, for want of room: ${report.trimmed.join(", ")}.`] : []),
     ...report.warnings,
   ];
   return [
     element("p", { class: "answer", dir: "auto" }, visible(answer.text) || element("i", {}, "no text")),
-    ...(flipped ? [element("p", { class: "flipped" }, `Flipped: the first order got “${visible(first.text)}”.`)] : []),
+    ...(flipped ? [element("p", { class: "flipped" }, `Flipped. The first order got: ${visible(first.text)}`)] : []),
     element("p", { class: "muted" }, ...order),
     ...(answer.sources.length ? [element("p", { class: "muted" }, "The answer is in ", chips(answer.sources))] : []),
     ...notes.map((note) => element("p", { class: "note" }, visible(note))),
@@ -50,9 +53,9 @@ function figures(answer) {
   return element(
     "dl",
     { class: "figures" },
-    ...figure("Confidence", confidence === null ? "not given" : confidence.toFixed(2), bar),
-    ...figure("Prompt", `${promptTokens} tokens`),
-    ...figure("Of these cached", String(cachedTokens)),
+    ...figure("Confidence", confidence === null ? "not asked" : confidence.toFixed(2), bar),
+    ...figure("Prompt tokens", String(promptTokens)),
+    ...figure("cached", String(cachedTokens)),
     ...figure("Time", `${Math.round(milliseconds)} ms`),
   );
 }
@@ -93,11 +96,11 @@ export function showHistory(content, history, current, restore) {
 function rate(history, reading) {
   const { others, flipped } = flips(history, reading);
   const share = others ? `${Math.round((100 * flipped) / others)} %` : "–";
-  const words = others ? `${flipped} of ${others} other orders flipped the answer` : "one order asked so far";
+  const words = others ? `in ${flipped} of ${others} other orders` : "one order so far";
   return element(
     "p",
     { class: "rate", "data-reading": reading },
-    element("span", { class: "muted" }, `${READINGS[reading]} flip rate `),
+    `${READINGS[reading]}: flipped `,
     element("strong", { class: flipped ? "some" : null }, share),
     element("span", { class: "muted" }, ` ${words}`),
   );
@@ -113,5 +116,6 @@ function orderButton(order, number, restore) {
 function cell(answer, first) {
   if (answer?.text === undefined) return element("td", { class: "muted" }, answer ? "failed" : "–");
   const mark = isFlipped(answer, first) ? [element("span", { class: "mark" }, "flipped")] : [];
-  return element("td", {}, element("span", { class: "short", dir: "auto" }, visible(answer.text)), " ", ...mark);
+  const text = element("span", { class: "short", dir: "auto" }, visible(answer.text));
+  return element("td", {}, element("div", { class: "cell" }, text, " ", ...mark));
 }

@@ -22,8 +22,8 @@ export function showRing(content, report, same) {
     element(
       "p",
       { class: "muted" },
-      `The documents are sorted by content (${ordering}) and closed to a ring. Each one sees the others around the ring, `,
-      "with itself last; the question sees them all.",
+      `Sorted by content (${ordering}) and closed to a ring. Each document sees the others around the ring, with `,
+      "itself last; the question sees them all.",
     ),
     element("div", { class: "picture" }, ...picture, ...table),
     agreement,
