@@ -55,7 +55,7 @@ function figures(answer) {
     { class: "figures" },
     ...figure("Confidence", confidence === null ? "not asked" : confidence.toFixed(2), bar),
     ...figure("Prompt tokens", String(promptTokens)),
-    ...figure("cached", String(cachedTokens)),
+    ...figure("Cached", String(cachedTokens)),
     ...figure("Time", `${Math.round(milliseconds)} ms`),
   );
 }
@@ -95,15 +95,9 @@ export function showHistory(content, history, current, restore) {
 
 function rate(history, reading) {
   const { others, flipped } = flips(history, reading);
-  const share = others ? `${Math.round((100 * flipped) / others)} %` : "–";
-  const words = others ? `in ${flipped} of ${others} other orders` : "one order so far";
-  return element(
-    "p",
-    { class: "rate", "data-reading": reading },
-    `${READINGS[reading]}: flipped `,
-    element("strong", { class: flipped ? "some" : null }, share),
-    element("span", { class: "muted" }, ` ${words}`),
-  );
+  const share = element("strong", { class: flipped ? "some" : null }, `${Math.round((100 * flipped) / others)} %`);
+  const found = others ? ["flipped ", share, ` in ${flipped} of ${others} other orders`] : ["no other order asked yet"];
+  return element("p", { class: "rate", "data-reading": reading }, `${READINGS[reading]}: `, ...found);
 }
 
 function orderButton(order, number, restore) {
