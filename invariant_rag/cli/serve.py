@@ -179,5 +179,5 @@ def _run(engine: Engine, settings: Settings, reranker: Reranker, host: str, port
     from invariant_rag.server.serving import server_of
 
     server = server_of(create_app(engine, settings, reranker), settings, host, port)
-    print_text(f"{engine.name} at http://{host}:{port}/v1")
+    print_text(f"{engine.name} at http://{host}:{port}/v1; the order lab, a page to try it, at http://{host}:{port}/")
     server.run()

@@ -22,6 +22,7 @@ from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog
 from invariant_rag.server.order_sampling import OrderSampling
 from invariant_rag.server.routes import answers, information, ranking
+from invariant_rag.server.routes.lab import add_lab
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.state import State
 
@@ -55,6 +56,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
     app.include_router(answers.router)
     app.include_router(ranking.router)
     app.include_router(information.router)
+    add_lab(app)
     # The last one that is added runs first.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, seconds=settings.body_timeout, metrics=metrics)
     app.add_middleware(Keys, keys=settings.keys, metrics=metrics)

@@ -21,8 +21,10 @@ from invariant_rag.server.metrics import Metrics
 logger = logging.getLogger("invariant_rag.server")
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-OPEN = frozenset({"/health", "/ready", "/version"})
-"""Routes that need no key: load balancers ask them."""
+OPEN = frozenset({"/", "/health", "/ready", "/version"})
+"""Routes that need no key: the page, which asks for one, and what load balancers ask."""
+OPEN_FOLDER = "/lab/"
+"""What the page is made of."""
 
 
 class RequestLog:
@@ -69,7 +71,7 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, or refuse."""
-        if scope["type"] == "http" and self._tenants and scope["path"] not in OPEN:
+        if scope["type"] == "http" and self._tenants and not _is_open(scope["path"]):
             tenant = self._tenant(Headers(scope=scope).get("authorization", ""))
             if tenant is None:
                 self._metrics.rejected.labels("key").inc()
@@ -140,6 +142,10 @@ class BodyLimit:
     def _check(self, length: int) -> None:
         if length > self._max_bytes:
             raise TooLarge(f"expected a body of at most {self._max_bytes} bytes")
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(OPEN_FOLDER)
 
 
 def _digest(key: str) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from html import unescape
@@ -16,6 +15,7 @@ from markdown_it import MarkdownIt
 
 from invariant_rag.evaluation.audit import Audit, audit
 from invariant_rag.segments import Segment
+from tests.browsers import CHROMIUM, needs_chromium
 from tests.evaluation.audit.known import first, records
 
 ACTIVE = (
@@ -140,8 +140,6 @@ def test_the_page_holds_every_question_with_its_documents_and_answers(folder: Pa
     assert {each["remedy"] for each in asked[3]["asked"]} == {"as it is", "sort", "vote"}
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
 # A script of ours at the end of a copy of the page, which uses it and says what it saw where --dump-dom shows it.
 PROBE = """<script>
 const lines = () => document.querySelectorAll("#questions tr.question").length;
@@ -167,7 +165,7 @@ onload = () => {
 </script></body>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on this machine")
+@needs_chromium
 @pytest.mark.parametrize("width", [1280, 500])
 def test_a_browser_sorts_filters_and_exports_and_logs_no_error(width: int, folder: Path, tmp_path: Path) -> None:
     assert CHROMIUM is not None

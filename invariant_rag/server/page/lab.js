@@ -1,0 +1,290 @@
+/** The order lab: asks the same question over the same documents in several orders, and shows what changes. */
+
+import { ask, bodyOf, curl, Failure, getExample, getModel, storedKey, storeKey } from "./api.js";
+import { documentOfFile, DocumentList, documentsOf } from "./documents.js";
+import { element, visible } from "./elements.js";
+import { firstAnswer, flips, otherOrders, seeded } from "./orders.js";
+import { READINGS, showAnswer, showHistory } from "./results.js";
+import { showRing } from "./ring.js";
+
+const ORDERS_TO_TRY = 5;
+const PATIENCE = 400; // milliseconds without a move after which the new order is asked
+const PLAIN = { method: "sequential", ordering: "given" };
+const REFUSED =
+  "This server does not allow the plain model. Its operator can: " +
+  "--allow-method sequential --allow-ordering given, beside what is allowed already.";
+
+const at = (id) => document.getElementById(id);
+const contentOf = (id) => at(id).querySelector(".content");
+const say = (text) => (at("status").textContent = text);
+const random = seeded(1);
+
+let model = null; // the card of the model: its name, and what requests may choose
+let history = []; // {order, plain, invariant} of each order that was asked
+let subject = ""; // what the history is about: question, method and documents
+let running = null; // ends the requests that run
+let waiting = 0; // timer of the order to ask next
+
+const documents = new DocumentList(
+  at("documents"),
+  () => {
+    at("no-documents").hidden = documents.order.length > 0;
+    show();
+  },
+  (sentence) => {
+    at("moves").textContent = sentence;
+    show();
+    clearTimeout(waiting);
+    if (at("follow").checked && historyNow().length && !entryOf(documents.order)) {
+      waiting = setTimeout(() => askOrders([documents.order]), PATIENCE);
+    }
+  },
+);
+
+const question = () => at("question").value.trim();
+const plainIsAllowed = () =>
+  model.invariant.methods.includes(PLAIN.method) && model.invariant.orderings.includes(PLAIN.ordering);
+const readings = () => ({
+  ...(plainIsAllowed() ? { plain: PLAIN } : {}),
+  invariant: at("method").value ? { method: at("method").value } : {},
+});
+
+function subjectNow() {
+  const all = documents.inOrder([...documents.order].sort());
+  return JSON.stringify([question(), at("method").value, all]);
+}
+
+/** Return the history, if it is about what would be asked now. */
+function historyNow() {
+  return subject === subjectNow() ? history : [];
+}
+
+function entryOf(order) {
+  return historyNow().find((entry) => String(entry.order) === String(order));
+}
+
+/** Show what is known of the order in which the documents are listed now. */
+function show(failed = null) {
+  const known = historyNow();
+  const entry = failed ?? entryOf(documents.order);
+  for (const reading of Object.keys(READINGS)) {
+    showAnswer(reading, contentOf(reading), entry?.[reading], firstAnswer(known, reading), copyCommand);
+  }
+  if (model && !plainIsAllowed()) {
+    contentOf("plain").replaceChildren(element("p", { class: "note" }, REFUSED));
+  }
+  at("history").hidden = !known.length;
+  showHistory(contentOf("history"), known, String(entry?.order), restore);
+  const reports = known.flatMap(({ invariant }) => invariant?.report ?? []);
+  const report = entry?.invariant?.report ?? reports[0];
+  at("ring").hidden = !report?.order.length;
+  if (report) {
+    const same = reports.every((each) => String(each.order) === String(report.order));
+    showRing(contentOf("ring"), report, same);
+  }
+}
+
+function restore(order) {
+  documents.arrange(order);
+  show();
+  at("history").querySelector(".current button").focus(); // the row is a new one
+  at("moves").textContent = `Listed as ${order.join(" ")}.`;
+}
+
+/** Ask in each of some orders, one after the other: so the times are those of one request. */
+async function askOrders(orders) {
+  clearTimeout(waiting);
+  running?.abort();
+  running = new AbortController();
+  const { signal } = running;
+  if (subject !== subjectNow()) history = [];
+  subject = subjectNow();
+  const asked = bodies(); // they stay what they are, whatever is changed while the answers come
+  at("stop").hidden = false;
+  at("answers").setAttribute("aria-busy", true);
+  try {
+    for (const [index, order] of orders.entries()) {
+      say(orders.length > 1 ? `Asking: order ${index + 1} of ${orders.length} …` : "Asking …");
+      const entry = { order, ...(await answersOf(asked(order), signal)) };
+      const answers = Object.keys(READINGS).map((reading) => entry[reading]);
+      const failed = answers.some((answer) => answer?.failure);
+      if (answers.some((answer) => answer?.text !== undefined)) record(entry);
+      if (subject !== subjectNow()) {
+        show();
+        say("Stopped: what is asked has changed.");
+        return;
+      }
+      show(failed ? entry : null);
+      if (failed) {
+        say("");
+        return;
+      }
+    }
+    say(summary());
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  } finally {
+    if (running.signal === signal) {
+      at("stop").hidden = true;
+      at("answers").setAttribute("aria-busy", false);
+    }
+  }
+}
+
+/** Add an entry to the history; an order that was asked before keeps its place. */
+function record(entry) {
+  const place = history.findIndex((each) => String(each.order) === String(entry.order));
+  history = place < 0 ? [...history, entry] : history.with(place, entry);
+}
+
+/** Return a function from an order to what is to be asked in it: the body of a request for each reading. */
+function bodies() {
+  const wanted = question();
+  const named = new Map(documents.inOrder(documents.order).map((each) => [each.id, each]));
+  const chosen = Object.entries(readings());
+  const logprobs = at("logprobs").checked;
+  return (order) => {
+    const listed = order.map((name) => named.get(name));
+    return chosen.map(([reading, invariant]) => [reading, bodyOf(model.id, wanted, listed, invariant, logprobs)]);
+  };
+}
+
+async function answersOf(asked, signal) {
+  const answers = {};
+  for (const [reading, body] of asked) {
+    try {
+      answers[reading] = await ask(body, signal);
+    } catch (error) {
+      if (!(error instanceof Failure)) throw error;
+      answers[reading] = { failure: error.message };
+      if (error.status === 401) wantKey(error.message);
+    }
+  }
+  return answers;
+}
+
+function summary() {
+  const parts = Object.keys(readings()).map((reading) => {
+    const { others, flipped } = flips(history, reading);
+    return others
+      ? `${READINGS[reading]}: flipped in ${flipped} of ${others} other orders.`
+      : `${READINGS[reading]}: ${visible(firstAnswer(history, reading).text)}`;
+  });
+  return parts.join(" ");
+}
+
+async function copyCommand(body) {
+  const command = curl(body);
+  try {
+    await navigator.clipboard.writeText(command);
+    say("The command is copied.");
+  } catch {
+    const text = at("command").querySelector("textarea");
+    text.value = command;
+    at("command").showModal();
+    text.select();
+  }
+}
+
+function notice(words) {
+  at("notice").textContent = words;
+  at("notice").hidden = !words;
+}
+
+function wantKey(words) {
+  notice(words);
+  at("key-form").hidden = false;
+  at("forget-key").hidden = true;
+  at("key").focus();
+}
+
+/** Ask the server what it serves, and fill in what may be chosen. */
+async function connect() {
+  try {
+    model = await getModel();
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    if (error.status === 401) wantKey(storedKey() ? error.message : "This server needs a key.");
+    else notice(error.message);
+    return;
+  }
+  notice("");
+  at("key-form").hidden = true;
+  at("forget-key").hidden = !storedKey();
+  at("model").textContent = `Model: ${visible(model.id)}`;
+  const methods = model.invariant.methods.filter((name) => name !== PLAIN.method);
+  at("method").replaceChildren(
+    at("method").options[0],
+    ...methods.map((name) => element("option", { value: name }, name)),
+  );
+  show();
+}
+
+async function loadExample() {
+  try {
+    const example = await getExample();
+    at("question").value = example.question;
+    documents.clear();
+    documents.add(example.documents);
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    notice(error.message);
+  }
+}
+
+async function addFiles(files) {
+  const found = await Promise.allSettled([...files].map(documentOfFile));
+  documents.add(found.flatMap((each) => each.value ?? []));
+  notice(found.flatMap((each) => each.reason?.message ?? []).join(" "));
+}
+
+/** Return whether there is something to ask, or say what is missing. */
+function ready() {
+  if (!model) say("The server has not said yet what it serves.");
+  else if (!question()) say("Ask a question first.");
+  else if (!documents.order.length) say("Add documents first.");
+  else return true;
+  return false;
+}
+
+at("question-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (ready()) askOrders([documents.order]);
+});
+at("try").addEventListener("click", () => {
+  if (!ready()) return;
+  const { order } = documents;
+  const known = historyNow().map((entry) => entry.order);
+  const first = known.length ? [] : [order];
+  const others = otherOrders(order, ORDERS_TO_TRY, [...known, order], random);
+  if (first.length + others.length) askOrders([...first, ...others]);
+  else say("Every order of these documents was asked.");
+});
+at("stop").addEventListener("click", () => {
+  running.abort();
+  say("Stopped.");
+});
+for (const id of ["question", "method"]) at(id).addEventListener("input", () => show());
+at("paste-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  documents.add(documentsOf(at("pasted").value));
+  at("pasted").value = "";
+});
+at("files").addEventListener("change", async () => {
+  await addFiles(at("files").files);
+  at("files").value = "";
+});
+at("example").addEventListener("click", loadExample);
+at("clear").addEventListener("click", () => documents.clear());
+at("key-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  storeKey(at("key").value.trim());
+  at("key").value = "";
+  await connect();
+});
+at("forget-key").addEventListener("click", async () => {
+  storeKey("");
+  await connect();
+});
+
+await Promise.all([connect(), loadExample()]);

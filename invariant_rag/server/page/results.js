@@ -1,0 +1,115 @@
+/** Answers: the two cards, and the table of all orders that were asked. */
+
+import { button, chips, element, visible } from "./elements.js";
+import { firstAnswer, flips, isFlipped } from "./orders.js";
+
+export const READINGS = { plain: "Plain", invariant: "Invariant" };
+
+/**
+ * Show an answer in its card.
+ *
+ * @param reading "plain" or "invariant".
+ * @param content Where.
+ * @param answer What `ask` returned, or `{failure}`; undefined: nothing was asked yet.
+ * @param first The answer in the first order that was asked.
+ * @param copy Called with the body of the request when its command is wanted.
+ */
+export function showAnswer(reading, content, answer, first, copy) {
+  if (!answer) {
+    content.replaceChildren(element("p", { class: "empty" }, "Ask to see the answer."));
+  } else if (answer.failure) {
+    content.replaceChildren(element("p", { class: "failure", role: "alert" }, visible(answer.failure)));
+  } else {
+    content.replaceChildren(...answerParts(reading, answer, first, copy));
+  }
+}
+
+function answerParts(reading, answer, first, copy) {
+  const { report } = answer;
+  const flipped = isFlipped(answer, first);
+  const order = report.order.length ? ["It read ", chips(report.order), `(${report.method}).`] : [];
+  const promised = report.invariant || reading === "plain";
+  const notes = [
+    ...(promised ? [] : ["The server does not promise that order cannot matter here."]),
+    ...(report.dropped.length ? [`Not read, for want of room: ${report.dropped.join(", ")}.`] : []),
+    ...(report.trimmed.length ? [`Shortened, for want of room: ${report.trimmed.join(", ")}.`] : []),
+    ...report.warnings,
+  ];
+  return [
+    element("p", { class: "answer", dir: "auto" }, visible(answer.text) || element("i", {}, "no text")),
+    ...(flipped ? [element("p", { class: "flipped" }, `Flipped. The first order got: ${visible(first.text)}`)] : []),
+    element("p", { class: "muted" }, ...order),
+    ...(answer.sources.length ? [element("p", { class: "muted" }, "The answer is in ", chips(answer.sources))] : []),
+    ...notes.map((note) => element("p", { class: "note" }, visible(note))),
+    figures(answer),
+    button("Copy as curl", () => copy(answer.body), { class: "quiet" }),
+  ];
+}
+
+function figures(answer) {
+  const { confidence, promptTokens, cachedTokens, milliseconds } = answer;
+  const bar = element("span", { class: "bar", "aria-hidden": "true" }, element("span"));
+  bar.firstChild.style.width = `${100 * (confidence ?? 0)}%`;
+  return element(
+    "dl",
+    { class: "figures" },
+    ...figure("Confidence", confidence === null ? "not asked" : confidence.toFixed(2), bar),
+    ...figure("Prompt tokens", String(promptTokens)),
+    ...figure("Cached", String(cachedTokens)),
+    ...figure("Time", `${Math.round(milliseconds)} ms`),
+  );
+}
+
+function figure(name, value, ...more) {
+  return [element("div", {}, element("dt", {}, name), element("dd", {}, value, ...more))];
+}
+
+/**
+ * Show the history: how often each reading flipped, and a row for each order.
+ *
+ * @param content Where.
+ * @param history Entries `{order, plain, invariant}`, the first order first.
+ * @param current The order that is shown, as a string.
+ * @param restore Called with an order that is to be listed again.
+ */
+export function showHistory(content, history, current, restore) {
+  const firsts = Object.keys(READINGS).map((reading) => [reading, firstAnswer(history, reading)]);
+  const rows = history.map((entry, number) =>
+    element(
+      "tr",
+      { class: String(entry.order) === current ? "current" : null },
+      element("th", { scope: "row" }, orderButton(entry.order, number, restore)),
+      ...firsts.map(([reading, first]) => cell(entry[reading], first)),
+    ),
+  );
+  const head = ["Order", ...Object.values(READINGS)].map((name) => element("th", { scope: "col" }, name));
+  content.replaceChildren(
+    element("div", { class: "rates" }, ...Object.keys(READINGS).map((reading) => rate(history, reading))),
+    element(
+      "div",
+      { class: "scrolled", tabindex: "0", role: "region", "aria-label": "Table of orders" },
+      element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)),
+    ),
+  );
+}
+
+function rate(history, reading) {
+  const { others, flipped } = flips(history, reading);
+  const share = element("strong", { class: flipped ? "some" : null }, `${Math.round((100 * flipped) / others)} %`);
+  const found = others ? ["flipped ", share, ` in ${flipped} of ${others} other orders`] : ["no other order asked yet"];
+  return element("p", { class: "rate", "data-reading": reading }, `${READINGS[reading]}: `, ...found);
+}
+
+function orderButton(order, number, restore) {
+  const label = `List the documents in order ${number + 1}: ${order.join(" ")}`;
+  const made = button("", () => restore(order), { class: "quiet", "aria-label": label });
+  made.append(chips(order));
+  return made;
+}
+
+function cell(answer, first) {
+  if (answer?.text === undefined) return element("td", { class: "muted" }, answer ? "failed" : "–");
+  const mark = isFlipped(answer, first) ? [element("span", { class: "mark" }, "flipped")] : [];
+  const text = element("span", { class: "short", dir: "auto" }, visible(answer.text));
+  return element("td", {}, element("div", { class: "cell" }, text, " ", ...mark));
+}

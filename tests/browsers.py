@@ -1,0 +1,13 @@
+"""The browser of this machine, for tests of pages."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="no chromium, chromium-browser or google-chrome on this machine: install one (`apt install chromium`)",
+)

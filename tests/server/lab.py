@@ -1,0 +1,114 @@
+"""The order lab as a person uses it in a browser, and what went wrong in it."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator, Page, expect
+
+
+class Lab:
+    """One open page.
+
+    Attributes:
+        page: The page.
+        url: Where its server is.
+        requests: Addresses that it asked for.
+        complaints: Errors, dialogs and lines of the console.
+    """
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.url = page, url
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        page.on("console", lambda message: self.complaints.append(message.text))
+
+    @property
+    def order(self) -> str:
+        """The documents as they are listed: `A B C`."""
+        return " ".join(each.get_attribute("data-name") or "" for each in self.page.locator("#documents > li").all())
+
+    @property
+    def question(self) -> Locator:
+        return self.page.get_by_role("textbox", name="Question")
+
+    @property
+    def rows(self) -> Locator:
+        """The rows of the history."""
+        return self.page.locator("#history tbody tr")
+
+    def cells(self) -> list[list[str]]:
+        """Order, plain answer and invariant answer of each row."""
+        return [row.locator("th, td").all_inner_texts() for row in self.rows.all()]
+
+    def answer(self, reading: str) -> Locator:
+        return self.page.locator(f"#{reading} .answer")
+
+    def refusal(self, reading: str) -> Locator:
+        return self.page.locator(f"#{reading}").get_by_role("alert")
+
+    def press(self, name: str) -> None:
+        self.page.get_by_role("button", name=name, exact=True).click()
+
+    def ask(self) -> None:
+        """Ask, and wait for the answers."""
+        self.press("Ask")
+        expect(self.answer("invariant")).to_be_visible()
+
+    def try_orders(self) -> None:
+        """Try the order that is listed and five others, and wait for the answers."""
+        self.press("Try 5 random orders")
+        expect(self.rows).to_have_count(6)
+        expect(self.page.locator("#stop")).to_be_hidden()
+
+    def paste(self, *documents: str) -> None:
+        """Put documents in the place of those that are there."""
+        self.press("Remove all")
+        if not self.page.get_by_label("Paste documents").is_visible():
+            self.page.get_by_text("Add documents", exact=True).click()
+        self.page.get_by_label("Paste documents").fill("\n---\n".join(documents))
+        self.press("Add these")
+        expect(self.page.locator("#documents > li")).to_have_count(len(documents))
+
+    def grip(self, place: int) -> tuple[float, float]:
+        """The middle of the grip of a document, in pixels."""
+        box = self.page.locator("#documents .grip").nth(place).bounding_box()
+        assert box is not None
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+CONTRASTS = """() => {
+  const channels = (colour) => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const luminance = (colour) => channels(colour).slice(0, 3).map((each) => each / 255)
+    .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, each, place) => sum + each * [0.2126, 0.7152, 0.0722][place], 0);
+  const groundOf = (node) => {
+    for (let each = node; each; each = each.parentElement) {
+      const style = getComputedStyle(each);
+      const ground = each instanceof SVGGElement ? style.getPropertyValue("--colour") : style.backgroundColor;
+      if (ground && channels(ground)[3] === 255) return ground;
+    }
+  };
+  const found = [];
+  let texts = 0;
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    const shown = walker.currentNode.data.trim() && node.checkVisibility();
+    if (!shown || node.closest("[aria-disabled=true], .hidden")) continue;
+    texts += 1;
+    const style = getComputedStyle(node);
+    const text = luminance(node instanceof SVGElement ? style.fill : style.color);
+    const ground = luminance(groundOf(node));
+    const ratio = (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
+    if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${node.outerHTML.slice(0, 100)}`);
+  }
+  return [texts, found];
+}"""
+"""How many texts are seen, and those with less contrast than WCAG AA asks for."""
