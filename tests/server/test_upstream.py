@@ -253,7 +253,7 @@ def test_what_the_api_answers_is_told_in_our_words(
     [
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, b"break"],
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, b"[DONE]"],
-        [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, refusal("Gone")],
+        [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, refusal("Trace of org-1")],
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, b"{no json"],
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, {"choices": [{"index": 5, "delta": {}}]}],
     ],
@@ -264,6 +264,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(stream: list[Any], api: Scr
     lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "upstream_failed"
     assert "data: [DONE]" not in lines
+    assert "org-1" not in response.text
 
 
 def test_a_short_outage_is_not_noticed(api: ScriptedAPI, http: httpx.Client) -> None:
