@@ -28,6 +28,7 @@ from invariant_rag.server.errors import UpstreamFailed
 from tests.server.conftest import FLAGS, QUESTION, ask, content_of, serving
 from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
 from tests.server.test_chat import COLOUR, SEARCH
+from tests.server.test_hostile import check_refusal
 
 CHAT = "/v1/chat/completions"
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
@@ -252,7 +253,7 @@ def test_what_the_api_answers_is_told_in_our_words(
     [
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, b"break"],
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, b"[DONE]"],
-        [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, refusal("Gone")],
+        [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, refusal("Trace of org-1")],
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, b"{no json"],
         [{"choices": [{"index": 0, "delta": {"content": "whi"}}]}, {"choices": [{"index": 5, "delta": {}}]}],
     ],
@@ -263,6 +264,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(stream: list[Any], api: Scr
     lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "upstream_failed"
     assert "data: [DONE]" not in lines
+    assert "org-1" not in response.text
 
 
 def test_a_short_outage_is_not_noticed(api: ScriptedAPI, http: httpx.Client) -> None:
@@ -438,3 +440,11 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vllm_invariant_rag", None)  # as if it were not installed
     with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
         build_engine(EngineConfig(vllm="http://127.0.0.1:9"), Settings())
+
+
+def test_malformed_requests_are_refused_before_the_api_too(plain_url: str) -> None:
+    settings = Settings(max_new_tokens=32, body_timeout=1, max_body_bytes=1 << 19)
+    with serving(Upstream(plain_url), settings) as url, httpx.Client(base_url=url, timeout=60) as client:
+        statuses = [check_refusal(seed, client) for seed in range(60)]
+    assert statuses.count(400) > 20
+    assert 200 in statuses

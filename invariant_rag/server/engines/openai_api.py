@@ -141,7 +141,7 @@ class OpenAIAPI:
 
 def _take_all(reply: Mapping[str, Any], take: Take) -> Mapping[str, Any] | None:
     if "error" in reply:  # within a stream, whose status was sent before
-        raise UpstreamFailed(f"the upstream failed: {_message(reply)}")
+        raise UpstreamFailed("the upstream failed in the middle of its answer")
     choices, usage = reply.get("choices"), reply.get("usage")
     if not isinstance(choices, list) or not all(isinstance(each, Mapping) for each in choices):
         raise UpstreamFailed("expected a reply with choices of the upstream, got something else")
@@ -175,7 +175,7 @@ def _refuse(response: httpx.Response) -> NoReturn:
     if status in _REFUSED:
         param = fields.get("param")
         raise UpstreamRefused(f"the upstream says: {message}", param=None if param is None else str(param))
-    _logger.warning("upstream", extra={"fields": {"status": status, "code": fields.get("code")}})
+    _logger.warning("the upstream failed", extra={"fields": {"status": status, "code": fields.get("code")}})
     wait = response.headers.get("retry-after", "")
     retry_after = int(wait) if re.fullmatch(r"\d{1,6}", wait) else None
     if status == 429:
@@ -192,10 +192,12 @@ def _message(described: Mapping[str, Any]) -> str:
 
 
 def _unreachable(error: httpx.HTTPError) -> UpstreamFailed:
-    _logger.warning("upstream", extra={"fields": {"reason": repr(error)}})
+    _logger.warning(
+        "the upstream cannot be reached: %s", type(error).__name__, extra={"fields": {"reason": repr(error)}}
+    )
     return UpstreamFailed("expected an answer of the upstream, which cannot be reached", hint="Try again later.")
 
 
 def _too_late(error: httpx.HTTPError) -> DeadlineExceeded:
-    _logger.warning("upstream", extra={"fields": {"reason": repr(error)}})
+    _logger.warning("the upstream is too slow: %s", type(error).__name__, extra={"fields": {"reason": repr(error)}})
     return DeadlineExceeded("expected an answer of the upstream in time")
