@@ -34,7 +34,7 @@ class Rotation:
     module: nn.Module | None
     buffer: str = ""
     interleaved: bool = False
-    _tables: dict[object, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
+    _table_of: tuple[torch.Tensor, object, torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)
 
     def encoded(self, call: AttentionCall, arrangement: Arrangement) -> AttentionCall:
         """Return the call as it is: its queries and keys are already rotated."""
@@ -82,15 +82,20 @@ class Rotation:
         return self._apply(x.float(), cos[index], sin[index])
 
     def _table(self, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines `[2 reach + 1, R / 2]` of all shifts; cached for the last reach and frequencies."""
+        """Return cosines and sines `[2 reach + 1, R / 2]` of all shifts; cached for the last reach and frequencies.
+
+        Whether the frequencies are those of the table is told from the tensor, since a comparison of its numbers would
+        wait for the device.
+        """
         frequencies = self.frequencies()
-        cached = self._tables.get((reach, device))
-        if cached is None or not torch.equal(cached[0], frequencies):
+        changes = 0 if frequencies.is_inference() else frequencies._version  # inference tensors count none
+        state = (frequencies.data_ptr(), changes, reach, device)
+        known = self._table_of  # another thread may replace it meanwhile
+        if known is None or known[0] is not frequencies or known[1] != state:
             angles = torch.arange(-reach, reach + 1, dtype=torch.float64)[:, None] * frequencies.double().cpu()
-            self._tables.clear()
-            cached = (frequencies.clone(), angles.cos().float().to(device), angles.sin().float().to(device))
-            self._tables[reach, device] = cached
-        return cached[1], cached[2]
+            known = (frequencies, state, angles.cos().float().to(device), angles.sin().float().to(device))
+            self._table_of = known
+        return known[2:]
 
     def _apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the dimension pairs of `x` by angles with cosines and sines `[..., R / 2]`, at least in float32."""
