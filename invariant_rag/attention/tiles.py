@@ -15,7 +15,12 @@ import torch
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.fused import attention_with_lse
-from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, partial_attention
+from invariant_rag.attention.merge_states import (
+    AttentionState,
+    merge_attn_states,
+    merge_stacked,
+    partial_attention,
+)
 
 _QUERY_BLOCK = 128  # queries per call: rotated queries are stored once per tile
 _SHORT_TILE = 64  # maximum tile size at which one call for all tiles is faster than one call per segment
@@ -86,8 +91,7 @@ def attend_to_tiles(
     packed = rotated.reshape(count, call.keys.shape[0], -1, head_dim)
     bias = tiles.bias.expand(-1, 1, packed.shape[2], -1)
     out, lse = attention_with_lse(packed, tiles.keys, tiles.values, scaling=call.scaling, mask=bias)
-    states = zip(out.reshape(count, heads, num_queries, -1), lse.reshape(count, heads, num_queries), strict=True)
-    return merge_attn_states([AttentionState(*each) for each in states])
+    return merge_stacked(out.reshape(count, heads, num_queries, -1), lse.reshape(count, heads, num_queries))
 
 
 def _attend_by_matmul(

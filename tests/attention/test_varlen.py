@@ -158,8 +158,8 @@ def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method: s
     few = count(2, 3)
     assert count(2, 30) == few
     assert count(8, 5) == few
-    calls = (2 if decoding else 4) if method == "pine" else 2
-    assert few["aten.repeat_interleave.Tensor"] == calls, "calls of the kernel per layer"
+    most = 4 if method == "pine" and not decoding else 2
+    assert 1 <= few["aten.repeat_interleave.Tensor"] <= most, "calls of the kernel per layer"
     assert not [name for name in few if any(part in name for part in WAITS)], "the device would be waited for"
 
 

@@ -13,8 +13,9 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import BatchCall
+from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel
-from invariant_rag.attention.varlen.passes import in_slots, merge_sinks, merge_slots
+from invariant_rag.attention.varlen.passes import in_slots, merge_sinks
 from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
 from invariant_rag.attention.varlen.readers import Readers
 from invariant_rag.methods.pine import RankedArrangement
@@ -65,7 +66,7 @@ class Decoding:
         turned_by = torch.nn.functional.pad(-shifts, (0, 0, 0, len(self.rows) - ranked))
         turned = call.rotation.rotate_by(queries[self.rows], turned_by)
         out, lse = self._call(kernel, call, turned, call.keys, call.values)
-        state = merge_slots(in_slots(out, self.windows), in_slots(lse, self.windows, -torch.inf))
+        state = Attended(*merge_stacked(in_slots(out, self.windows), in_slots(lse, self.windows, -torch.inf)))
         return merge_sinks(state, call.sinks).out[:, None]
 
     def _unturned_keys(self, call: BatchCall) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from invariant_rag.arrangement import Span, Weighting
 from invariant_rag.attention.call import BatchCall
+from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel
 from invariant_rag.attention.varlen.windows import Window
@@ -117,7 +118,7 @@ class Pass:
         if self.turn is not None:
             packed = self.turn.turned(packed, call.rotation)
         out, lse = attend_packed(kernel, packed, keys, values, self.windows, call.scaling, self.weights)
-        return merge_slots(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf))
+        return Attended(*merge_stacked(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf)))
 
 
 def in_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
@@ -136,15 +137,6 @@ def merge(one: Attended, other: Attended) -> Attended:
     lse = torch.logaddexp(one.lse, other.lse)
     out = one.out * (one.lse - lse).exp()[..., None] + other.out * (other.lse - lse).exp()[..., None]
     return Attended(out.to(one.out.dtype), lse)
-
-
-def merge_slots(outs: torch.Tensor, lses: torch.Tensor) -> Attended:
-    """Merge attention to disjoint keys in slots `[M, Q, H, D]` and `[M, Q, H]`."""
-    if outs.shape[0] == 1:
-        return Attended(outs[0], lses[0])
-    lse = lses.logsumexp(dim=0)
-    weights = (lses - lse).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
-    return Attended((outs * weights[..., None]).sum(dim=0).to(outs.dtype), lse)
 
 
 def merge_sinks(state: Attended, sinks: torch.Tensor | None) -> Attended:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from invariant_rag.arrangement import Span
+from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.varlen.kernels import Attended, VarlenKernel
-from invariant_rag.attention.varlen.passes import Pass, Turn, in_slots, make_passes, merge, merge_slots
+from invariant_rag.attention.varlen.passes import Pass, Turn, in_slots, make_passes, merge
 from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
 from invariant_rag.attention.varlen.readers import Readers
 from invariant_rag.attention.varlen.windows import Window
@@ -63,7 +64,7 @@ class Ranking:
             out, lse = kernel(packed, keys, values, each.windows, call.scaling)
             stop = first + each.slots.shape[0]
             lses = in_slots(lse, each.slots, -torch.inf).masked_fill(self.ranks.is_own[first:stop], -torch.inf)
-            read = merge(read, merge_slots(in_slots(out, each.slots), lses))
+            read = merge(read, Attended(*merge_stacked(in_slots(out, each.slots), lses)))
             first = stop
         return Attended(
             state.out.index_copy(0, self.readers, read.out), state.lse.index_copy(0, self.readers, read.lse)
