@@ -32,12 +32,10 @@ class _Spans:
     Attributes:
         starts: Memory index of the first token of each segment `[N]`.
         lengths: `[N]`.
-        groups: For each length L, the segments of that length `[G]` and their tokens within the set `[G, L]`.
     """
 
     starts: torch.Tensor
     lengths: torch.Tensor
-    groups: list[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
     def of(cls, layout: Layout, call: AttentionCall, number: int) -> _Spans:
@@ -46,22 +44,16 @@ class _Spans:
         if name not in call.scratch:
             spans, device = layout.set_spans[number], call.keys.device
             starts = torch.tensor([span.start for span in spans], device=device)
-            lengths = torch.tensor([len(span) for span in spans], device=device)
-            groups = []
-            for length in sorted({len(span) for span in spans} - {0}):
-                members = (lengths == length).nonzero()[:, 0]
-                first = starts[members] - spans[0].start
-                groups.append((members, first[:, None] + torch.arange(length, device=device)))
-            call.scratch[name] = cls(starts, lengths, groups)
+            call.scratch[name] = cls(starts, torch.tensor([len(span) for span in spans], device=device))
         known: _Spans = call.scratch[name]
         return known
 
     def means(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`; 0 for an empty one."""
-        means = weights.new_zeros(*weights.shape[:-1], len(self.lengths))
-        for members, tokens in self.groups:
-            means[..., members] = weights[..., tokens].sum(dim=-1) / tokens.shape[-1]
-        return means
+        rows = weights.flatten(0, 1)
+        lengths = self.lengths.repeat(len(rows), 1)
+        sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=1, unsafe=True)
+        return sums.view(*weights.shape[:-1], -1) / self.lengths.clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -205,9 +197,7 @@ def _attend(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tens
         if view.own is None:
             sets.append(_from_tokens(call, _tiles(layout, call, number), shifts, reach))
         elif sum(map(bool, layout.sets[number])) > 1:
-            sets.append(
-                _from_segment(call, layout.set_spans[number], _tiles(layout, call, number), shifts, reach, view.own)
-            )
+            sets.append(_from_segment(call, _tiles(layout, call, number), shifts, reach, view.own))
     return attend_block(call, view.block, view.texts, sets)
 
 
@@ -218,9 +208,9 @@ def _from_tokens(
 
 
 def _from_segment(
-    call: AttentionCall, spans: tuple[Span, ...], tiles: Tiles, shifts: torch.Tensor, reach: int, own: int
+    call: AttentionCall, tiles: Tiles, shifts: torch.Tensor, reach: int, own: int
 ) -> Callable[[torch.Tensor, slice], AttentionState]:
-    return lambda queries, _: attend_to_others(call, queries, spans, tiles, shifts, reach, own)
+    return lambda queries, _: attend_to_others(call, queries, tiles, shifts, reach, own)
 
 
 def _tiles(layout: Layout, call: AttentionCall, number: int) -> Tiles:

@@ -6,9 +6,9 @@ prompt are built once per layer and used for all its queries, including those of
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -24,6 +24,7 @@ from invariant_rag.attention.merge_states import (
 
 _QUERY_BLOCK = 128  # queries per call: rotated queries are stored once per tile
 _SHORT_TILE = 64  # maximum tile size at which one call for all tiles is faster than one call per segment
+_FEW_ROWS = 16  # queries, over the heads that share keys, up to which matrix products of all heads are fastest
 
 
 @dataclass(frozen=True)
@@ -31,22 +32,23 @@ class Tiles:
     """The keys and values of one set, split into tiles.
 
     Attributes:
-        keys: `[M, H_kv, B, D]`, padded with zeros.
-        values: `[M, H_kv, B, D]`.
-        bias: `[M, 1, 1, B]`: minus infinity for padding, else 0.
-        owners: Index of each tile's segment.
+        keys: `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros.
+        values: `[H_kv, M, B, D_v]`.
+        bias: `[M, 1, B]`: minus infinity for padding, else 0.
+        owners: Segment of each tile `[M]`.
+        segments: Where the tokens of each segment are, if all tiles stand one behind the other.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     bias: torch.Tensor
-    owners: tuple[int, ...]
+    owners: torch.Tensor
+    segments: tuple[Span, ...]
 
     def without(self, segment: int) -> Tiles:
         """Return the tiles with one segment masked."""
-        first, stop = bisect_left(self.owners, segment), bisect_right(self.owners, segment)
-        bias = self.bias.clone()
-        bias[first:stop] = float("-inf")
+        bias, span = self.bias.clone(), self.segments[segment]
+        bias.view(-1)[span.start : span.stop] = float("-inf")
         return replace(self, bias=bias)
 
 
@@ -55,20 +57,21 @@ def make_tiles(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
     lengths = sorted(len(span) for span in spans if len(span))
     median, longest = lengths[len(lengths) // 2], lengths[-1]
     size = longest if longest <= _SHORT_TILE else min(256, max(16, median))
-    pieces = [
-        (owner, start, min(start + size, span.stop))
-        for owner, span in enumerate(spans)
-        for start in range(span.start, span.stop, size)
-    ]
-    shape = (len(pieces), call.keys.shape[0], size)
+    counts = [-(-len(span) // size) for span in spans]
+    firsts = list(accumulate(counts, initial=0))
+    segments = tuple(Span(first * size, first * size + len(span)) for first, span in zip(firsts, spans, strict=False))
+    shape = (call.keys.shape[0], firsts[-1] * size)
     keys = call.keys.new_zeros(*shape, call.keys.shape[-1])
     values = call.values.new_zeros(*shape, call.values.shape[-1])
-    bias = call.keys.new_full((len(pieces), 1, 1, size), float("-inf"))
-    for tile, (_, start, stop) in enumerate(pieces):
-        keys[tile, :, : stop - start] = call.keys[:, start:stop]
-        values[tile, :, : stop - start] = call.values[:, start:stop]
-        bias[tile, ..., : stop - start] = 0.0
-    return Tiles(keys, values, bias, tuple(owner for owner, _, _ in pieces))
+    bias = call.keys.new_full((firsts[-1] * size,), float("-inf"))
+    for at, span in zip(segments, spans, strict=True):
+        keys[:, at.start : at.stop] = call.rotation.pair(call.keys[:, span.start : span.stop])
+        values[:, at.start : at.stop] = call.values[:, span.start : span.stop]
+        bias[at.start : at.stop] = 0.0
+    owners = torch.tensor([owner for owner, count in enumerate(counts) for _ in range(count)], device=keys.device)
+    return Tiles(
+        keys.unflatten(1, (-1, size)), values.unflatten(1, (-1, size)), bias.view(-1, 1, size), owners, segments
+    )
 
 
 def attend_to_tiles(
@@ -83,59 +86,62 @@ def attend_to_tiles(
         shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
         reach: Bound on the shifts.
     """
-    count, (heads, num_queries, head_dim) = len(tiles.owners), queries.shape
-    tile_shifts = shifts[..., list(tiles.owners)].permute(2, 0, 1)
-    if tiles.keys.shape[2] <= _SHORT_TILE:
-        return _attend_by_matmul(call, queries, tiles, tile_shifts, reach)
-    rotated = call.rotation.rotate_each(queries, -tile_shifts, reach).to(queries.dtype)
-    packed = rotated.reshape(count, call.keys.shape[0], -1, head_dim)
-    bias = tiles.bias.expand(-1, 1, packed.shape[2], -1)
-    out, lse = attention_with_lse(packed, tiles.keys, tiles.values, scaling=call.scaling, mask=bias)
+    (heads, num_queries, head_dim), (key_heads, count, size, _) = queries.shape, tiles.keys.shape
+    paired, tile_shifts = call.rotation.pair(queries), shifts[..., tiles.owners].permute(2, 0, 1)
+    if num_queries * call.num_key_value_groups <= _FEW_ROWS:
+        return _attend_by_matmul(call, paired, tiles, tile_shifts, reach, key_heads)
+    if size <= _SHORT_TILE:
+        return _attend_by_matmul(call, paired, tiles, tile_shifts, reach, 1)
+    packed = call.rotation.turn(paired, -tile_shifts, reach).to(queries.dtype).reshape(count, key_heads, -1, head_dim)
+    bias = tiles.bias[:, None].expand(-1, 1, packed.shape[2], -1)
+    keys, values = tiles.keys.transpose(0, 1), tiles.values.transpose(0, 1)
+    out, lse = attention_with_lse(packed, keys, values, scaling=call.scaling, mask=bias)
     return merge_stacked(out.reshape(count, heads, num_queries, -1), lse.reshape(count, heads, num_queries))
 
 
 def _attend_by_matmul(
-    call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
-) -> AttentionState:
-    """Attend with matrix products, which are faster than fused kernels for small tiles.
-
-    Groups of heads that share keys are processed one after the other, so that the scores fit into the CPU cache.
-    `shifts` are per tile: `[M, H, Q or 1]`.
-    """
-    outs, lses = [], []
-    groups, bias = call.num_key_value_groups, tiles.bias[:, 0].to(queries.dtype)
-    for head in range(call.keys.shape[0]):
-        heads = slice(head * groups, (head + 1) * groups)
-        rotated = call.rotation.rotate_each(queries[heads], -shifts[:, heads], reach).to(queries.dtype)
-        packed = rotated.reshape(len(tiles.owners), -1, queries.shape[-1])
-        scores = torch.baddbmm(bias, packed, tiles.keys[:, head].transpose(1, 2), alpha=call.scaling)
-        scores = scores.transpose(0, 1).reshape(packed.shape[1], -1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        highest = scores.amax(dim=-1, keepdim=True)
-        weights = scores.sub_(highest).exp_()
-        normaliser = weights.sum(dim=-1, keepdim=True)
-        values = tiles.values[:, head].reshape(-1, tiles.values.shape[-1])
-        outs.append((weights.to(values.dtype) @ values) / normaliser.to(values.dtype))
-        lses.append((highest + normaliser.log())[:, 0])
-    shape = queries.shape[:2]
-    return AttentionState(torch.stack(outs).reshape(*shape, -1), torch.stack(lses).reshape(shape))
-
-
-def attend_to_others(
     call: AttentionCall,
-    queries: torch.Tensor,
-    spans: Sequence[Span],
+    paired: torch.Tensor,
     tiles: Tiles,
     shifts: torch.Tensor,
     reach: int,
-    own: int,
+    heads_per_call: int,
+) -> AttentionState:
+    """Attend with matrix products, which are faster than fused kernels for small tiles and for few queries.
+
+    With many queries, the key heads are processed one after the other, so that the scores fit into the CPU cache.
+    `shifts` are per tile: `[M, H, Q or 1]`.
+    """
+    outs, lses = [], []
+    dtype, (key_heads, count, _, head_dim) = tiles.keys.dtype, tiles.keys.shape
+    groups, bias = call.num_key_value_groups, tiles.bias.to(dtype).repeat(heads_per_call, 1, 1)
+    for head in range(0, key_heads, heads_per_call):
+        key_head = slice(head, head + heads_per_call)
+        heads = slice(head * groups, (head + heads_per_call) * groups)
+        turned = call.rotation.turn(paired[heads], -shifts[:, heads], reach).to(dtype)
+        packed = turned.reshape(count, heads_per_call, -1, head_dim).transpose(0, 1).flatten(0, 1)
+        keys = tiles.keys[key_head].flatten(0, 1).transpose(1, 2)
+        scores = torch.baddbmm(bias, packed, keys, alpha=call.scaling)
+        scores = scores.unflatten(0, (-1, count)).transpose(1, 2).flatten(2)
+        scores = scores.to(torch.promote_types(dtype, torch.float32))
+        highest = scores.amax(dim=-1, keepdim=True)
+        weights = scores.sub_(highest).exp_()
+        normaliser = weights.sum(dim=-1, keepdim=True)
+        values = tiles.values[key_head].flatten(1, 2)
+        outs.append((weights.to(values.dtype) @ values) / normaliser.to(values.dtype))
+        lses.append((highest + normaliser.log())[..., 0])
+    shape = paired.shape[:2]
+    return AttentionState(torch.cat(outs).reshape(*shape, -1), torch.cat(lses).reshape(shape))
+
+
+def attend_to_others(
+    call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int, own: int
 ) -> AttentionState:
     """Attend from the tokens of one segment `[H, Q, D]` to the other segments of its set.
 
     Args:
         call: The layer's tensors.
         queries: The queries.
-        spans: The segments of the set.
         tiles: The keys and values of the set in tiles.
         shifts: Shift of each segment for each head `[H, 1, N]`; all queries share one ranking.
         reach: Bound on the shifts.
@@ -143,13 +149,15 @@ def attend_to_others(
     """
     if tiles.keys.shape[2] <= _SHORT_TILE:
         return attend_to_tiles(call, queries, tiles.without(own), shifts, reach)
-    states = []
-    for other, span in enumerate(spans):
+    states, paired = [], call.rotation.pair(queries)
+    keys, values = tiles.keys.flatten(1, 2), tiles.values.flatten(1, 2)
+    for other, span in enumerate(tiles.segments):
         if other == own or not len(span):
             continue
-        rotated = call.rotation.rotate_each(queries, -shifts[..., other], reach).to(queries.dtype)
-        keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
-        states.append(partial_attention(call, rotated, keys, values))
+        turned = call.rotation.turn(paired, -shifts[..., other], reach).to(queries.dtype)
+        states.append(
+            partial_attention(call, turned, keys[:, span.start : span.stop], values[:, span.start : span.stop])
+        )
     return merge_attn_states(states)
 
 
