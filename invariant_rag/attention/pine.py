@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,15 @@ from invariant_rag.arrangement import Layout, Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import masked_softmax_values
 from invariant_rag.attention.merge_states import AttentionState, can_split
-from invariant_rag.attention.tiles import Tiles, attend_block, attend_to_others, attend_to_tiles, make_tiles
+from invariant_rag.attention.tiles import (
+    Tiles,
+    attend_block,
+    attend_to_segments,
+    attend_to_tiles,
+    attend_token,
+    is_short,
+    make_tiles,
+)
 
 if TYPE_CHECKING:
     from invariant_rag.methods.pine import RankedArrangement
@@ -40,12 +48,15 @@ class _Spans:
     @classmethod
     def of(cls, layout: Layout, call: AttentionCall, number: int) -> _Spans:
         """Return those of one set, cached per prompt and layer."""
-        name = f"spans {number}"
-        if name not in call.scratch:
-            spans, device = layout.set_spans[number], call.keys.device
-            starts = torch.tensor([span.start for span in spans], device=device)
-            call.scratch[name] = cls(starts, torch.tensor([len(span) for span in spans], device=device))
-        known: _Spans = call.scratch[name]
+        spans, device = layout.set_spans[number], call.keys.device
+        known: _Spans = _kept(
+            call,
+            f"spans {number}",
+            lambda: cls(
+                torch.tensor([span.start for span in spans], device=device),
+                torch.tensor([len(span) for span in spans], device=device),
+            ),
+        )
         return known
 
     def means(self, weights: torch.Tensor) -> torch.Tensor:
@@ -190,36 +201,50 @@ def _attend(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tens
     """Return the attention output of a view's block `[H, Q, D_v]`."""
     if not can_split(call, call.keys.shape[1]):
         return _attend_with_mask(layout, call, view)
-    reach, sets = _reach(call), []
-    for number, shifts in view.sets:
-        if not any(layout.sets[number]):
-            continue
-        if view.own is None:
-            sets.append(_from_tokens(call, _tiles(layout, call, number), shifts, reach))
-        elif sum(map(bool, layout.sets[number])) > 1:
-            sets.append(_from_segment(call, _tiles(layout, call, number), shifts, reach, view.own))
-    return attend_block(call, view.block, view.texts, sets)
+    reach = _reach(call)
+    sets = [(layout.set_spans[number], shifts, number) for number, shifts in view.sets if any(layout.sets[number])]
+    if _is_last_token(call, view) and len(sets) == len(view.sets) and not any(is_short(spans) for spans, _, _ in sets):
+        *texts, (last, _) = view.texts
+        behind = (Span(last.start, view.block.stop), 0)
+        return attend_token(call, [*texts, behind], [(spans, shifts) for spans, shifts, _ in sets], reach)
+    others = [each for each in sets if view.own is None or sum(map(bool, layout.sets[each[2]])) > 1]
+    attending = [_from_set(layout, call, number, shifts, reach, view.own) for _, shifts, number in others]
+    return attend_block(call, view.block, view.texts, attending)
 
 
-def _from_tokens(
-    call: AttentionCall, tiles: Tiles, shifts: torch.Tensor, reach: int
+def _is_last_token(call: AttentionCall, view: RankedView) -> bool:
+    """Return whether a view is that of the last token of all, in a precision in which scores may be rounded."""
+    is_exact = call.queries.dtype in (torch.float32, torch.float64)
+    return is_exact and view.own is None and view.block == Span(call.keys.shape[1] - 1, call.keys.shape[1])
+
+
+def _from_set(
+    layout: Layout, call: AttentionCall, number: int, shifts: torch.Tensor, reach: int, own: int | None
 ) -> Callable[[torch.Tensor, slice], AttentionState]:
-    return lambda queries, where: attend_to_tiles(call, queries, tiles, shifts[:, where], reach)
+    """Return a function of queries, and their slice of the block, that attends to a set.
+
+    The shifts `[H, Q, N]` are those of each token of the block; `[H, 1, N]` are those of the segment `own`.
+    """
+    spans = layout.set_spans[number]
+
+    def attend(queries: torch.Tensor, where: slice) -> AttentionState:
+        part = shifts if own is not None else shifts[:, where]
+        if not is_short(spans):
+            keys = _kept(
+                call, f"paired {number}", lambda: call.rotation.pair(call.keys[:, spans[0].start : spans[-1].stop])
+            )
+            return attend_to_segments(call, queries, keys, spans, part, reach, own)
+        tiles: Tiles = _kept(call, f"tiles {number}", lambda: make_tiles(call, spans))
+        return attend_to_tiles(call, queries, tiles if own is None else tiles.without(own), part, reach)
+
+    return attend
 
 
-def _from_segment(
-    call: AttentionCall, tiles: Tiles, shifts: torch.Tensor, reach: int, own: int
-) -> Callable[[torch.Tensor, slice], AttentionState]:
-    return lambda queries, _: attend_to_others(call, queries, tiles, shifts, reach, own)
-
-
-def _tiles(layout: Layout, call: AttentionCall, number: int) -> Tiles:
-    """Return the tiles of a set, cached per prompt and layer."""
-    name = f"tiles {number}"
+def _kept(call: AttentionCall, name: str, make: Callable[[], Any]) -> Any:
+    """Return a value that is made once per prompt and layer."""
     if name not in call.scratch:
-        call.scratch[name] = make_tiles(call, layout.set_spans[number])
-    tiles: Tiles = call.scratch[name]
-    return tiles
+        call.scratch[name] = make()
+    return call.scratch[name]
 
 
 def _attend_with_mask(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tensor:

@@ -1,83 +1,73 @@
-"""Tiled attention for PINE: keys in tiles of equal size, so that one call attends to all segments at their own shifts.
+"""Attention to the segments of a set at their own shifts, for PINE on a CPU.
 
-Instead of shifting the keys of a segment, the queries are rotated by the opposite shift, once per tile. The tiles of a
-prompt are built once per layer and used for all its queries, including those of generated tokens.
+Instead of shifting the keys of a segment, the queries are turned by the opposite shift, once per segment. Short
+segments are kept in tiles of one size, so that a few matrix products attend to all of them; to long ones, one fused
+call each is faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.fused import attention_with_lse
-from invariant_rag.attention.merge_states import (
-    AttentionState,
-    merge_attn_states,
-    merge_stacked,
-    partial_attention,
-)
+from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, partial_attention
 
-_QUERY_BLOCK = 128  # queries per call: rotated queries are stored once per tile
-_SHORT_TILE = 64  # maximum tile size at which one call for all tiles is faster than one call per segment
-_FEW_ROWS = 16  # queries, over the heads that share keys, up to which matrix products of all heads are fastest
+_QUERY_BLOCK = 128  # queries per call: turned queries are stored once per tile
+_SHORT = 64  # maximum length of the segments of a set for which matrix products are faster than fused calls
+_FEW_ROWS = 16  # queries, over the heads that share keys, up to which one product for all heads is fastest
+
+
+def is_short(spans: Sequence[Span]) -> bool:
+    """Return whether all segments of a set are short, so that tiles are faster."""
+    return max(map(len, spans)) <= _SHORT
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The keys and values of one set, split into tiles.
+    """The keys and values of one set of short segments, one segment in each tile.
 
     Attributes:
         keys: `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros.
         values: `[H_kv, M, B, D_v]`.
         bias: `[M, 1, B]`: minus infinity for padding, else 0.
-        owners: Segment of each tile `[M]`.
-        segments: Where the tokens of each segment are, if all tiles stand one behind the other.
+        owners: Segment of each tile `[M]`; those without tokens have none.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     bias: torch.Tensor
     owners: torch.Tensor
-    segments: tuple[Span, ...]
 
     def without(self, segment: int) -> Tiles:
         """Return the tiles with one segment masked."""
-        bias, span = self.bias.clone(), self.segments[segment]
-        bias.view(-1)[span.start : span.stop] = float("-inf")
-        return replace(self, bias=bias)
+        is_masked = (self.owners == segment)[:, None, None]
+        return replace(self, bias=self.bias.masked_fill(is_masked, float("-inf")))
 
 
 def make_tiles(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
-    """Split the keys and values of a set into tiles, in memory order."""
-    lengths = sorted(len(span) for span in spans if len(span))
-    median, longest = lengths[len(lengths) // 2], lengths[-1]
-    size = longest if longest <= _SHORT_TILE else min(256, max(16, median))
-    counts = [-(-len(span) // size) for span in spans]
-    firsts = list(accumulate(counts, initial=0))
-    segments = tuple(Span(first * size, first * size + len(span)) for first, span in zip(firsts, spans, strict=False))
-    shape = (call.keys.shape[0], firsts[-1] * size)
+    """Put the keys and values of each segment that has tokens into a tile."""
+    owners = [owner for owner, span in enumerate(spans) if len(span)]
+    shape = (call.keys.shape[0], len(owners), max(map(len, spans)))
     keys = call.keys.new_zeros(*shape, call.keys.shape[-1])
     values = call.values.new_zeros(*shape, call.values.shape[-1])
-    bias = call.keys.new_full((firsts[-1] * size,), float("-inf"))
-    for at, span in zip(segments, spans, strict=True):
-        keys[:, at.start : at.stop] = call.rotation.pair(call.keys[:, span.start : span.stop])
-        values[:, at.start : at.stop] = call.values[:, span.start : span.stop]
-        bias[at.start : at.stop] = 0.0
-    owners = torch.tensor([owner for owner, count in enumerate(counts) for _ in range(count)], device=keys.device)
-    return Tiles(
-        keys.unflatten(1, (-1, size)), values.unflatten(1, (-1, size)), bias.view(-1, 1, size), owners, segments
-    )
+    bias = call.keys.new_full((len(owners), 1, shape[2]), float("-inf"))
+    for tile, span in enumerate(spans[owner] for owner in owners):
+        keys[:, tile, : len(span)] = call.rotation.pair(call.keys[:, span.start : span.stop])
+        values[:, tile, : len(span)] = call.values[:, span.start : span.stop]
+        bias[tile, :, : len(span)] = 0.0
+    return Tiles(keys, values, bias, torch.tensor(owners, device=keys.device))
 
 
 def attend_to_tiles(
     call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
 ) -> AttentionState:
-    """Attend from tokens `[H, Q, D]` to a set in one call.
+    """Attend from tokens `[H, Q, D]` to a set of short segments, with matrix products.
+
+    With many queries, the key heads are processed one after the other, so that the scores fit into the CPU cache.
 
     Args:
         call: The layer's constants.
@@ -86,39 +76,16 @@ def attend_to_tiles(
         shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
         reach: Bound on the shifts.
     """
-    (heads, num_queries, head_dim), (key_heads, count, size, _) = queries.shape, tiles.keys.shape
     paired, tile_shifts = call.rotation.pair(queries), shifts[..., tiles.owners].permute(2, 0, 1)
-    if num_queries * call.num_key_value_groups <= _FEW_ROWS:
-        return _attend_by_matmul(call, paired, tiles, tile_shifts, reach, key_heads)
-    if size <= _SHORT_TILE:
-        return _attend_by_matmul(call, paired, tiles, tile_shifts, reach, 1)
-    packed = call.rotation.turn(paired, -tile_shifts, reach).to(queries.dtype).reshape(count, key_heads, -1, head_dim)
-    bias = tiles.bias[:, None].expand(-1, 1, packed.shape[2], -1)
-    keys, values = tiles.keys.transpose(0, 1), tiles.values.transpose(0, 1)
-    out, lse = attention_with_lse(packed, keys, values, scaling=call.scaling, mask=bias)
-    return merge_stacked(out.reshape(count, heads, num_queries, -1), lse.reshape(count, heads, num_queries))
-
-
-def _attend_by_matmul(
-    call: AttentionCall,
-    paired: torch.Tensor,
-    tiles: Tiles,
-    shifts: torch.Tensor,
-    reach: int,
-    heads_per_call: int,
-) -> AttentionState:
-    """Attend with matrix products, which are faster than fused kernels for small tiles and for few queries.
-
-    With many queries, the key heads are processed one after the other, so that the scores fit into the CPU cache.
-    `shifts` are per tile: `[M, H, Q or 1]`.
-    """
-    outs, lses = [], []
     dtype, (key_heads, count, _, head_dim) = tiles.keys.dtype, tiles.keys.shape
-    groups, bias = call.num_key_value_groups, tiles.bias.to(dtype).repeat(heads_per_call, 1, 1)
+    groups = call.num_key_value_groups
+    heads_per_call = key_heads if queries.shape[1] * groups <= _FEW_ROWS else 1
+    bias = tiles.bias.to(dtype).repeat(heads_per_call, 1, 1)
+    outs, lses = [], []
     for head in range(0, key_heads, heads_per_call):
         key_head = slice(head, head + heads_per_call)
         heads = slice(head * groups, (head + heads_per_call) * groups)
-        turned = call.rotation.turn(paired[heads], -shifts[:, heads], reach).to(dtype)
+        turned = call.rotation.turn(paired[heads], -tile_shifts[:, heads], reach).to(dtype)
         packed = turned.reshape(count, heads_per_call, -1, head_dim).transpose(0, 1).flatten(0, 1)
         keys = tiles.keys[key_head].flatten(0, 1).transpose(1, 2)
         scores = torch.baddbmm(bias, packed, keys, alpha=call.scaling)
@@ -134,31 +101,65 @@ def _attend_by_matmul(
     return AttentionState(torch.cat(outs).reshape(*shape, -1), torch.cat(lses).reshape(shape))
 
 
-def attend_to_others(
-    call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int, own: int
+def attend_to_segments(
+    call: AttentionCall,
+    queries: torch.Tensor,
+    paired_keys: torch.Tensor,
+    spans: Sequence[Span],
+    shifts: torch.Tensor,
+    reach: int,
+    own: int | None,
 ) -> AttentionState:
-    """Attend from the tokens of one segment `[H, Q, D]` to the other segments of its set.
+    """Attend from tokens `[H, Q, D]` to a set of long segments, with one fused call each.
 
     Args:
         call: The layer's tensors.
         queries: The queries.
-        tiles: The keys and values of the set in tiles.
-        shifts: Shift of each segment for each head `[H, 1, N]`; all queries share one ranking.
+        paired_keys: The keys of the set `[H_kv, T, D]`, laid out for `turn`.
+        spans: The segments of the set.
+        shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
         reach: Bound on the shifts.
-        own: Index of the queries' segment.
+        own: Index of the queries' segment, which is left out; None: the queries belong to none.
     """
-    if tiles.keys.shape[2] <= _SHORT_TILE:
-        return attend_to_tiles(call, queries, tiles.without(own), shifts, reach)
-    states, paired = [], call.rotation.pair(queries)
-    keys, values = tiles.keys.flatten(1, 2), tiles.values.flatten(1, 2)
-    for other, span in enumerate(tiles.segments):
-        if other == own or not len(span):
+    states, paired, first = [], call.rotation.pair(queries), spans[0].start
+    for number, span in enumerate(spans):
+        if number == own or not len(span):
             continue
-        turned = call.rotation.turn(paired, -shifts[..., other], reach).to(queries.dtype)
-        states.append(
-            partial_attention(call, turned, keys[:, span.start : span.stop], values[:, span.start : span.stop])
-        )
+        turned = call.rotation.turn(paired, -shifts[..., number], reach).to(queries.dtype)
+        keys = paired_keys[:, span.start - first : span.stop - first]
+        states.append(partial_attention(call, turned, keys, call.values[:, span.start : span.stop]))
     return merge_attn_states(states)
+
+
+def attend_token(
+    call: AttentionCall,
+    texts: Sequence[tuple[Span, int]],
+    sets: Sequence[tuple[Sequence[Span], torch.Tensor]],
+    reach: int,
+) -> torch.Tensor:
+    """Attend from one token `[H, 1, D]`, behind all others, with one softmax over all keys.
+
+    Args:
+        call: The layer's tensors.
+        texts: Spans of keys that are not shifted, the first before the first set, the last up to the token.
+        sets: The segments of each set, and their shifts for each head `[H, 1, N]`.
+        reach: Bound on the shifts.
+
+    Returns:
+        `[H, 1, D_v]`.
+    """
+    query = call.queries[:, -1:]
+    lying = query.reshape(call.keys.shape[0], -1, query.shape[-1])
+    scores = []
+    for number, (text, _) in enumerate(texts):
+        scores.append(lying @ call.keys[:, text.start : text.stop].transpose(1, 2))
+        if number < len(sets):
+            spans, shifts = sets[number]
+            turned = call.rotation.rotate_each(query, -shifts.permute(2, 0, 1), reach).to(query.dtype)
+            for span, packed in zip(spans, turned.reshape(len(spans), *lying.shape), strict=True):
+                scores.append(packed @ call.keys[:, span.start : span.stop].transpose(1, 2))
+    weights = torch.softmax(torch.cat(scores, dim=-1) * call.scaling, dim=-1)
+    return (weights @ call.values).reshape(query.shape[0], 1, -1)
 
 
 def attend_block(

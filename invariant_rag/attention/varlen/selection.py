@@ -28,7 +28,7 @@ def fastest_kernel(device: torch.device, dtype: torch.dtype, head_size: int = 64
     Each candidate is compared with `Dense` before it is trusted. One that is not installed is passed over.
     """
     candidates: tuple[VarlenKernel, ...] = CUDA_KERNELS if device.type == "cuda" else (Grouped(),)
-    passed_over = []
+    passed_over: list[str] = []
     for kernel in candidates:
         wrong = difference(kernel, device, dtype, head_size)
         if not wrong:
