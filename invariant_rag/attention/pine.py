@@ -40,10 +40,12 @@ class _Spans:
     Attributes:
         starts: Memory index of the first token of each segment `[N]`.
         lengths: `[N]`.
+        are_short: Whether tiles are faster for them.
     """
 
     starts: torch.Tensor
     lengths: torch.Tensor
+    are_short: bool
 
     @classmethod
     def of(cls, layout: Layout, call: AttentionCall, number: int) -> _Spans:
@@ -55,6 +57,7 @@ class _Spans:
             lambda: cls(
                 torch.tensor([span.start for span in spans], device=device),
                 torch.tensor([len(span) for span in spans], device=device),
+                any(map(len, spans)) and is_short(spans),
             ),
         )
         return known
@@ -202,14 +205,15 @@ def _attend(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tens
     if not can_split(call, call.keys.shape[1]):
         return _attend_with_mask(layout, call, view)
     reach = _reach(call)
-    sets = [(layout.set_spans[number], shifts, number) for number, shifts in view.sets if any(layout.sets[number])]
-    if _is_last_token(call, view) and len(sets) == len(view.sets) and not any(is_short(spans) for spans, _, _ in sets):
+    sets = [(number, shifts) for number, shifts in view.sets if any(layout.sets[number])]
+    can_be_one = len(sets) == len(view.sets) and not any(_Spans.of(layout, call, each).are_short for each, _ in sets)
+    if can_be_one and _is_last_token(call, view):
         *texts, (last, _) = view.texts
-        behind = (Span(last.start, view.block.stop), 0)
-        return attend_token(call, [*texts, behind], [(spans, shifts) for spans, shifts, _ in sets], reach)
-    others = [each for each in sets if view.own is None or sum(map(bool, layout.sets[each[2]])) > 1]
-    attending = [_from_set(layout, call, number, shifts, reach, view.own) for _, shifts, number in others]
-    return attend_block(call, view.block, view.texts, attending)
+        ranked = [(layout.set_spans[number], shifts) for number, shifts in sets]
+        return attend_token(call, [*texts, (Span(last.start, view.block.stop), 0)], ranked, reach)
+    alone = view.own is not None and sum(map(bool, layout.sets[sets[-1][0]])) == 1
+    others = [] if alone else [_from_set(layout, call, number, shifts, reach, view.own) for number, shifts in sets]
+    return attend_block(call, view.block, view.texts, others)
 
 
 def _is_last_token(call: AttentionCall, view: RankedView) -> bool:
@@ -229,7 +233,7 @@ def _from_set(
 
     def attend(queries: torch.Tensor, where: slice) -> AttentionState:
         part = shifts if own is not None else shifts[:, where]
-        if not is_short(spans):
+        if not _Spans.of(layout, call, number).are_short:
             keys = _kept(
                 call, f"paired {number}", lambda: call.rotation.pair(call.keys[:, spans[0].start : spans[-1].stop])
             )

@@ -17,24 +17,30 @@ from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, partial_attention
 
 _QUERY_BLOCK = 128  # queries per call: turned queries are stored once per tile
-_SHORT = 64  # maximum length of the segments of a set for which matrix products are faster than fused calls
+_SHORT = 64  # maximum size of tiles at which matrix products are faster than one fused call per segment
 _FEW_ROWS = 16  # queries, over the heads that share keys, up to which one product for all heads is fastest
 
 
 def is_short(spans: Sequence[Span]) -> bool:
-    """Return whether all segments of a set are short, so that tiles are faster."""
-    return max(map(len, spans)) <= _SHORT
+    """Return whether most segments of a set are short, so that tiles are faster."""
+    return _tile_size(spans) <= _SHORT
+
+
+def _tile_size(spans: Sequence[Span]) -> int:
+    lengths = sorted(len(span) for span in spans if len(span))
+    longest = lengths[-1]
+    return longest if longest <= _SHORT else max(16, lengths[len(lengths) // 2])
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The keys and values of one set of short segments, one segment in each tile.
+    """The keys and values of one set of short segments. A long one among them takes several tiles.
 
     Attributes:
         keys: `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros.
         values: `[H_kv, M, B, D_v]`.
         bias: `[M, 1, B]`: minus infinity for padding, else 0.
-        owners: Segment of each tile `[M]`; those without tokens have none.
+        owners: Segment of each tile `[M]`.
     """
 
     keys: torch.Tensor
@@ -49,17 +55,23 @@ class Tiles:
 
 
 def make_tiles(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
-    """Put the keys and values of each segment that has tokens into a tile."""
-    owners = [owner for owner, span in enumerate(spans) if len(span)]
-    shape = (call.keys.shape[0], len(owners), max(map(len, spans)))
+    """Split the keys and values of a set into tiles, in memory order."""
+    size = _tile_size(spans)
+    pieces = [
+        (owner, slice(start, min(start + size, span.stop)))
+        for owner, span in enumerate(spans)
+        for start in range(span.start, span.stop, size)
+    ]
+    shape = (call.keys.shape[0], len(pieces), size)
     keys = call.keys.new_zeros(*shape, call.keys.shape[-1])
     values = call.values.new_zeros(*shape, call.values.shape[-1])
-    bias = call.keys.new_full((len(owners), 1, shape[2]), float("-inf"))
-    for tile, span in enumerate(spans[owner] for owner in owners):
-        keys[:, tile, : len(span)] = call.rotation.pair(call.keys[:, span.start : span.stop])
-        values[:, tile, : len(span)] = call.values[:, span.start : span.stop]
-        bias[tile, :, : len(span)] = 0.0
-    return Tiles(keys, values, bias, torch.tensor(owners, device=keys.device))
+    bias = call.keys.new_full((len(pieces), 1, size), float("-inf"))
+    for tile, (_, piece) in enumerate(pieces):
+        length = piece.stop - piece.start
+        keys[:, tile, :length] = call.rotation.pair(call.keys[:, piece])
+        values[:, tile, :length] = call.values[:, piece]
+        bias[tile, :, :length] = 0.0
+    return Tiles(keys, values, bias, torch.tensor([owner for owner, _ in pieces], device=keys.device))
 
 
 def attend_to_tiles(

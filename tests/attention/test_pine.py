@@ -17,6 +17,7 @@ HEADS, KEY_HEADS, SIZE = 4, 2, 8
 LAYOUTS = {
     "short": Layout((2, 3), ((4, 1, 3),)),
     "long": Layout((2, 3), ((9, 12, 7),)),
+    "a long one among short ones": Layout((2, 2), ((2, 1, 17, 3, 0, 4),)),
     "empty segments": Layout((0, 2), ((9, 0, 7, 0),)),
     "an empty set": Layout((2, 1, 3), ((0, 0), (8, 9))),
     "a short and a long set": Layout((2, 0, 3), ((4, 1), (9, 10))),
