@@ -14,8 +14,11 @@ from pathlib import Path
 
 import torch
 
+from invariant_rag.attention.varlen import Varlen
+
 PAGE = Path(__file__).parent / "gpu.md"
 SHAPES = ("1b", "8b")
+HEAD_SIZES = (64, 128)  # of these shapes
 TOKENS = (2500, 8192, 32_768, 131_072)
 SEGMENTS = (5, 20, 100)
 HEAD = ["shape", "tokens", "segments", "method", "first token", "floor", "further tokens", "peak memory", "batch of 8"]
@@ -51,7 +54,12 @@ def main() -> None:
     for shape, tokens, segments in product(SHAPES, TOKENS, SEGMENTS):
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(shape, tokens, segments, Path(folder))
+    kernels = {
+        Varlen().kernel_for(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, size).name
+        for size in HEAD_SIZES
+    }
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"
+    device += f", kernel {', '.join(sorted(kernels))}"
     table = [HEAD, ["---"] * len(HEAD), *rows]
     lines = [f"# On a GPU\n\n{device}. Ratios to the plain model.\n", *(f"| {' | '.join(row)} |" for row in table)]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -76,6 +76,14 @@ class Alibi:
         """Move queries or keys `[..., D + 4]` by `shifts` `[...]`, in float32."""
         return self.rotate_by(x.float(), shifts)
 
+    def pair(self, x: torch.Tensor) -> torch.Tensor:
+        """Return queries or keys as they are."""
+        return x
+
+    def turn(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
+        """Move queries or keys `[..., D + 4]` by `shifts` `[...]`, in float32."""
+        return self.rotate_each(x, shifts, reach)
+
 
 def find_slopes(bias: torch.Tensor, tolerance: float) -> torch.Tensor | None:
     """Return the slopes `[H]`, in float64, of the biases that a layer adds to the scores of keys, one behind the other.

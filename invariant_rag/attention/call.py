@@ -75,6 +75,7 @@ class BatchCall:
         softcap: See there.
         sinks: See there.
         dropout: See there.
+        scratch: Values that this layer keeps for later forward passes over the same batch.
     """
 
     queries: torch.Tensor
@@ -86,6 +87,7 @@ class BatchCall:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     dropout: float = 0.0
+    scratch: dict[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):

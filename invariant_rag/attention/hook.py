@@ -248,6 +248,7 @@ class ArrangedAttention:
         last_text_only: Whether only the outputs of the last text are wanted. Then the last layer, whose outputs no
             other layer uses, attends from the last text alone, and returns zeros for the tokens before it.
         plans: What the layers share.
+        scratch: What each layer keeps for later forward passes over the batch, by layer.
     """
 
     prompts: Sequence[PromptState]
@@ -255,6 +256,7 @@ class ArrangedAttention:
     rotations: Sequence[PositionEncoding]
     last_text_only: bool = False
     plans: dict[Any, Any] = field(default_factory=dict, repr=False)
+    scratch: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Return one layer's attention output `[B, Q, H, D_v]`."""
@@ -286,6 +288,7 @@ class ArrangedAttention:
             softcap=inputs.extra.get("softcap"),
             sinks=inputs.extra.get("s_aux"),
             dropout=inputs.dropout,
+            scratch=self.scratch.setdefault(inputs.layer, {}),
         )
         out = self.backend.batch([each.arrangement for each in prompts], padding, call, self.plans)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if out is not None and skipped else out

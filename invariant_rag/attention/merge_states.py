@@ -82,3 +82,17 @@ def merge_attn_states(states: Sequence[AttentionState]) -> AttentionState:
     for each in states[1:]:
         out.addcmul_(each.out.to(out.dtype), (each.lse - lse).exp()[..., None])
     return AttentionState(out.to(states[0].out.dtype), lse)
+
+
+def merge_stacked(outs: torch.Tensor, lses: torch.Tensor) -> AttentionState:
+    """Merge attention to disjoint keys, stacked along a first dimension; minus infinity is attention to nothing.
+
+    Args:
+        outs: Outputs `[M, ..., D_v]`.
+        lses: Log-sum-exps `[M, ...]`.
+    """
+    if outs.shape[0] == 1:
+        return AttentionState(outs[0], lses[0])
+    lse = lses.logsumexp(dim=0)
+    weights = (lses - lse).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
+    return AttentionState((outs * weights[..., None]).sum(dim=0).to(outs.dtype), lse)

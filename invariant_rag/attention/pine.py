@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,15 @@ from invariant_rag.arrangement import Layout, Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import masked_softmax_values
 from invariant_rag.attention.merge_states import AttentionState, can_split
-from invariant_rag.attention.tiles import Tiles, attend_block, attend_to_others, attend_to_tiles, make_tiles
+from invariant_rag.attention.tiles import (
+    Tiles,
+    attend_block,
+    attend_to_segments,
+    attend_to_tiles,
+    attend_token,
+    is_short,
+    make_tiles,
+)
 
 if TYPE_CHECKING:
     from invariant_rag.methods.pine import RankedArrangement
@@ -32,36 +40,34 @@ class _Spans:
     Attributes:
         starts: Memory index of the first token of each segment `[N]`.
         lengths: `[N]`.
-        groups: For each length L, the segments of that length `[G]` and their tokens within the set `[G, L]`.
+        are_short: Whether tiles are faster for them.
     """
 
     starts: torch.Tensor
     lengths: torch.Tensor
-    groups: list[tuple[torch.Tensor, torch.Tensor]]
+    are_short: bool
 
     @classmethod
     def of(cls, layout: Layout, call: AttentionCall, number: int) -> _Spans:
         """Return those of one set, cached per prompt and layer."""
-        name = f"spans {number}"
-        if name not in call.scratch:
-            spans, device = layout.set_spans[number], call.keys.device
-            starts = torch.tensor([span.start for span in spans], device=device)
-            lengths = torch.tensor([len(span) for span in spans], device=device)
-            groups = []
-            for length in sorted({len(span) for span in spans} - {0}):
-                members = (lengths == length).nonzero()[:, 0]
-                first = starts[members] - spans[0].start
-                groups.append((members, first[:, None] + torch.arange(length, device=device)))
-            call.scratch[name] = cls(starts, lengths, groups)
-        known: _Spans = call.scratch[name]
+        spans, device = layout.set_spans[number], call.keys.device
+        known: _Spans = _kept(
+            call,
+            f"spans {number}",
+            lambda: cls(
+                torch.tensor([span.start for span in spans], device=device),
+                torch.tensor([len(span) for span in spans], device=device),
+                any(map(len, spans)) and is_short(spans),
+            ),
+        )
         return known
 
     def means(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`; 0 for an empty one."""
-        means = weights.new_zeros(*weights.shape[:-1], len(self.lengths))
-        for members, tokens in self.groups:
-            means[..., members] = weights[..., tokens].sum(dim=-1) / tokens.shape[-1]
-        return means
+        rows = weights.flatten(0, 1)
+        lengths = self.lengths.repeat(len(rows), 1)
+        sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=1, unsafe=True)
+        return sums.view(*weights.shape[:-1], -1) / self.lengths.clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -198,38 +204,51 @@ def _attend(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tens
     """Return the attention output of a view's block `[H, Q, D_v]`."""
     if not can_split(call, call.keys.shape[1]):
         return _attend_with_mask(layout, call, view)
-    reach, sets = _reach(call), []
-    for number, shifts in view.sets:
-        if not any(layout.sets[number]):
-            continue
-        if view.own is None:
-            sets.append(_from_tokens(call, _tiles(layout, call, number), shifts, reach))
-        elif sum(map(bool, layout.sets[number])) > 1:
-            sets.append(
-                _from_segment(call, layout.set_spans[number], _tiles(layout, call, number), shifts, reach, view.own)
+    reach = _reach(call)
+    sets = [(number, shifts) for number, shifts in view.sets if any(layout.sets[number])]
+    can_be_one = len(sets) == len(view.sets) and not any(_Spans.of(layout, call, each).are_short for each, _ in sets)
+    if can_be_one and _is_last_token(call, view):
+        *texts, (last, _) = view.texts
+        ranked = [(layout.set_spans[number], shifts) for number, shifts in sets]
+        return attend_token(call, [*texts, (Span(last.start, view.block.stop), 0)], ranked, reach)
+    alone = view.own is not None and sum(map(bool, layout.sets[sets[-1][0]])) == 1
+    others = [] if alone else [_from_set(layout, call, number, shifts, reach, view.own) for number, shifts in sets]
+    return attend_block(call, view.block, view.texts, others)
+
+
+def _is_last_token(call: AttentionCall, view: RankedView) -> bool:
+    """Return whether a view is that of the last token of all, in a precision in which scores may be rounded."""
+    is_exact = call.queries.dtype in (torch.float32, torch.float64)
+    return is_exact and view.own is None and view.block == Span(call.keys.shape[1] - 1, call.keys.shape[1])
+
+
+def _from_set(
+    layout: Layout, call: AttentionCall, number: int, shifts: torch.Tensor, reach: int, own: int | None
+) -> Callable[[torch.Tensor, slice], AttentionState]:
+    """Return a function of queries, and their slice of the block, that attends to a set.
+
+    The shifts `[H, Q, N]` are those of each token of the block; `[H, 1, N]` are those of the segment `own`.
+    """
+    spans = layout.set_spans[number]
+
+    def attend(queries: torch.Tensor, where: slice) -> AttentionState:
+        part = shifts if own is not None else shifts[:, where]
+        if not _Spans.of(layout, call, number).are_short:
+            keys = _kept(
+                call, f"paired {number}", lambda: call.rotation.pair(call.keys[:, spans[0].start : spans[-1].stop])
             )
-    return attend_block(call, view.block, view.texts, sets)
+            return attend_to_segments(call, queries, keys, spans, part, reach, own)
+        tiles: Tiles = _kept(call, f"tiles {number}", lambda: make_tiles(call, spans))
+        return attend_to_tiles(call, queries, tiles if own is None else tiles.without(own), part, reach)
+
+    return attend
 
 
-def _from_tokens(
-    call: AttentionCall, tiles: Tiles, shifts: torch.Tensor, reach: int
-) -> Callable[[torch.Tensor, slice], AttentionState]:
-    return lambda queries, where: attend_to_tiles(call, queries, tiles, shifts[:, where], reach)
-
-
-def _from_segment(
-    call: AttentionCall, spans: tuple[Span, ...], tiles: Tiles, shifts: torch.Tensor, reach: int, own: int
-) -> Callable[[torch.Tensor, slice], AttentionState]:
-    return lambda queries, _: attend_to_others(call, queries, spans, tiles, shifts, reach, own)
-
-
-def _tiles(layout: Layout, call: AttentionCall, number: int) -> Tiles:
-    """Return the tiles of a set, cached per prompt and layer."""
-    name = f"tiles {number}"
+def _kept(call: AttentionCall, name: str, make: Callable[[], Any]) -> Any:
+    """Return a value that is made once per prompt and layer."""
     if name not in call.scratch:
-        call.scratch[name] = make_tiles(call, layout.set_spans[number])
-    tiles: Tiles = call.scratch[name]
-    return tiles
+        call.scratch[name] = make()
+    return call.scratch[name]
 
 
 def _attend_with_mask(layout: Layout, call: AttentionCall, view: RankedView) -> torch.Tensor:

@@ -42,3 +42,11 @@ class PositionEncoding(Protocol):
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Move `x` `[..., D]` by integer `shifts` `[...]` between `-reach` and `reach`; returns float32."""
         ...
+
+    def pair(self, x: torch.Tensor) -> torch.Tensor:
+        """Lay out queries or keys `[..., D]` for `turn`; the product of two of them stays what it is."""
+        ...
+
+    def turn(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
+        """Move `x` `[..., D]`, laid out by `pair`, as `rotate_each` does; faster where one `x` moves many times."""
+        ...

@@ -9,6 +9,7 @@ prefix, queries are rotated instead of keys.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,9 +71,15 @@ def _batches(ring: Ring, groups: int) -> Iterator[list[Span]]:
 def rotate_for_prefix(ring: Ring, segments: list[Span] | tuple[Span, ...], call: AttentionCall) -> torch.Tensor:
     """Return the queries of some segments `[H, Q, D]`, rotated so that they see the prefix at their shift of it."""
     queries = call.queries[:, segments[0].start : segments[-1].stop]
+    shifts = _prefix_shifts(ring, tuple(segments), queries.device)
+    return call.rotation.rotate_each(queries, shifts, call.keys.shape[1]).to(queries.dtype)
+
+
+@lru_cache(maxsize=64)
+def _prefix_shifts(ring: Ring, segments: tuple[Span, ...], device: torch.device) -> torch.Tensor:
+    """Return by how much each query of some segments is rotated `[Q]`; all layers share it."""
     shifts = [-ring.prefix_shift(each) for each in segments for _ in range(len(each))]
-    rotated = call.rotation.rotate_each(queries, torch.tensor(shifts, device=queries.device), call.keys.shape[1])
-    return rotated.to(queries.dtype)
+    return torch.tensor(shifts, device=device)
 
 
 def _later_keys_mask(segments: list[Span]) -> torch.Tensor:

@@ -34,7 +34,7 @@ class Rotation:
     module: nn.Module | None
     buffer: str = ""
     interleaved: bool = False
-    _tables: dict[object, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
+    _table_of: tuple[torch.Tensor, object, torch.Tensor] | None = field(default=None, repr=False)
 
     def encoded(self, call: AttentionCall, arrangement: Arrangement) -> AttentionCall:
         """Return the call as it is: its queries and keys are already rotated."""
@@ -77,20 +77,48 @@ class Rotation:
         """
         if self.module is None:
             return x.float().expand(*torch.broadcast_shapes(x.shape[:-1], shifts.shape), x.shape[-1])
-        cos, sin = self._table(reach, x.device)
-        index = shifts + reach
-        return self._apply(x.float(), cos[index], sin[index])
+        return self._apply(x.float(), *self._angles(shifts, reach, x.device))
 
-    def _table(self, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines `[2 reach + 1, R / 2]` of all shifts; cached for the last reach and frequencies."""
+    def pair(self, x: torch.Tensor) -> torch.Tensor:
+        """Lay out queries or keys `[..., D]` so that the dimensions that `turn` rotates together are neighbours."""
+        if self.module is None or self.interleaved:
+            return x
+        size = 2 * self.frequencies().shape[0]
+        paired = x[..., :size].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+        return paired if size == x.shape[-1] else torch.cat((paired, x[..., size:]), dim=-1)
+
+    def turn(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
+        """Rotate `x` `[..., D]`, laid out by `pair`, as `rotate_each` does, in one pass over memory."""
+        if self.module is None:
+            return self.rotate_each(x, shifts, reach)
+        cos, sin = self._angles(shifts, reach, x.device)
+        size = 2 * cos.shape[-1]
+        pairs = torch.view_as_complex(x[..., :size].float().unflatten(-1, (-1, 2)))
+        turned = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+        if size == x.shape[-1]:
+            return turned
+        return torch.cat((turned, x[..., size:].float().expand(*turned.shape[:-1], -1)), dim=-1)
+
+    def _angles(self, shifts: torch.Tensor, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines of shifts `[..., R / 2]`."""
+        cos, sin = torch.nn.functional.embedding(shifts + reach, self._table(reach, device)).chunk(2, dim=-1)
+        return cos, sin
+
+    def _table(self, reach: int, device: torch.device) -> torch.Tensor:
+        """Return cosines and sines `[2 reach + 1, R]` of all shifts; cached for the last reach and frequencies.
+
+        Whether the frequencies are those of the table is told from the tensor, since a comparison of its numbers would
+        wait for the device.
+        """
         frequencies = self.frequencies()
-        cached = self._tables.get((reach, device))
-        if cached is None or not torch.equal(cached[0], frequencies):
+        changes = 0 if frequencies.is_inference() else frequencies._version  # inference tensors count none
+        state = (frequencies.data_ptr(), changes, reach, device)
+        known = self._table_of  # another thread may replace it meanwhile
+        if known is None or known[0] is not frequencies or known[1] != state:
             angles = torch.arange(-reach, reach + 1, dtype=torch.float64)[:, None] * frequencies.double().cpu()
-            self._tables.clear()
-            cached = (frequencies.clone(), angles.cos().float().to(device), angles.sin().float().to(device))
-            self._tables[reach, device] = cached
-        return cached[1], cached[2]
+            known = (frequencies, state, torch.cat((angles.cos(), angles.sin()), dim=-1).float().to(device))
+            self._table_of = known
+        return known[2]
 
     def _apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the dimension pairs of `x` by angles with cosines and sines `[..., R / 2]`, at least in float32."""

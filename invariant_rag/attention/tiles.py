@@ -1,12 +1,12 @@
-"""Tiled attention for PINE: keys in tiles of equal size, so that one call attends to all segments at their own shifts.
+"""Attention to the segments of a set at their own shifts, for PINE on a CPU.
 
-Instead of shifting the keys of a segment, the queries are rotated by the opposite shift, once per tile. The tiles of a
-prompt are built once per layer and used for all its queries, including those of generated tokens.
+Instead of shifting the keys of a segment, the queries are turned by the opposite shift, once per segment. Short
+segments are kept in tiles of one size, so that a few matrix products attend to all of them; to long ones, one fused
+call each is faster.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,62 +14,72 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.fused import attention_with_lse
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, partial_attention
 
-_QUERY_BLOCK = 128  # queries per call: rotated queries are stored once per tile
-_SHORT_TILE = 64  # maximum tile size at which one call for all tiles is faster than one call per segment
+_QUERY_BLOCK = 128  # queries per call: turned queries are stored once per tile
+_SHORT = 64  # maximum size of tiles at which matrix products are faster than one fused call per segment
+_FEW_ROWS = 16  # queries, over the heads that share keys, up to which one product for all heads is fastest
+
+
+def is_short(spans: Sequence[Span]) -> bool:
+    """Return whether most segments of a set are short, so that tiles are faster."""
+    return _tile_size(spans) <= _SHORT
+
+
+def _tile_size(spans: Sequence[Span]) -> int:
+    lengths = sorted(len(span) for span in spans if len(span))
+    longest = lengths[-1]
+    return longest if longest <= _SHORT else max(16, lengths[len(lengths) // 2])
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The keys and values of one set, split into tiles.
+    """The keys and values of one set of short segments. A long one among them takes several tiles.
 
     Attributes:
-        keys: `[M, H_kv, B, D]`, padded with zeros.
-        values: `[M, H_kv, B, D]`.
-        bias: `[M, 1, 1, B]`: minus infinity for padding, else 0.
-        owners: Index of each tile's segment.
+        keys: `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros.
+        values: `[H_kv, M, B, D_v]`.
+        bias: `[M, 1, B]`: minus infinity for padding, else 0.
+        owners: Segment of each tile `[M]`.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     bias: torch.Tensor
-    owners: tuple[int, ...]
+    owners: torch.Tensor
 
     def without(self, segment: int) -> Tiles:
         """Return the tiles with one segment masked."""
-        first, stop = bisect_left(self.owners, segment), bisect_right(self.owners, segment)
-        bias = self.bias.clone()
-        bias[first:stop] = float("-inf")
-        return replace(self, bias=bias)
+        is_masked = (self.owners == segment)[:, None, None]
+        return replace(self, bias=self.bias.masked_fill(is_masked, float("-inf")))
 
 
 def make_tiles(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
     """Split the keys and values of a set into tiles, in memory order."""
-    lengths = sorted(len(span) for span in spans if len(span))
-    median, longest = lengths[len(lengths) // 2], lengths[-1]
-    size = longest if longest <= _SHORT_TILE else min(256, max(16, median))
+    size = _tile_size(spans)
     pieces = [
-        (owner, start, min(start + size, span.stop))
+        (owner, slice(start, min(start + size, span.stop)))
         for owner, span in enumerate(spans)
         for start in range(span.start, span.stop, size)
     ]
-    shape = (len(pieces), call.keys.shape[0], size)
+    shape = (call.keys.shape[0], len(pieces), size)
     keys = call.keys.new_zeros(*shape, call.keys.shape[-1])
     values = call.values.new_zeros(*shape, call.values.shape[-1])
-    bias = call.keys.new_full((len(pieces), 1, 1, size), float("-inf"))
-    for tile, (_, start, stop) in enumerate(pieces):
-        keys[tile, :, : stop - start] = call.keys[:, start:stop]
-        values[tile, :, : stop - start] = call.values[:, start:stop]
-        bias[tile, ..., : stop - start] = 0.0
-    return Tiles(keys, values, bias, tuple(owner for owner, _, _ in pieces))
+    bias = call.keys.new_full((len(pieces), 1, size), float("-inf"))
+    for tile, (_, piece) in enumerate(pieces):
+        length = piece.stop - piece.start
+        keys[:, tile, :length] = call.rotation.pair(call.keys[:, piece])
+        values[:, tile, :length] = call.values[:, piece]
+        bias[tile, :, :length] = 0.0
+    return Tiles(keys, values, bias, torch.tensor([owner for owner, _ in pieces], device=keys.device))
 
 
 def attend_to_tiles(
     call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
 ) -> AttentionState:
-    """Attend from tokens `[H, Q, D]` to a set in one call.
+    """Attend from tokens `[H, Q, D]` to a set of short segments, with matrix products.
+
+    With many queries, the key heads are processed one after the other, so that the scores fit into the CPU cache.
 
     Args:
         call: The layer's constants.
@@ -78,75 +88,90 @@ def attend_to_tiles(
         shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
         reach: Bound on the shifts.
     """
-    count, (heads, num_queries, head_dim) = len(tiles.owners), queries.shape
-    tile_shifts = shifts[..., list(tiles.owners)].permute(2, 0, 1)
-    if tiles.keys.shape[2] <= _SHORT_TILE:
-        return _attend_by_matmul(call, queries, tiles, tile_shifts, reach)
-    rotated = call.rotation.rotate_each(queries, -tile_shifts, reach).to(queries.dtype)
-    packed = rotated.reshape(count, call.keys.shape[0], -1, head_dim)
-    bias = tiles.bias.expand(-1, 1, packed.shape[2], -1)
-    out, lse = attention_with_lse(packed, tiles.keys, tiles.values, scaling=call.scaling, mask=bias)
-    states = zip(out.reshape(count, heads, num_queries, -1), lse.reshape(count, heads, num_queries), strict=True)
-    return merge_attn_states([AttentionState(*each) for each in states])
-
-
-def _attend_by_matmul(
-    call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
-) -> AttentionState:
-    """Attend with matrix products, which are faster than fused kernels for small tiles.
-
-    Groups of heads that share keys are processed one after the other, so that the scores fit into the CPU cache.
-    `shifts` are per tile: `[M, H, Q or 1]`.
-    """
+    paired, tile_shifts = call.rotation.pair(queries), shifts[..., tiles.owners].permute(2, 0, 1)
+    dtype, (key_heads, count, _, head_dim) = tiles.keys.dtype, tiles.keys.shape
+    groups = call.num_key_value_groups
+    heads_per_call = key_heads if queries.shape[1] * groups <= _FEW_ROWS else 1
+    bias = tiles.bias.to(dtype).repeat(heads_per_call, 1, 1)
     outs, lses = [], []
-    groups, bias = call.num_key_value_groups, tiles.bias[:, 0].to(queries.dtype)
-    for head in range(call.keys.shape[0]):
-        heads = slice(head * groups, (head + 1) * groups)
-        rotated = call.rotation.rotate_each(queries[heads], -shifts[:, heads], reach).to(queries.dtype)
-        packed = rotated.reshape(len(tiles.owners), -1, queries.shape[-1])
-        scores = torch.baddbmm(bias, packed, tiles.keys[:, head].transpose(1, 2), alpha=call.scaling)
-        scores = scores.transpose(0, 1).reshape(packed.shape[1], -1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    for head in range(0, key_heads, heads_per_call):
+        key_head = slice(head, head + heads_per_call)
+        heads = slice(head * groups, (head + heads_per_call) * groups)
+        turned = call.rotation.turn(paired[heads], -tile_shifts[:, heads], reach).to(dtype)
+        packed = turned.reshape(count, heads_per_call, -1, head_dim).transpose(0, 1).flatten(0, 1)
+        keys = tiles.keys[key_head].flatten(0, 1).transpose(1, 2)
+        scores = torch.baddbmm(bias, packed, keys, alpha=call.scaling)
+        scores = scores.unflatten(0, (-1, count)).transpose(1, 2).flatten(2)
+        scores = scores.to(torch.promote_types(dtype, torch.float32))
         highest = scores.amax(dim=-1, keepdim=True)
         weights = scores.sub_(highest).exp_()
         normaliser = weights.sum(dim=-1, keepdim=True)
-        values = tiles.values[:, head].reshape(-1, tiles.values.shape[-1])
+        values = tiles.values[key_head].flatten(1, 2)
         outs.append((weights.to(values.dtype) @ values) / normaliser.to(values.dtype))
-        lses.append((highest + normaliser.log())[:, 0])
-    shape = queries.shape[:2]
-    return AttentionState(torch.stack(outs).reshape(*shape, -1), torch.stack(lses).reshape(shape))
+        lses.append((highest + normaliser.log())[..., 0])
+    shape = paired.shape[:2]
+    return AttentionState(torch.cat(outs).reshape(*shape, -1), torch.cat(lses).reshape(shape))
 
 
-def attend_to_others(
+def attend_to_segments(
     call: AttentionCall,
     queries: torch.Tensor,
+    paired_keys: torch.Tensor,
     spans: Sequence[Span],
-    tiles: Tiles,
     shifts: torch.Tensor,
     reach: int,
-    own: int,
+    own: int | None,
 ) -> AttentionState:
-    """Attend from the tokens of one segment `[H, Q, D]` to the other segments of its set.
+    """Attend from tokens `[H, Q, D]` to a set of long segments, with one fused call each.
 
     Args:
         call: The layer's tensors.
         queries: The queries.
+        paired_keys: The keys of the set `[H_kv, T, D]`, laid out for `turn`.
         spans: The segments of the set.
-        tiles: The keys and values of the set in tiles.
-        shifts: Shift of each segment for each head `[H, 1, N]`; all queries share one ranking.
+        shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
         reach: Bound on the shifts.
-        own: Index of the queries' segment.
+        own: Index of the queries' segment, which is left out; None: the queries belong to none.
     """
-    if tiles.keys.shape[2] <= _SHORT_TILE:
-        return attend_to_tiles(call, queries, tiles.without(own), shifts, reach)
-    states = []
-    for other, span in enumerate(spans):
-        if other == own or not len(span):
+    states, paired, first = [], call.rotation.pair(queries), spans[0].start
+    for number, span in enumerate(spans):
+        if number == own or not len(span):
             continue
-        rotated = call.rotation.rotate_each(queries, -shifts[..., other], reach).to(queries.dtype)
-        keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
-        states.append(partial_attention(call, rotated, keys, values))
+        turned = call.rotation.turn(paired, -shifts[..., number], reach).to(queries.dtype)
+        keys = paired_keys[:, span.start - first : span.stop - first]
+        states.append(partial_attention(call, turned, keys, call.values[:, span.start : span.stop]))
     return merge_attn_states(states)
+
+
+def attend_token(
+    call: AttentionCall,
+    texts: Sequence[tuple[Span, int]],
+    sets: Sequence[tuple[Sequence[Span], torch.Tensor]],
+    reach: int,
+) -> torch.Tensor:
+    """Attend from one token `[H, 1, D]`, behind all others, with one softmax over all keys.
+
+    Args:
+        call: The layer's tensors.
+        texts: Spans of keys that are not shifted, the first before the first set, the last up to the token.
+        sets: The segments of each set, and their shifts for each head `[H, 1, N]`.
+        reach: Bound on the shifts.
+
+    Returns:
+        `[H, 1, D_v]`.
+    """
+    query = call.queries[:, -1:]
+    lying = query.reshape(call.keys.shape[0], -1, query.shape[-1])
+    scores = []
+    for number, (text, _) in enumerate(texts):
+        scores.append(lying @ call.keys[:, text.start : text.stop].transpose(1, 2))
+        if number < len(sets):
+            spans, shifts = sets[number]
+            turned = call.rotation.rotate_each(query, -shifts.permute(2, 0, 1), reach).to(query.dtype)
+            for span, packed in zip(spans, turned.reshape(len(spans), *lying.shape), strict=True):
+                scores.append(packed @ call.keys[:, span.start : span.stop].transpose(1, 2))
+    weights = torch.softmax(torch.cat(scores, dim=-1) * call.scaling, dim=-1)
+    return (weights @ call.values).reshape(query.shape[0], 1, -1)
 
 
 def attend_block(

@@ -45,6 +45,13 @@ def test_rotating_each_by_its_own_shift_is_rotating_one_by_one(rotation: Rotatio
             torch.testing.assert_close(together[head, token], one)
 
 
+def test_turning_what_is_laid_out_in_pairs_gives_the_products_of_rotating(rotation: Rotation) -> None:
+    queries, keys, shifts = torch.randn(2, 3, 8), torch.randn(2, 5, 8), torch.tensor([[5], [-40]])
+    turned = rotation.turn(rotation.pair(queries), shifts, 40)
+    expected = rotation.rotate_each(queries, shifts, 40) @ keys.transpose(1, 2)
+    torch.testing.assert_close(turned @ rotation.pair(keys).transpose(1, 2), expected)
+
+
 def test_the_table_of_angles_follows_the_frequencies(rotation: Rotation) -> None:
     x, shift = torch.randn(1, 8), torch.tensor([3])
     before = rotation.rotate_each(x, shift, 10)
@@ -52,6 +59,9 @@ def test_the_table_of_angles_follows_the_frequencies(rotation: Rotation) -> None
     after = rotation.rotate_each(x, shift, 10)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, rotation.rotate(x, 3))
+    rotation.module.inv_freq *= 2  # the same tensor, with other numbers
+    torch.testing.assert_close(rotation.rotate_each(x, shift, 10), rotation.rotate(x, 3))
+    assert not torch.equal(rotation.rotate_each(x, shift, 10), after)
 
 
 def test_a_layer_without_rotation_leaves_everything_as_it_is() -> None:
@@ -59,6 +69,7 @@ def test_a_layer_without_rotation_leaves_everything_as_it_is() -> None:
     still = Rotation(None)
     assert torch.equal(still.rotate(x, 5), x)
     assert torch.equal(still.rotate_each(x, torch.tensor([[1], [2]]), 5), x)
+    assert torch.equal(still.turn(still.pair(x), torch.tensor([[1], [2]]), 5), x)
 
 
 def test_what_no_candidate_explains_is_not_explained() -> None:

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt
-from invariant_rag.attention.varlen import fastest_kernel
-from invariant_rag.attention.varlen.kernels import difference
+from invariant_rag.attention.varlen import VarlenKernel, difference, fastest_kernel
+from invariant_rag.attention.varlen.cuda_kernels import CUDA_KERNELS
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
@@ -34,7 +34,19 @@ def shuffled(prompt: Prompt, chance: random.Random) -> Prompt:
 def test_the_kernel_that_is_chosen_agrees_with_matrix_products(device: torch.device, dtype: torch.dtype) -> None:
     kernel = fastest_kernel(device, dtype)
     assert not difference(kernel, device, dtype)
-    assert dtype not in HALF or kernel.name == "torch-varlen"
+    assert kernel.name in ({"torch-varlen", "flash-attention-3"} if dtype in HALF else {"aten-efficient"})
+
+
+@pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda each: each.name)
+@pytest.mark.parametrize("dtype", HALF)
+def test_every_installed_kernel_agrees_with_matrix_products(
+    kernel: VarlenKernel, dtype: torch.dtype, device: torch.device
+) -> None:
+    for size in (64, 128):
+        wrong = difference(kernel, device, dtype, size)
+        if wrong.startswith("ModuleNotFoundError"):
+            pytest.skip(wrong)
+        assert not wrong
 
 
 @pytest.mark.parametrize(("published", "method"), [("rotor_lexical", "rotor"), ("pine", "pine"), ("sbp", "set-based")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from invariant_rag.attention.varlen.backend import Varlen
-from invariant_rag.attention.varlen.kernels import Dense, Grouped, TorchVarlen, VarlenKernel, fastest_kernel
+from invariant_rag.attention.varlen.kernels import Dense, Grouped, VarlenKernel
+from invariant_rag.attention.varlen.selection import difference, fastest_kernel
 
-__all__ = ["Dense", "Grouped", "TorchVarlen", "Varlen", "VarlenKernel", "fastest_kernel"]
+__all__ = ["Dense", "Grouped", "Varlen", "VarlenKernel", "difference", "fastest_kernel"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +11,10 @@ from invariant_rag.arrangement import Arrangement, HidingArrangement, RowArrange
 from invariant_rag.attention.call import BatchCall
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.sdpa import SDPA
-from invariant_rag.attention.varlen.kernels import VarlenKernel, fastest_kernel
+from invariant_rag.attention.varlen.decoding import Decoding, make_decoding
+from invariant_rag.attention.varlen.kernels import VarlenKernel
 from invariant_rag.attention.varlen.plan import Plan, make_plan, make_ranked_plan
+from invariant_rag.attention.varlen.selection import fastest_kernel
 from invariant_rag.attention.varlen.windows import lay_windows
 from invariant_rag.methods.pine import RankedArrangement
 
@@ -23,8 +25,9 @@ _TOLD_BY_WINDOWS = (RowArrangement, HidingArrangement, WeightedArrangement)
 class Varlen(SDPA):
     """Compute whole batches with a kernel for packed queries of variable lengths.
 
-    RoToR is two calls per layer: one over the segments laid out twice, and one over the prefix. Layers with a narrow
-    sliding window or a soft cap, training, and what no window tells, are computed as `sdpa` does.
+    RoToR is two calls per layer: one over the segments laid out twice, and one over the prefix. PINE decodes with two
+    calls, the first of which ranks the segments. Layers with a narrow sliding window or a soft cap, training, and what
+    no window tells, are computed as `sdpa` does.
 
     Args:
         kernel: The kernel. None: the fastest that the device has.
@@ -43,35 +46,69 @@ class Varlen(SDPA):
         self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: dict[Any, Any]
     ) -> torch.Tensor | None:
         """Return `[B, Q, H, D]` for a whole batch; None for what is computed as `sdpa` does."""
-        num_queries, num_keys = call.queries.shape[2], call.keys.shape[2]
-        if not _can_window(call, num_keys):
+        if not _can_window(call):
             return None
-        key = (num_queries, num_keys, tuple(padding), call.queries.device)
-        if key not in plans:
-            if len(plans) >= _MOST_PLANS:
-                plans.clear()
-            plans[key] = _plan(arrangements, padding, call)
-        plan: Plan | None = plans[key]
-        if plan is None:
-            return None
-        kernel = self.kernel or fastest_kernel(call.queries.device, call.queries.dtype)
-        return plan.attend(kernel, call)
+        plan = _plan_of(arrangements, padding, call, plans)
+        queries = call.queries
+        kernel = self.kernel_for(queries.device, queries.dtype, queries.shape[-1])
+        return None if plan is None else plan.attend(kernel, call)
+
+    def kernel_for(self, device: torch.device, dtype: torch.dtype, head_size: int) -> VarlenKernel:
+        """Return the kernel that computes layers of this kind."""
+        return self.kernel or fastest_kernel(device, dtype, head_size)
+
+
+def _plan_of(
+    arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: dict[Any, Any]
+) -> Plan | Decoding | None:
+    """Return the plan of a batch; None where no window tells what a row sees. Plans are made once for all layers."""
+    num_queries, num_keys, device = call.queries.shape[2], call.keys.shape[2], call.queries.device
+    if num_queries == 1:
+        decoding: Decoding | None = _known(
+            plans, ("decoding", tuple(padding), device), lambda: _decoding(arrangements, padding, num_keys, device)
+        )
+        if decoding is not None:
+            return decoding
+    else:
+        call.scratch.clear()  # it may be another text with the same arrangement
+    key = (num_queries, num_keys, tuple(padding), device)
+    plan: Plan | None = _known(plans, key, lambda: _plan(arrangements, padding, call))
+    return plan
+
+
+def _known(plans: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """Return a plan, made where it is not known; those made first are forgotten first."""
+    if key not in plans:
+        while len(plans) >= _MOST_PLANS:
+            del plans[next(iter(plans))]
+        plans[key] = make()
+    return plans[key]
+
+
+def _ranked(arrangements: Sequence[Arrangement]) -> list[RankedArrangement]:
+    """Return arrangements that all rank segments, in the same direction; otherwise none."""
+    ranked = [each for each in arrangements if isinstance(each, RankedArrangement)]
+    return ranked if len(ranked) == len(arrangements) and len({each.reverse for each in ranked}) == 1 else []
+
+
+def _decoding(
+    arrangements: Sequence[Arrangement], padding: Sequence[int], num_keys: int, device: torch.device
+) -> Decoding | None:
+    ranked = _ranked(arrangements)
+    return make_decoding(ranked, padding, num_keys, device) if ranked else None
 
 
 def _plan(arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall) -> Plan | None:
-    """Return the plan of a batch; None where no window tells what a row sees."""
     num_queries, num_keys = call.queries.shape[2], call.keys.shape[2]
     rows = [each for each in arrangements if isinstance(each, RowArrangement) and type(each) in _TOLD_BY_WINDOWS]
     if len(rows) == len(arrangements):
         windows = lay_windows(rows, padding, num_queries, num_keys)
         return None if windows is None else make_plan(windows, len(rows) * num_queries, call.queries.device)
-    ranked = [each for each in arrangements if isinstance(each, RankedArrangement)]
-    if len(ranked) < len(arrangements) or len({each.reverse for each in ranked}) > 1 or num_queries == 1:
-        return None
-    return make_ranked_plan(ranked, padding, num_queries, num_keys, call.queries.device)
+    ranked = _ranked(arrangements)
+    return make_ranked_plan(ranked, padding, num_queries, num_keys, call.queries.device) if ranked else None
 
 
-def _can_window(call: BatchCall, num_keys: int) -> bool:
+def _can_window(call: BatchCall) -> bool:
     """Return whether kernels for packed queries compute a layer: plain softmax attention, rotary, no gradients."""
     tensors = (call.queries, call.keys, call.values)
     return (
@@ -79,6 +116,6 @@ def _can_window(call: BatchCall, num_keys: int) -> bool:
         and call.queries.shape[-1] == call.values.shape[-1]
         and call.softcap is None
         and call.dropout == 0.0
-        and (call.sliding_window is None or call.sliding_window >= num_keys)
+        and (call.sliding_window is None or call.sliding_window >= call.keys.shape[2])
         and not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -15,45 +14,60 @@ from invariant_rag.arrangement import Span
 from invariant_rag.attention.fused import attention_with_lse
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states
 
-_logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class PackedWindows:
     """Windows of packed queries, as kernels take them.
 
     Attributes:
-        lengths: For each window, how many queries it has; they cover all queries, in order.
-        keys: For each window, its keys.
+        query_starts: int32 `[W + 1]`: the first query of each window, and the end of the last. The windows cover all
+            queries, in order.
+        key_starts: int32 `[W + 1]`: the first key of each window, and the end of the last. Windows may overlap.
+        key_lengths: int32 `[W]`, no window empty.
+        max_queries: Queries of the longest window.
+        max_keys: Keys of the longest window.
         is_causal: Whether the last query of a window sees all of its keys, the one before all but the last, and so on.
-        query_starts: int32 `[W + 1]`: the first query of each window, and the end of the last.
-        key_starts: int32 `[W + 1]`: the first key of each window, and the end of the last.
-        key_lengths: int32 `[W]`.
     """
 
-    lengths: tuple[int, ...]
-    keys: tuple[Span, ...]
-    is_causal: bool
     query_starts: torch.Tensor
     key_starts: torch.Tensor
     key_lengths: torch.Tensor
+    max_queries: int
+    max_keys: int
+    is_causal: bool
 
     @classmethod
     def of(cls, lengths: Sequence[int], keys: Sequence[Span], is_causal: bool, device: torch.device) -> PackedWindows:
-        """Return windows with their tables on a device."""
+        """Return windows with their tables on a device.
+
+        Args:
+            lengths: Queries of each window.
+            keys: Keys of each window.
+            is_causal: Whether the windows are causal.
+            device: Where the tables are to be.
+        """
 
         def table(numbers: Sequence[int]) -> torch.Tensor:
             return torch.tensor(numbers, dtype=torch.int32, device=device)
 
-        starts = [span.start for span in keys]
         return cls(
-            tuple(lengths),
-            tuple(keys),
-            is_causal,
             table(list(accumulate(lengths, initial=0))),
-            table([*starts, keys[-1].stop]),
+            table([*(span.start for span in keys), keys[-1].stop]),
             table([len(span) for span in keys]),
+            max(lengths),
+            max(map(len, keys)),
+            is_causal,
         )
+
+    @cached_property
+    def spans(self) -> list[tuple[Span, Span]]:
+        """Queries and keys of each window, for kernels that are called window by window. The device is waited for."""
+        queries = self.query_starts.tolist()
+        keys = zip(self.key_starts.tolist(), self.key_lengths.tolist(), strict=False)
+        return [
+            (Span(first, stop), Span(start, start + length))
+            for first, stop, (start, length) in zip(queries, queries[1:], keys, strict=False)
+        ]
 
 
 class Attended(NamedTuple):
@@ -131,11 +145,9 @@ class Grouped:
         """Attend; see `VarlenKernel`."""
         by_head = [each.transpose(0, 1)[None] for each in (queries, keys, values)]
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        stop = 0
-        for length, span in zip(windows.lengths, windows.keys, strict=True):
-            stop += length
-            block = by_head[0][:, :, stop - length : stop]
-            own = span.stop - length if windows.is_causal else span.start
+        for rows, span in windows.spans:
+            block = by_head[0][:, :, rows.start : rows.stop]
+            own = span.stop - len(rows) if windows.is_causal else span.start
             states = [self._attend(block, by_head, Span(own, span.stop), windows.is_causal, scaling)]
             if own > span.start:
                 states.append(self._attend(block, by_head, Span(span.start, own), False, scaling))
@@ -147,71 +159,3 @@ class Grouped:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = (each[:, :, span.start : span.stop] for each in packed[1:])
         return attention_with_lse(queries, keys, values, scaling=scaling, is_causal=is_causal)
-
-
-class TorchVarlen:
-    """`torch.nn.attention.varlen`, FlashAttention within PyTorch 2.10 and newer: one call for all windows, on CUDA."""
-
-    name: ClassVar[str] = "torch-varlen"
-
-    def __call__(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
-    ) -> Attended:
-        """Attend; see `VarlenKernel`."""
-        from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
-        out, lse = varlen_attn(
-            queries,
-            keys,
-            values,
-            windows.query_starts,
-            windows.key_starts,
-            max(windows.lengths),
-            max(map(len, windows.keys)),
-            return_aux=AuxRequest(lse=True),
-            scale=scaling,
-            window_size=(-1, 0) if windows.is_causal else (-1, -1),
-            enable_gqa=queries.shape[1] != keys.shape[1],
-            seqused_k=windows.key_lengths,
-        )
-        return Attended(out, lse.transpose(0, 1))
-
-
-@cache
-def fastest_kernel(device: torch.device, dtype: torch.dtype) -> VarlenKernel:
-    """Return the fastest kernel that computes the right thing on a device with this PyTorch.
-
-    Each candidate is compared with `Dense` on overlapping windows before it is trusted.
-    """
-    candidates: tuple[VarlenKernel, ...] = (TorchVarlen(), Grouped()) if device.type == "cuda" else (Grouped(),)
-    for kernel in candidates:
-        wrong = difference(kernel, device, dtype)
-        if not wrong:
-            return kernel
-        _logger.warning(
-            "The kernel %r is not used on %s with %s: %s. The next one is slower; results agree up to rounding.",
-            kernel.name,
-            device,
-            dtype,
-            wrong,
-        )
-    return Dense()
-
-
-def difference(kernel: VarlenKernel, device: torch.device, dtype: torch.dtype) -> str:
-    """Return how a kernel differs from `Dense` on overlapping windows of grouped heads; empty if it does not."""
-    numbers = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(12, heads, 64, generator=numbers).to(device, dtype) for heads in (4, 2, 2))
-    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
-    spans = [Span(0, 7), Span(2, 12), Span(5, 12)]
-    for is_causal in (True, False):
-        windows = PackedWindows.of((4, 3, 5), spans, is_causal, device)
-        try:
-            found = kernel(queries, keys, values, windows, 0.125)
-        except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        expected = Dense()(queries, keys, values, windows, 0.125)
-        for got, right in zip(found, expected, strict=True):
-            if got.shape != right.shape or not torch.allclose(got.float(), right.float(), atol=tolerance):
-                return "its results are not those of matrix products"
-    return ""

@@ -10,6 +10,7 @@ import torch
 
 from invariant_rag.arrangement import Span, Weighting
 from invariant_rag.attention.call import BatchCall
+from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel
 from invariant_rag.attention.varlen.windows import Window
@@ -117,11 +118,18 @@ class Pass:
         if self.turn is not None:
             packed = self.turn.turned(packed, call.rotation)
         out, lse = attend_packed(kernel, packed, keys, values, self.windows, call.scaling, self.weights)
-        return merge_slots(self.in_slots(out), self.in_slots(lse, -torch.inf))
+        return Attended(*merge_stacked(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf)))
 
-    def in_slots(self, packed: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
-        """Return packed results by slot `[M, Q, H, ...]`, with a number where a query has none."""
-        return torch.cat((packed, torch.full_like(packed[:1], missing)))[self.slots]
+
+def in_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
+    """Return packed results by slot `[M, Q, H, ...]`, with a number where a query has none.
+
+    Args:
+        packed: The results `[T, H, ...]`.
+        slots: Which of them stands where `[M, Q]`; T where there is none.
+        missing: What stands there instead.
+    """
+    return torch.cat((packed, torch.full_like(packed[:1], missing)))[slots]
 
 
 def merge(one: Attended, other: Attended) -> Attended:
@@ -131,13 +139,11 @@ def merge(one: Attended, other: Attended) -> Attended:
     return Attended(out.to(one.out.dtype), lse)
 
 
-def merge_slots(outs: torch.Tensor, lses: torch.Tensor) -> Attended:
-    """Merge attention to disjoint keys in slots `[M, Q, H, D]` and `[M, Q, H]`."""
-    if outs.shape[0] == 1:
-        return Attended(outs[0], lses[0])
-    lse = lses.logsumexp(dim=0)
-    weights = (lses - lse).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
-    return Attended((outs * weights[..., None]).sum(dim=0).to(outs.dtype), lse)
+def merge_sinks(state: Attended, sinks: torch.Tensor | None) -> Attended:
+    """Let extra logits `[H]` that have no value take part in the softmax; None: there are none."""
+    if sinks is None:
+        return state
+    return merge(state, Attended(torch.zeros_like(state.out), sinks.to(state.lse).expand_as(state.lse)))
 
 
 def make_passes(slots: Sequence[Sequence[Window]], num_queries: int, device: torch.device) -> tuple[Pass, ...]:

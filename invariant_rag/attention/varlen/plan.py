@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from invariant_rag.attention.call import BatchCall
-from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel
-from invariant_rag.attention.varlen.passes import Pass, Turn, Weights, attend_packed, make_passes, merge
+from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel
+from invariant_rag.attention.varlen.passes import Pass, Turn, Weights, attend_packed, make_passes, merge, merge_sinks
 from invariant_rag.attention.varlen.ranking import Ranking, make_ranking
 from invariant_rag.attention.varlen.readers import lay_ranked_windows
 from invariant_rag.attention.varlen.windows import Windows
@@ -59,10 +59,8 @@ class Plan:
             unturned = keys if self.unturn is None else self.unturn.turned(keys, call.rotation)
             for ranking in self.rankings:
                 state = ranking.attend(kernel, call, (queries, keys, values), unturned, state)
-        if call.sinks is not None:
-            sinks = call.sinks.to(state.lse).expand_as(state.lse)
-            state = merge(state, Attended(torch.zeros_like(state.out), sinks))
-        return state.out.reshape(call.queries.shape[0], -1, *state.out.shape[1:])
+        out = merge_sinks(state, call.sinks).out
+        return out.reshape(call.queries.shape[0], -1, *out.shape[1:])
 
 
 def make_plan(windows: Windows, num_queries: int, device: torch.device) -> Plan:

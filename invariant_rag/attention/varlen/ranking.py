@@ -1,31 +1,28 @@
 """PINE for a batch: one call for the importance of all segments to all readers, and one for attention to them.
 
-The importance of segment j to a token t is the mean weight of its keys, without rotary positions (arXiv 2407.01100,
-section 3.3). It needs log-sum-exps only: with `L[t, j]` over the keys of j, it is
-`exp(L[t, j] - logsumexp_k L[t, k]) / len(j)`. Then the tokens attend to each segment in its place, turned by the shift
-that their head gives it.
+Importance needs log-sum-exps only. Then the readers attend to each segment in its place, turned by the shift that their
+head gives it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
 from invariant_rag.arrangement import Span
+from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.varlen.kernels import Attended, VarlenKernel
-from invariant_rag.attention.varlen.passes import Pass, Turn, make_passes, merge, merge_slots
+from invariant_rag.attention.varlen.passes import Pass, Turn, in_slots, make_passes, merge
+from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
 from invariant_rag.attention.varlen.readers import Readers
 from invariant_rag.attention.varlen.windows import Window
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import BatchCall
-
-_MOST_QUERIES = 1 << 16
-"""Queries in one call, unless a few copies of all queries are more."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +33,14 @@ class Ranking:
         readers: Which queries read `[R]`.
         passes: Calls in which all readers see all segments of their set, one segment a slot; together N slots.
         unturn: Turns the readers to position 0; None where they stand there.
-        lengths: Tokens of each segment `[N, R, 1]`; 0 where a set has fewer.
-        places: Index of each segment's first token in its prompt `[N, R, 1]`.
-        is_own: Where a reader is a token of the segment itself `[N, R, 1]`.
-        starts: Where a reader sees the first token of its set, relative to its own index `[R, 1]`.
-        members: Readers that are tokens of segments of the set `[M]`; they rank as whole segments.
-        counts: Tokens of these segments `[G]`.
-        groups: The segment of each member `[M]`.
-        reverse: Whether the most important segment is placed farthest.
+        ranks: What follows from the log-sum-exps.
         reach: No segment is shifted by more.
     """
 
     readers: torch.Tensor
     passes: tuple[Pass, ...]
     unturn: Turn | None
-    lengths: torch.Tensor
-    places: torch.Tensor
-    is_own: torch.Tensor
-    starts: torch.Tensor
-    members: torch.Tensor
-    counts: torch.Tensor
-    groups: torch.Tensor
-    reverse: bool
+    ranks: Ranks
     reach: int
 
     def attend(
@@ -71,7 +54,7 @@ class Ranking:
         """Return the state of all queries, with attention of the readers to their ranked segments merged into it."""
         queries, keys, values = tensors
         reading = queries[self.readers]
-        shifts = self._shifts(self._importance(kernel, call, reading, unturned_keys, values))
+        shifts = self.ranks.shifts(self._lses(kernel, call, reading, unturned_keys, values))
         read = Attended(state.out[self.readers], state.lse[self.readers])
         first = 0
         everything = torch.arange(-self.reach, self.reach + 1, device=reading.device)
@@ -80,14 +63,14 @@ class Ranking:
             packed = call.rotation.rotate_by_table(reading[each.queries], everything, turned_by + self.reach)
             out, lse = kernel(packed, keys, values, each.windows, call.scaling)
             stop = first + each.slots.shape[0]
-            lses = each.in_slots(lse, -torch.inf).masked_fill(self.is_own[first:stop], -torch.inf)
-            read = merge(read, merge_slots(each.in_slots(out), lses))
+            lses = in_slots(lse, each.slots, -torch.inf).masked_fill(self.ranks.is_own[first:stop], -torch.inf)
+            read = merge(read, Attended(*merge_stacked(in_slots(out, each.slots), lses)))
             first = stop
         return Attended(
             state.out.index_copy(0, self.readers, read.out), state.lse.index_copy(0, self.readers, read.lse)
         )
 
-    def _importance(
+    def _lses(
         self,
         kernel: VarlenKernel,
         call: BatchCall,
@@ -95,27 +78,13 @@ class Ranking:
         unturned_keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the importance of each segment to each reader `[N, R, H]`; that of its own segment is 0."""
+        """Return the log-sum-exps over the keys of each segment, without positions `[N, R, H]`."""
         unturned = reading if self.unturn is None else self.unturn.turned(reading, call.rotation)
         parts = []
         for each in self.passes:
             lse = kernel(unturned[each.queries], unturned_keys, values, each.windows, call.scaling).lse
-            parts.append(each.in_slots(lse, -torch.inf))
-        lses = torch.cat(parts).masked_fill(self.is_own, -torch.inf)
-        importance = (lses - lses.logsumexp(dim=0)).exp().nan_to_num(0.0) / self.lengths.clamp(min=1)
-        if len(self.members):
-            tokens = importance[:, self.members].transpose(0, 1)
-            segments = torch.segment_reduce(tokens.contiguous(), "sum", lengths=self.counts, axis=0, unsafe=True)
-            importance[:, self.members] = segments[self.groups].transpose(0, 1)
-        return importance
-
-    def _shifts(self, importance: torch.Tensor) -> torch.Tensor:
-        """Return by how much each reader sees each segment later than it lies `[N, R, H]`."""
-        rank = (-importance if self.reverse else importance).masked_fill(self.is_own, torch.inf)
-        far_to_near = torch.sort(rank, dim=0, stable=True).indices  # ties in physical order
-        lengths = self.lengths.expand_as(rank).gather(0, far_to_near)
-        starts = torch.empty_like(lengths).scatter_(0, far_to_near, lengths.cumsum(dim=0) - lengths)
-        return starts + self.starts - self.places
+            parts.append(in_slots(lse, each.slots, -torch.inf))
+        return torch.cat(parts)
 
 
 def make_ranking(readers: Sequence[Readers], reverse: bool, positions: Sequence[int], device: torch.device) -> Ranking:
@@ -133,31 +102,10 @@ def make_ranking(readers: Sequence[Readers], reverse: bool, positions: Sequence[
         for slot, span in zip(slots, each.segments, strict=False):
             slot.append(Window(Span(start, stop), Span(span.start + each.offset, span.stop + each.offset)))
     queries = [index for each in readers for index in range(each.queries.start, each.queries.stop)]
-    counts = [len(each.queries) for each in readers]
-
-    def per_reader(numbers: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return numbers of each stretch of readers `[R, n]`."""
-        return torch.tensor(numbers).repeat_interleave(torch.tensor(counts), dim=0).to(device)
-
-    def per_slot(numbers: Sequence[Sequence[int]], missing: int) -> torch.Tensor:
-        """Return numbers of the segments of each stretch of readers `[N, R, 1]`."""
-        padded = [[*some, *[missing] * (len(slots) - len(some))] for some in numbers]
-        return per_reader(padded).T[..., None]
-
-    pooled = [each.own is not None for each in readers]
     return Ranking(
         readers=torch.tensor(queries, device=device),
         passes=make_passes(slots, firsts[-1], device),
         unturn=Turn.of([-positions[index] for index in queries], device),
-        lengths=per_slot([list(map(len, each.segments)) for each in readers], 0),
-        places=per_slot([[span.start for span in each.segments] for each in readers], 0),
-        is_own=per_slot([[slot == each.own for slot in range(len(slots))] for each in readers], False),
-        starts=per_reader([[each.segments[0].start - each.own_shift] for each in readers]),
-        members=per_reader([[each] for each in pooled])[:, 0].nonzero()[:, 0],
-        counts=torch.tensor([count for count, whole in zip(counts, pooled, strict=True) if whole], device=device),
-        groups=torch.tensor(
-            [group for group, count in enumerate(compress(counts, pooled)) for _ in range(count)], device=device
-        ),
-        reverse=reverse,
+        ranks=make_ranks(readers, reverse, device),
         reach=2 * max(span.stop for each in readers for span in each.segments),
     )

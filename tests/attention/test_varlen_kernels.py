@@ -1,0 +1,222 @@
+"""Variable-length kernels: they agree, wrong ones are found out, and those for CUDA call what they call as documented.
+
+Where there is no GPU, a double stands for the function that a kernel calls. It does what the documentation of that
+function says, window by window, for the arguments that it was given.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from invariant_rag.arrangement import Span
+from invariant_rag.attention.varlen import Dense, Grouped, Varlen, VarlenKernel, difference, fastest_kernel
+from invariant_rag.attention.varlen.cuda_kernels import (
+    CUDA_KERNELS,
+    AtenEfficient,
+    AtenFlash,
+    FlashAttention3,
+    TorchVarlen,
+)
+from invariant_rag.attention.varlen.kernels import PackedWindows
+
+CPU = torch.device("cpu")
+Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def test_a_kernel_that_is_wrong_is_found_out() -> None:
+    class Wrong(Dense):
+        def __call__(self, queries: Any, keys: Any, values: Any, windows: PackedWindows, scaling: float) -> Any:
+            out, lse = super().__call__(queries, keys, values, windows, scaling)
+            return out, lse + 1
+
+    assert not difference(Dense(), CPU, torch.float32)
+    assert not difference(Grouped(), CPU, torch.bfloat16)
+    assert "not those" in difference(Wrong(), CPU, torch.float32)
+    assert fastest_kernel(CPU, torch.float32).name == "grouped"
+
+
+def test_kernels_agree_on_windows_that_overlap() -> None:
+    queries, keys = torch.randn(9, 4, 16), torch.randn(14, 2, 16)
+    for is_causal in (True, False):
+        windows = PackedWindows.of((4, 5), [Span(0, 9), Span(3, 14)], is_causal, CPU)
+        for found, expected in zip(
+            Grouped()(queries, keys, keys, windows, 0.3), Dense()(queries, keys, keys, windows, 0.3), strict=True
+        ):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_backend_says_which_kernel_it_takes() -> None:
+    assert Varlen().kernel_for(CPU, torch.float32, 64).name == "grouped"
+    assert Varlen(Dense()).kernel_for(CPU, torch.float32, 64).name == "dense"
+
+
+def _window_by_window(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: Tables, scale: float, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `[T, H, D]` and log-sum-exps `[H, T]` for starts of queries, starts of keys, and used lengths of keys."""
+    outs, lses = [], []
+    for table, more in zip(tables, (1, 1, 0), strict=True):
+        assert table.dtype == torch.int32
+        assert len(table) == len(tables[2]) + more
+    starts, key_starts, used = (each.tolist() for each in tables)
+    assert starts[-1] == len(queries)
+    for first, stop, start, length in zip(starts, starts[1:], key_starts, used, strict=False):
+        seen = slice(start, start + length)
+        groups = queries.shape[1] // keys.shape[1]
+        heads = [
+            (queries[first:stop, head] @ keys[seen, head // groups].T * scale, values[seen, head // groups])
+            for head in range(queries.shape[1])
+        ]
+        for scores, _ in heads if is_causal else ():
+            for query in range(stop - first):
+                scores[query, length - (stop - first) + query + 1 :] = -torch.inf
+        outs.append(torch.stack([scores.softmax(dim=-1) @ value for scores, value in heads], dim=1))
+        lses.append(torch.stack([scores.logsumexp(dim=-1) for scores, _ in heads]))
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def _varlen_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import varlen
+
+    def documented(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seq_q: torch.Tensor,
+        cu_seq_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        return_aux: Any = None,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+        seqused_k: torch.Tensor | None = None,
+    ) -> Any:
+        assert return_aux.lse
+        assert scale is not None
+        assert seqused_k is not None
+        assert enable_gqa or query.shape[1] == key.shape[1]
+        assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(seqused_k.max()))
+        tables = cu_seq_q, cu_seq_k, seqused_k
+        return _window_by_window(query, key, value, tables, scale, window_size == (-1, 0))
+
+    monkeypatch.setattr(varlen, "varlen_attn", documented)
+
+
+def _flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    def documented(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        seqused_q: torch.Tensor | None = None,
+        seqused_k: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        return_attn_probs: bool = False,
+    ) -> Any:
+        assert seqused_q is None
+        assert seqused_k is not None
+        assert softmax_scale is not None
+        assert (max_seqlen_q, max_seqlen_k) == (int(cu_seqlens_q.diff().max()), int(seqused_k.max()))
+        found = _window_by_window(q, k, v, (cu_seqlens_q, cu_seqlens_k, seqused_k), softmax_scale, causal)
+        return found if return_attn_probs else found[0]
+
+    module = ModuleType("flash_attn_interface")
+    vars(module)["flash_attn_varlen_func"] = documented
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+
+
+def _aten_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def documented(*given: Any, **more: Any) -> Any:
+        named = _named("_flash_attention_forward", given, more)
+        assert (named["dropout_p"], named["return_debug_mask"]) == (0.0, False)
+        tables = named["cum_seq_q"], named["cum_seq_k"], named["seqused_k"]
+        assert (named["max_q"], named["max_k"]) == (int(tables[0].diff().max()), int(tables[2].max()))
+        tensors = named["query"], named["key"], named["value"]
+        return *_window_by_window(*tensors, tables, named["scale"], named["is_causal"]), None, None, None
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", documented)
+
+
+def _aten_efficient(monkeypatch: pytest.MonkeyPatch) -> None:
+    def documented(*given: Any, **more: Any) -> Any:
+        named = _named("_efficient_attention_forward", given, more)
+        assert (named["dropout_p"], named["compute_log_sumexp"], named["bias"]) == (0.0, True, None)
+        tables = named["cu_seqlens_q"], named["cu_seqlens_k"], named["seqlen_k"]
+        longest = int(tables[0].diff().max())
+        assert (named["max_seqlen_q"], named["max_seqlen_k"]) == (longest, int(tables[2].max()))
+        (query,), (key,), (value,) = named["query"], named["key"], named["value"]
+        assert query.shape[1] == key.shape[1] == value.shape[1]
+        is_causal = {0: False, 2: True}[named["custom_mask_type"]]  # 2: to the bottom right
+        out, lse = _window_by_window(query, key, value, tables, named["scale"], is_causal)
+        padded = torch.full((len(tables[2]), query.shape[1], math.ceil(longest / 32) * 32), torch.inf)
+        for window, (first, stop) in enumerate(zip(tables[0].tolist(), tables[0].tolist()[1:], strict=False)):
+            padded[window, :, : stop - first] = lse[:, first:stop]
+        return out[None], padded, None, None, longest, int(tables[2].max())
+
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", documented)
+
+
+def _named(operator: str, given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by the names that they have in the schema of an operator of the installed PyTorch."""
+    schema = torch._C._get_schema(f"aten::{operator}", "")
+    names = [argument.name for argument in schema.arguments]
+    assert len(given) <= sum(not argument.kwarg_only for argument in schema.arguments)
+    assert set(more) <= set(names[len(given) :])
+    return {**dict.fromkeys(names), **dict(zip(names, given, strict=False)), **more}
+
+
+DOUBLES: list[tuple[VarlenKernel, Callable[[pytest.MonkeyPatch], None]]] = [
+    (TorchVarlen(), _varlen_attn),
+    (FlashAttention3(), _flash_attention_3),
+    (AtenFlash(), _aten_flash),
+    (AtenEfficient(), _aten_efficient),
+]
+
+
+def test_each_kernel_for_cuda_has_a_double() -> None:
+    assert [kernel.name for kernel, _ in DOUBLES] == [kernel.name for kernel in CUDA_KERNELS]
+
+
+@pytest.mark.parametrize(("kernel", "stand_in"), DOUBLES, ids=[kernel.name for kernel, _ in DOUBLES])
+def test_a_kernel_computes_all_windows_if_what_it_calls_does_what_its_documentation_says(
+    kernel: VarlenKernel, stand_in: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(kernel, TorchVarlen):
+        _varlen_or_skip()
+    assert difference(kernel, CPU, torch.float32), "this cannot be computed on a CPU"
+    stand_in(monkeypatch)
+    assert not difference(kernel, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("kernel", [TorchVarlen(), AtenFlash(), AtenEfficient()], ids=lambda each: each.name)
+def test_the_operators_of_the_installed_pytorch_take_the_arguments(kernel: VarlenKernel) -> None:
+    if isinstance(kernel, TorchVarlen):
+        _varlen_or_skip()
+    meta = torch.device("meta")
+    queries, keys = (
+        torch.empty(count, heads, 64, dtype=torch.bfloat16, device=meta) for count, heads in ((12, 4), (9, 2))
+    )
+    for is_causal in (True, False):
+        windows = PackedWindows.of((4, 8), [Span(0, 5), Span(0, 9)], is_causal, meta)
+        out, lse = kernel(queries, keys, keys, windows, 0.125)
+        assert (out.shape, out.dtype) == ((12, 4, 64), torch.bfloat16)
+        assert (lse.shape, lse.dtype) == ((12, 4), torch.float32)
+
+
+def _varlen_or_skip() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason=f"PyTorch {torch.__version__} has none")
+    if not hasattr(varlen, "AuxRequest"):
+        pytest.skip(f"in PyTorch {torch.__version__} it returns no log-sum-exps on request")
