@@ -418,9 +418,8 @@ import invariant_rag.cli.serve as command
 
 def ask(engine, settings, reranker, host, port):
     from invariant_rag.server.application import create_app
-    from invariant_rag.server.engines.building import build_reranker
     from invariant_rag.server.serving import in_thread, server_of
-    with in_thread(server_of(create_app(engine, settings, build_reranker(reranker)), settings, host, port)) as url:
+    with in_thread(server_of(create_app(engine, settings, reranker), settings, host, port)) as url:
         for stream in (False, True):
             print(httpx.post(url + {CHAT!r}, json={{**{body()!r}, "stream": stream}}).text)
 
