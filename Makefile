@@ -11,8 +11,8 @@ PYTHON ?= python3.11 python3.12 python3.13 python3 python
 # Where torch comes from, if not from your package index. The CPU-only build for Linux, without CUDA packages:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# Two processes of one thread each: the models of the tests are tiny. Tests of one group (a Ray cluster) share a process.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# Two processes of one thread each: the models of the tests are tiny.
+PYTEST_ARGS ?= -n 2
 # The question of `make demo`: the first one about the atlas, unless told.
 QUESTION ?= $(shell sed -n '1s/.*"question": *"\([^"]*\)".*/\1/p' cookbook/data/questions.jsonl 2>/dev/null)
 export QUESTION
@@ -47,7 +47,7 @@ LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-
 VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-clients test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
+.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-ray test-clients test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and L
 
 test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)
 	cd integrations/vllm && $(abspath $(VLLM_VENV))/bin/python -m pytest $(VLLM_PYTEST_ARGS)
+
+test-ray: $(VENV)/.test ## Run the tests of replicas and of audits on Ray, on clusters of this machine
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray_cluster
 
 # Their deprecations are not ours; only here is a warning no error.
 test-clients: $(VENV)/.test $(CLIENTS_VENV)/.clients ## Ask the server with openai, LangChain, LlamaIndex, Cohere and curl

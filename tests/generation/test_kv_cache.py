@@ -428,7 +428,7 @@ def test_a_wrong_argument_is_named(arguments: tuple[Any, ...], keywords: dict[st
 @pytest.mark.parametrize("folder", ["file/below", "null\x00character"])
 def test_a_folder_that_cannot_be_made_is_named(folder: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnusableFile, match=folder[:4]):
+    with pytest.raises((UnusableFile, InvalidChoice), match=r"file|null"):
         KeyValueCache(folder=tmp_path / folder)
 
 

@@ -119,11 +119,13 @@ def test_traffic_tells_how_often_order_would_have_changed_the_answer(sampled: ht
 
     asked(documents=FLAGS[:1])  # no order
     asked(documents=FLAGS, temperature=1.0)  # no answer to compare with
-    for rounds in range(1, 9):
+    rounds = 0
+    while rounds < 60 and not (rounds >= 8 and metric("flipped_total", "plain")):  # one order in four flips the answer
+        rounds += 1
         asked(documents=FLAGS)
         while metric("checked_total", "served") < rounds:
             time.sleep(0.01)
-    assert metric("checked_total", "plain") == 8
+    assert metric("checked_total", "plain") == rounds
     assert metric("flipped_total", "served") == 0
-    assert 0 < metric("flipped_total", "plain") <= 8
-    assert metric("flip_rate", "plain") == metric("flipped_total", "plain") / 8
+    assert 0 < metric("flipped_total", "plain") <= rounds
+    assert metric("flip_rate", "plain") == metric("flipped_total", "plain") / rounds
