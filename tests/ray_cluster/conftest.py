@@ -1,4 +1,5 @@
 """The benchmark files and the tiny model of the tests of evaluation."""
 
-from tests.evaluation.conftest import files as files
-from tests.evaluation.conftest import lm as lm
+from tests.evaluation.conftest import files, lm
+
+__all__ = ["files", "lm"]
