@@ -7,7 +7,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from invariant_rag.errors import UnusableFile
 
@@ -48,20 +48,28 @@ _KINDS = {
 }
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
     """Parse JSON.
+
+    Args:
+        text: The JSON.
+        finite: Whether NaN and Infinity, which Python writes and JSON does not know, are refused.
 
     Raises:
         ValueError: It is none, is nested more than `MAX_DEPTH` deep, or holds a number with thousands of digits.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_constant=_refuse_constant if finite else None)
     except RecursionError:
         raise ValueError(f"expected JSON nested at most {MAX_DEPTH} deep, got far more") from None
     brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
     if sum(map(text.count, brackets)) > MAX_DEPTH:  # type: ignore[arg-type]
         _check_depth(document)
     return document
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"expected JSON, which has no {name}")
 
 
 def _check_depth(document: Any) -> None:

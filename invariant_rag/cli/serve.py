@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from invariant_rag.checks import check_real
 from invariant_rag.cli import options, scale
 from invariant_rag.cli.console import handle_errors, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
@@ -75,12 +77,12 @@ def serve(
     ] = None,
     votes: Annotated[int, typer.Option(min=2, help="Orders that the method vote asks about, with --upstream.")] = 5,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get 429.")] = 64,
-    max_body_mb: Annotated[float, typer.Option(help="Longest body; longer ones get 413.")] = 4.0,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Longest body; longer ones get 413.")] = 4.0,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest prompt; longer ones get 413.", show_default="the context window")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens that a request may ask for.")] = 4096,
-    timeout: Annotated[float, typer.Option(help="Seconds for an answer; then 504.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer; then 504.")] = 300.0,
     allow_method: Annotated[
         list[str] | None, typer.Option(help="A method that requests may choose. Repeatable.", show_default="all")
     ] = None,
@@ -117,14 +119,14 @@ def serve(
     with handle_errors():
         check_packages()
         from invariant_rag.server.engines.building import EngineConfig
-        from invariant_rag.server.serving import configure_logging
+        from invariant_rag.server.serving import configure_logging, reserve
 
         allowed = {"methods": allow_method, "orderings": allow_ordering}
         settings = _settings(
             read_keys(keys),
             {name: frozenset(values) for name, values in allowed.items() if values},
             max_requests=max_requests,
-            max_body_bytes=int(max_body_mb * (1 << 20)),
+            max_body_bytes=int(check_real("--max-body-mb", max_body_mb) * (1 << 20)),
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
             timeout=timeout,
@@ -149,12 +151,13 @@ def serve(
         )
         wanted = scale.scale_of(replicas, max_replicas, replica_gpus, ray=ray)
         with ExitStack() as stack:
+            reserved = stack.enter_context(reserve(host, port))
             with progress_bar("Loading model"):
                 if upstream is None:
                     disable_transformers_bars()
                 engine, relevance = stack.enter_context(scale.started(config, settings, wanted, reranker))
             configure_logging()
-            _run(engine, settings, relevance, host, port)
+            _run(engine, settings, relevance, reserved)
 
 
 def check_packages() -> None:
@@ -174,10 +177,12 @@ def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> S
     return Settings(keys=keys, default_new_tokens=min(256, limits["max_new_tokens"]), **allowed, **limits)
 
 
-def _run(engine: Engine, settings: Settings, reranker: Reranker, host: str, port: int) -> None:
+def _run(engine: Engine, settings: Settings, reranker: Reranker, reserved: socket.socket) -> None:
     from invariant_rag.server.application import create_app
     from invariant_rag.server.serving import server_of
 
+    host, port = reserved.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     server = server_of(create_app(engine, settings, reranker), settings, host, port)
-    print_text(f"{engine.name} at http://{host}:{port}/v1; the order lab, a page to try it, at http://{host}:{port}/")
-    server.run()
+    print_text(f"{engine.name} at {address}/v1; the order lab, a page to try it, at {address}/")
+    server.run(sockets=[reserved])

@@ -124,7 +124,7 @@ class ToolCalling:
         # Calls in our own format, which the template does not describe, are none of the response template's.
         return parses_calls(self._tokenizer) and (self.form.calls is not None or not self.forced)
 
-    def prompt(self, messages: Sequence[Message], query: str | None = None, **template_kwargs: Any) -> Prompt:
+    def prompt(self, messages: Sequence[Message], query: str | None = None, /, **template_kwargs: Any) -> Prompt:
         """Render a conversation that offers the tools; none of them with `tool_choice="none"`.
 
         Args:

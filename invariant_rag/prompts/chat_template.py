@@ -155,8 +155,7 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     template = templates if isinstance(templates, str) else "\n".join(templates.values())
     if unknown := sorted(name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)):
         raise InvalidPrompt(
-            f"expected variables of the chat template of {tokenizer.name_or_path!r}, got {', '.join(unknown)}, which "
-            "do not occur in it",
+            f"expected variables of the chat template, got {', '.join(unknown)}, which do not occur in it",
             hint="Leave them away: they would change nothing.",
         )
     return dict(given)

@@ -31,8 +31,9 @@ def segment_of(document: Document | str) -> Segment:
     if isinstance(document.data, Mapping):
         title = document.data.get("title")
         shown = document.title or (None if title is None else str(title))
-        return Segment(_fields(document.data), title=shown, metadata=metadata)
-    return Segment(document.text or document.data or "", title=document.title, metadata=metadata)
+        return Segment(_fields(document.data), title=shown, metadata=metadata, score=document.score)
+    text = document.text or document.data or ""
+    return Segment(text, title=document.title, metadata=metadata, score=document.score)
 
 
 def set_of(part: SetPart) -> SegmentSet:

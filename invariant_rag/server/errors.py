@@ -88,7 +88,7 @@ class ClientLeft(Refusal):
 class UpstreamFailed(Refusal):
     """The engine behind this server refused a request, or cannot be reached."""
 
-    hint = "The message says what it answered."
+    hint = "Try again; if that does not help, its logs say more than it answered."
 
 
 class ReplicaLost(Refusal):
@@ -185,8 +185,10 @@ def invalid_request(error: RequestValidationError) -> InvalidRequest:
     problems = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     found: dict[str, str] = {}
     for each in problems:
-        if each["loc"][-1] not in _KINDS or len(problems) == 1:
+        if each["loc"][-1] not in _KINDS:
             found.setdefault(_path(each["loc"]), _expected(each))
+    if not found:
+        found[_path(problems[0]["loc"])] = _expected(problems[0])
     listed = [f"{path}: {message}" if path else message for path, message in list(found.items())[:10]]
     more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
     return InvalidRequest("; ".join(listed) + more, param=next(iter(found), "") or None)

@@ -14,10 +14,14 @@ def read_keys(path: Path | None) -> dict[str, str]:
     """Return the tenant of each key: from a file, and from the environment.
 
     Raises:
-        InvalidChoice: A line is no tenant and key, or a key has two tenants.
+        InvalidChoice: The file cannot be read, a line is no tenant and key, or a key has two tenants.
     """
     keys = {key: "default"} if (key := os.environ.get(KEY_VARIABLE, "").strip()) else {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines() if path else (), 1):
+    try:
+        lines = path.read_text("utf-8").splitlines() if path else []
+    except (OSError, ValueError) as error:
+        raise InvalidChoice(f"cannot read {path}: {error}", hint="It has a line `TENANT KEY` for each key.") from error
+    for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue

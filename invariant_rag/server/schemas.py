@@ -28,8 +28,10 @@ class Document(Request):
     text: str | None = None
     data: str | dict[str, str | int | float | bool | None] | None = None
     """A text, or fields; `title` is the title, and the others are shown by name, unless there is one."""
+    score: Real | None = None
+    """What a retriever gave it, for the ordering `score`."""
     metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    """Other fields, which the model never sees."""
+    """Other fields, which the model never sees; `id` among them is the id of a document that has no other."""
 
     @model_validator(mode="after")
     def _has_text(self) -> Self:
@@ -259,4 +261,6 @@ class TokenizeRequest(Request):
     def _has_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("expected either prompt or messages")
+        if self.prompt is not None and (self.documents or self.tools or self.chat_template_kwargs):
+            raise ValueError("expected documents, tools and chat_template_kwargs with messages only")
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import sys
 import time
 import traceback
@@ -19,7 +20,7 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from invariant_rag.errors import UnusableFile
+from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.server.settings import Settings
 
 _SPARE_CONNECTIONS = 256
@@ -93,13 +94,35 @@ class JsonLines(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Write the logs of the server and of uvicorn to stderr, as lines of JSON."""
+    """Write the logs of the server and of uvicorn, and warnings, to stderr, as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in ("invariant_rag.server", "uvicorn"):
+    logging.captureWarnings(capture=True)
+    for name in ("invariant_rag.server", "uvicorn", "py.warnings"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket at an address, before the time that loading a model takes. The port 0 is any that is free.
+
+    Clients are told that nobody is there until a server listens at it.
+
+    Raises:
+        InvalidChoice: Nobody can listen there.
+    """
+    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, port))
+    except OSError as error:
+        reserved.close()
+        raise InvalidChoice(
+            f"cannot listen at {host}:{port}: {error.strerror}",
+            hint="Choose another --port, or an address of this machine as --host.",
+        ) from error
+    return reserved
 
 
 def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn.Server:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from invariant_rag.api_models import STRATEGIES
+from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Relevance
@@ -58,6 +59,9 @@ class Settings:
         for name in ("max_body_bytes", "max_requests", "max_new_tokens", "default_new_tokens", "max_choices"):
             if getattr(self, name) < 1:
                 raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("timeout", "body_timeout"):
+            if check_real(name, getattr(self, name)) <= 0:
+                raise InvalidChoice(f"{name}: expected more than 0 seconds, got {getattr(self, name)}")
         if not 0 <= self.check_order <= 1:
             raise InvalidChoice(f"check_order: expected a share from 0 to 1, got {self.check_order}")
         _check_allowed("method", self.methods, STRATEGIES | METHODS.keys())

@@ -49,7 +49,7 @@ def test_documents_are_ranked_as_the_ordering_ranks_them(path: str, sampled: htt
 
 
 def test_only_the_best_documents_come_back_with_their_texts_if_wanted(sampled: httpx.Client) -> None:
-    body = {"model": "rerank-v3.5", "query": QUESTION, "documents": [{"text": text} for text in FLAGS], "top_n": 2}
+    body = {"model": "monot5", "query": QUESTION, "documents": [{"text": text} for text in FLAGS], "top_n": 2}
     plain, with_texts = (
         sampled.post("/v1/rerank", json=body | more).json() for more in ({}, {"return_documents": True})
     )

@@ -416,10 +416,10 @@ for name in ("torch", "transformers", "sentence_transformers", "faiss"):
 import httpx
 import invariant_rag.cli.serve as command
 
-def ask(engine, settings, reranker, host, port):
+def ask(engine, settings, reranker, reserved):
     from invariant_rag.server.application import create_app
     from invariant_rag.server.serving import in_thread, server_of
-    with in_thread(server_of(create_app(engine, settings, reranker), settings, host, port)) as url:
+    with in_thread(server_of(create_app(engine, settings, reranker), settings, "127.0.0.1", 0)) as url:
         for stream in (False, True):
             print(httpx.post(url + {CHAT!r}, json={{**{body()!r}, "stream": stream}}).text)
 

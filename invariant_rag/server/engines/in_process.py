@@ -27,6 +27,9 @@ class InProcess(ModelEngine):
         caches: A cache of keys and values for each tenant. None for all: nothing is kept.
         together: The most requests to decode as one batch.
         max_prompt_tokens: A longer prompt is refused.
+
+    Raises:
+        UnsupportedCombination: There are caches, and the keys of this model cannot be reused.
     """
 
     def __init__(
@@ -41,6 +44,8 @@ class InProcess(ModelEngine):
         super().__init__(lm, name, together=together, max_prompt_tokens=max_prompt_tokens)
         self.batcher = MicroBatcher()
         self.caches = dict(caches or {})
+        for tenant in [*self.caches][:1]:
+            self.for_tenant(lm, Choices(tenant))
 
     def check_ready(self) -> None:
         """Do nothing: a model in this process is ready."""
@@ -49,8 +54,9 @@ class InProcess(ModelEngine):
         """Do nothing: there is nothing to end."""
 
     def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
-        """Return a model with the cache of the tenant."""
-        return lm.with_cache(self.caches.get(choices.tenant) if choices.keep else None)
+        """Return a model with the cache of the tenant; without one if its method reads no document for itself."""
+        keep = choices.keep and not lm.method.reads_ahead
+        return lm.with_cache(self.caches.get(choices.tenant) if keep else None)
 
     def generate(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> Generation:
         """Generate, in a batch with others that wait; see `ModelEngine`."""

@@ -13,6 +13,7 @@ import httpx
 
 from invariant_rag.errors import ContextOverflow, InvalidChoice
 from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused
+from invariant_rag.server.json_text import encode
 
 _logger = logging.getLogger("invariant_rag.server")
 
@@ -20,6 +21,7 @@ _ATTEMPTS = 3
 _FIRST_PAUSE = 0.25
 _CONNECT_SECONDS = 10.0
 _CHECK_SECONDS = 5.0
+_JSON = {"content-type": "application/json"}
 _TRY_AGAIN = frozenset({502, 503})
 _REFUSED = frozenset({400, 413, 422})
 """Statuses that say what is wrong with a request. Others are about the gateway, whose key may be wrong."""
@@ -118,10 +120,11 @@ class OpenAIAPI:
 
     async def _open(self, verb: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
         """Return a response whose body is not read yet. Nothing was answered before: it can be asked for again."""
+        content = None if body is None else encode(body).encode()
         pause = _FIRST_PAUSE
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                request = self._client.build_request(verb, path, json=body)
+                request = self._client.build_request(verb, path, content=content, headers=_JSON)
                 response = await self._client.send(request, stream=True)
             except httpx.TimeoutException as error:
                 raise _too_late(error) from error

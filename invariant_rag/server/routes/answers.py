@@ -14,14 +14,14 @@ from starlette.responses import Response
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.server.conversation import chat_call, completion_calls, tokenize_call
 from invariant_rag.server.engines.base import Call, Emit, Reply
-from invariant_rag.server.json_text import JsonReply
+from invariant_rag.server.json_text import JsonReply, JsonRoute
 from invariant_rag.server.order_sampling import compare_orders
 from invariant_rag.server.replies import ChatReplies, TextReplies
 from invariant_rag.server.running import Running, as_events
 from invariant_rag.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from invariant_rag.server.state import State, state_of
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 Piece: TypeAlias = tuple[int, AnswerDelta]
 
 

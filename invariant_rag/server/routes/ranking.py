@@ -12,16 +12,17 @@ from invariant_rag.segments import plain_rendering
 from invariant_rag.server.conversation import choices_of
 from invariant_rag.server.documents import segment_of
 from invariant_rag.server.engines.base import JudgeCall, Reranker
-from invariant_rag.server.errors import InvalidRequest
-from invariant_rag.server.json_text import JsonReply
+from invariant_rag.server.errors import InvalidRequest, UnknownModel
+from invariant_rag.server.json_text import JsonReply, JsonRoute
 from invariant_rag.server.running import Running
 from invariant_rag.server.schemas import JudgeRequest, RerankRequest
 from invariant_rag.server.state import state_of
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.judge import Verdict
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _EXPLANATION_TOKENS = 128
 
 
@@ -39,6 +40,8 @@ async def rerank_v2(request: Request, body: Annotated[RerankRequest, Body()]) ->
 
 async def _rerank(request: Request, body: RerankRequest, api_version: str) -> Response:
     state = state_of(request)
+    if body.model not in (None, state.reranker.name):
+        raise UnknownModel(f"expected the reranker {state.reranker.name!r}, got {shown(body.model)}", param="model")
     state.note(request, body)
     running: Running[None, list[dict[str, Any]]] = state.run(lambda _put, _gone: rerank(state.reranker, body))
     return JsonReply(
@@ -71,6 +74,8 @@ async def judge(request: Request, body: Annotated[JudgeRequest, Body()]) -> Resp
     state = state_of(request)
     state.check_model(body.model)
     state.note(request, body)
+    if body.invariant.check_order:
+        raise InvalidRequest("expected no check_order: a verdict is that of every order", param="invariant.check_order")
     if body.max_tokens is not None and not body.explain:
         raise InvalidRequest("expected max_tokens only with explain", param="max_tokens")
     most = min(body.max_tokens or _EXPLANATION_TOKENS, state.settings.max_new_tokens)
