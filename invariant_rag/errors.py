@@ -54,6 +54,12 @@ class TokenWarning(InvariantRAGError, UserWarning):
     )
 
 
+class NoiseWarning(InvariantRAGError, UserWarning):
+    """Answers of a system change by themselves, so that nothing can be said of the order."""
+
+    hint = "Remove the randomness of the system (temperature 0, a fixed seed), or audit it with more questions."
+
+
 class CacheWarning(InvariantRAGError, UserWarning):
     """A key-value cache is not used, since what the model computes now may differ from what is stored."""
 

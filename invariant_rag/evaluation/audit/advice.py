@@ -187,14 +187,13 @@ def _why_leave(system: RemedyMeasures, effects: Effects, questions: int) -> str:
     if not effects.order.is_real:
         return _why_no_effect(system, effects, questions)
     if effects.order_is_fixed:
-        return (
-            "Leave it: your retriever lists by score, so that users get one order, and no remedy is surely more "
-            "accurate. Keep that order."
-        )
+        known = "today" in system.measures
+        unsure = "no remedy is surely more accurate" if known else "without gold answers, no remedy's gain is known"
+        return f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order."
     steadier = [each for each in effects.remedies if each.is_steadier]
-    unsure = [each for each in steadier if not each.is_loss]
-    if unsure:
-        return _why_not_steadier(min(unsure, key=lambda each: each.calls), "today" in system.measures, questions)
+    possible = [each for each in steadier if not each.is_loss]
+    if possible:
+        return _why_not_steadier(min(possible, key=lambda each: each.calls), "today" in system.measures, questions)
     if steadier:
         return "Leave it: what stops flips gives fewer right answers than you get today. Keep your retriever's order."
     return "Leave it: the order matters, and no remedy that was tried is surely better than what you get today."

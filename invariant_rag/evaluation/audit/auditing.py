@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from invariant_rag.checks import MOST_CALLS, check_flag, check_items, check_number, check_real, require_extra
-from invariant_rag.errors import AuditFailed, InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
 from invariant_rag.evaluation.audit.call_plan import Call
@@ -20,6 +20,7 @@ from invariant_rag.evaluation.audit.folder import AuditFolder
 from invariant_rag.evaluation.audit.measures import measure
 from invariant_rag.evaluation.audit.patience import Patience
 from invariant_rag.evaluation.audit.preparing import CallEstimate, Preparation, Questions, prepare
+from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, most_frequent, package_versions
 from invariant_rag.evaluation.audit.runner import CallLog, FailedCall, hopeless, make_calls, make_calls_with_ray
 from invariant_rag.evaluation.audit.scoring import AnswerParser, Label, Metric, numbers_of, outcomes_of
@@ -27,6 +28,7 @@ from invariant_rag.evaluation.audit.segment_use import SegmentUseCheck
 from invariant_rag.evaluation.audit.systems import ToInput, as_system
 from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.shown import shown
 
 METRICS: dict[str, Metric] = {
     "best_subspan_em": best_subspan_em,
@@ -169,6 +171,8 @@ def audit(
         identities=folder.identities,
         **generation,
     )
+    if metric == "best_subspan_em":
+        _check_answers(prepared.questions)
     store = folder.open_store(fresh)
     caller = _Caller(prepared, store, workers, actors, Patience(retries, timeout))
     reused = _reused(prepared, store)
@@ -225,6 +229,17 @@ def _reused(prepared: Preparation, store: AnswerStore) -> Reused:
     used = [store.answers[call.key] for call in prepared.calls if call.key in store.answers]
     dates = sorted(each.date for each in used if each.date)
     return Reused(len(used), dates[0][:10] if dates else "", len(store.answers) - len(used))
+
+
+def _check_answers(questions: Sequence[Question]) -> None:
+    """Raise for a gold answer of which nothing is left to compare without case, punctuation and articles."""
+    for question in questions:
+        for answer in question.answers:
+            if not normalise_answer(answer):
+                raise InvalidQuestion(
+                    f"question {question.id!r}: expected gold answers with words, got {shown(answer)}: all hold it",
+                    hint="Leave it away, or choose the metric exact_match.",
+                )
 
 
 @dataclass(frozen=True)
