@@ -237,9 +237,9 @@ def test_another_method_is_asked_and_shown_without_a_ring(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("canonical", "reads them one after another too, in one order that is made from their contents."),
+        ("canonical", "also reads one document after another, in one order that is made from their contents."),
         ("vote", "asks about several orders that are made from their contents, and keeps the most frequent answer."),
-        ("sequential", "reads them one after another too."),
+        ("sequential", "also reads one document after another."),
     ],
 )
 def test_a_gateway_is_said_to_do_what_its_method_does(method: str, words: str, open_lab: Opener) -> None:
@@ -250,9 +250,9 @@ def test_a_gateway_is_said_to_do_what_its_method_does(method: str, words: str, o
 
 
 def test_the_method_that_is_chosen_is_the_one_that_is_named(lab: Lab) -> None:
-    expect(lab.lead).to_contain_text("; rotor reads them as a set.")
+    expect(lab.lead).to_contain_text("; rotor reads the documents as a set.")
     lab.page.get_by_role("combobox", name="Method").select_option("isolated")
-    expect(lab.lead).to_contain_text("; isolated reads them as a set.")
+    expect(lab.lead).to_contain_text("; isolated reads the documents as a set.")
     lab.try_orders()
     expect(lab.page.get_by_role("article", name="isolated", exact=True)).to_be_visible()
     expect(lab.page.locator("[data-reading=invariant]")).to_contain_text("isolated: flipped 0 %")
@@ -266,10 +266,10 @@ def test_the_status_is_one_short_line_however_long_the_answers_are(open_lab: Ope
         lab.page.get_by_label("Confidence, from logprobs").uncheck()
         lab.ask()
         start = ("All the wool. " * 64)[:59] + "…"
-        expect(lab.status).to_have_text(f"Plain: “{start}”; canonical: “{start}”.")
+        expect(lab.status).to_have_text(f"Plain: “{start}”; canonical: “{start}”")
         lab.try_orders()
         expect(lab.status).to_have_text(
-            "Plain: flipped in 0 of 5 other orders; canonical: flipped in 0 of 5 other orders."
+            "Plain: flipped in 0 of 5 other orders; canonical: flipped in 0 of 5 other orders"
         )
 
 
@@ -513,7 +513,7 @@ SNAPSHOTS = {
       - combobox "Method"
       - checkbox "Ask again after every move" [checked]
       - checkbox "Confidence, from logprobs" [checked]
-      - status: "Plain: “striped wool”; rotor: “striped wool”."
+      - status: "Plain: “striped wool”; rotor: “striped wool”"
     """,
     "Orders asked": """
       - table:

@@ -31,7 +31,7 @@ export function chips(names, most = MOST_CHIPS) {
   const shown = names.slice(0, most);
   const rest = names.length - shown.length;
   const title = rest ? names.join(" ") : null;
-  const more = rest ? [`… and ${rest} more`] : [];
+  const more = rest ? [`… and ${rest} more `] : [];
   return element("span", { class: "chips", title }, ...shown.flatMap((each) => [chip(each), " "]), ...more);
 }
 

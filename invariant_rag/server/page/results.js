@@ -95,14 +95,14 @@ export function showHistory(content, history, names, current, restore) {
   );
 }
 
-/** Return what came of some readings in a sentence: how often they flipped, or else their answers, cut short. */
+/** Return what came of some readings in a line: how often they flipped, or else their answers, cut short. */
 export function summary(history, readings, names) {
   const found = readings.map((reading) => {
     const { others, flipped } = flips(history, reading);
     const answer = () => `“${cut(visible(firstAnswer(history, reading).text))}”`;
     return `${names[reading]}: ${others ? `flipped in ${flipped} of ${others} other orders` : answer()}`;
   });
-  return `${found.join("; ")}.`;
+  return found.join("; ");
 }
 
 function cut(text) {
