@@ -39,6 +39,7 @@ class Description:
 
     name: str
     context_window: int | None
+    method: str
     methods: frozenset[str]
 
 
@@ -96,7 +97,8 @@ class Replica:
 
     async def describe(self) -> Description:
         """Return what others have to know of the engine."""
-        return Description(self._engine.name, self._engine.context_window, self._engine.methods)
+        engine = self._engine
+        return Description(engine.name, engine.context_window, engine.method, engine.methods)
 
     async def _run(self, work: Callable[[], T]) -> T | Failed:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _caught, work)

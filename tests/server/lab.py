@@ -30,8 +30,17 @@ class Lab:
         return " ".join(each.get_attribute("data-name") or "" for each in self.page.locator("#documents > li").all())
 
     @property
+    def lead(self) -> Locator:
+        return self.page.locator(".lead")
+
+    @property
     def question(self) -> Locator:
         return self.page.get_by_role("textbox", name="Question")
+
+    @property
+    def status(self) -> Locator:
+        """The line that says what came of it."""
+        return self.page.locator("#status")
 
     @property
     def rows(self) -> Locator:
@@ -62,12 +71,12 @@ class Lab:
         expect(self.rows).to_have_count(6)
         expect(self.page.locator("#stop")).to_be_hidden()
 
-    def paste(self, *documents: str) -> None:
-        """Put documents in the place of those that are there."""
+    def paste(self, *documents: str, line: str = "---") -> None:
+        """Put documents in the place of those that are there; in the form, `line` stands between two."""
         self.press("Remove all")
         if not self.page.get_by_label("Paste documents").is_visible():
             self.page.get_by_text("Add documents", exact=True).click()
-        self.page.get_by_label("Paste documents").fill("\n---\n".join(documents))
+        self.page.get_by_label("Paste documents").fill(f"\n{line}\n".join(documents))
         self.press("Add these")
         expect(self.page.locator("#documents > li")).to_have_count(len(documents))
 

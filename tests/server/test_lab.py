@@ -19,9 +19,11 @@ from playwright.sync_api import Browser, expect, sync_playwright
 import invariant_rag.server
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.server import InProcess, Settings
+from invariant_rag.server.engines.upstream import Upstream
 from tests.browsers import CHROMIUM, needs_chromium
 from tests.server.conftest import serving
 from tests.server.lab import CONTRASTS, Lab
+from tests.server.scripted import Answer, completion, scripted_api
 
 pytestmark = needs_chromium
 Opener = Callable[..., Lab]
@@ -226,10 +228,79 @@ def test_the_ring_is_what_the_server_reports(lab: Lab) -> None:
 
 
 def test_another_method_is_asked_and_shown_without_a_ring(lab: Lab) -> None:
-    lab.page.get_by_label("Invariant method").select_option("isolated")
+    lab.page.get_by_role("combobox", name="Method").select_option("isolated")
     lab.try_orders()
     expect(lab.page.locator("#ring")).to_contain_text("Method isolated, ordering ")
     expect(lab.page.get_by_role("img")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("canonical", "also reads one document after another, in one order that is made from their contents."),
+        ("vote", "asks about several orders that are made from their contents, and keeps the most frequent answer."),
+        ("sequential", "also reads one document after another."),
+    ],
+)
+def test_a_gateway_is_said_to_do_what_its_method_does(method: str, words: str, open_lab: Opener) -> None:
+    with serving(Upstream("http://127.0.0.1:9/v1", "far", method=method)) as url:
+        lab = open_lab(url)
+        expect(lab.lead).to_contain_text(f"reads your list from top to bottom; {method} {words}")
+        expect(lab.page.get_by_role("article", name=method, exact=True)).to_be_visible()
+
+
+def test_the_method_that_is_chosen_is_the_one_that_is_named(lab: Lab) -> None:
+    expect(lab.lead).to_contain_text("; rotor reads the documents as a set.")
+    lab.page.get_by_role("combobox", name="Method").select_option("isolated")
+    expect(lab.lead).to_contain_text("; isolated reads the documents as a set.")
+    lab.try_orders()
+    expect(lab.page.get_by_role("article", name="isolated", exact=True)).to_be_visible()
+    expect(lab.page.locator("[data-reading=invariant]")).to_contain_text("isolated: flipped 0 %")
+    expect(lab.page.get_by_role("columnheader", name="isolated", exact=True)).to_be_visible()
+
+
+def test_the_status_is_one_short_line_however_long_the_answers_are(open_lab: Opener) -> None:
+    with scripted_api() as api, serving(Upstream(api.url, "far")) as url:
+        api.plan(Answer(body=completion("All the\nwool. " * 64)))
+        lab = open_lab(url)
+        lab.page.get_by_label("Confidence, from logprobs").uncheck()
+        lab.ask()
+        start = ("All the wool. " * 64)[:59] + "…"
+        expect(lab.status).to_have_text(f"Plain: “{start}”; canonical: “{start}”")
+        lab.try_orders()
+        expect(lab.status).to_have_text(
+            "Plain: flipped in 0 of 5 other orders; canonical: flipped in 0 of 5 other orders"
+        )
+
+
+@pytest.mark.parametrize("change", ["question", "method", "documents", "order"])
+def test_the_status_goes_with_what_it_was_about(change: str, lab: Lab) -> None:
+    lab.page.get_by_label("Ask again after every move").uncheck()
+    lab.ask()
+    expect(lab.status).to_contain_text("striped wool")
+    if change == "question":
+        lab.question.press_sequentially("?")
+    elif change == "method":
+        lab.page.get_by_role("combobox", name="Method").select_option("isolated")
+    elif change == "documents":
+        lab.page.get_by_role("button", name=re.compile("^Remove F, ")).click()
+    else:
+        lab.page.get_by_role("button", name=re.compile("^Move A, .* down$")).click()
+    expect(lab.status).to_be_empty()
+
+
+def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(lab: Lab) -> None:
+    lab.paste(*(f"Mill {number} grinds barley." for number in range(30)), line="--- \t")
+    lab.ask()
+    row = lab.page.locator("#invariant .chips").first
+    read = (row.get_attribute("title") or "").split()
+    assert sorted(read) == sorted(lab.order.split())
+    expect(row).to_have_text(" ".join(read[:12]) + " … and 18 more")
+    expect(lab.page.locator("#history .chips")).to_contain_text("… and 18 more")
+    ring = lab.page.locator("#ring")
+    expect(ring).to_contain_text("and the ring is drawn for up to 24; here are 30.")
+    ring.get_by_text("All 30, from far to near").click()
+    expect(ring.locator("details .chips")).to_have_text(" ".join(read))
 
 
 def test_another_question_begins_another_history(lab: Lab) -> None:
@@ -260,7 +331,7 @@ def test_the_copied_command_gets_the_same_answer(open_lab: Opener, base_url: str
     lab.paste(*HOSTILE)
     lab.ask()
     lab.page.locator("#plain").get_by_role("button", name="Copy as curl").click()
-    expect(lab.page.locator("#status")).to_have_text("The command is copied.")
+    expect(lab.status).to_have_text("The command is copied.")
     command = lab.page.evaluate("navigator.clipboard.readText()")
     assert command.replace("\n", "").isprintable()
     run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
@@ -316,7 +387,7 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded: InvariantMo
         expect(lab.page.locator("#model")).to_have_text("Model: small")
         lab.ask()
         lab.page.locator("#plain").get_by_role("button", name="Copy as curl").click()
-        expect(lab.page.locator("#status")).to_have_text("The command is copied.")
+        expect(lab.status).to_have_text("The command is copied.")
         command = lab.page.evaluate("navigator.clipboard.readText()")
         assert '"Authorization: Bearer $INVARIANT_RAG_API_KEY"' in command
         assert "right-key" not in command + lab.page.content()
@@ -370,16 +441,15 @@ def test_what_runs_is_stopped_by_hand_and_when_the_question_changes(embedded: In
     engine = Halting(embedded)
     with serving(engine) as url:
         lab = open_lab(url)
-        status = lab.page.locator("#status")
         engine.halt.clear()
         lab.press("Ask")
         lab.press("Stop")
-        expect(status).to_have_text("Stopped.")
+        expect(lab.status).to_have_text("Stopped.")
         expect(lab.page.locator("#stop")).to_be_hidden()
         lab.press("Try 5 random orders")
         lab.question.fill("What does Kellstead export?")
         engine.halt.set()
-        expect(status).to_have_text("Stopped: what is asked has changed.")
+        expect(lab.status).to_have_text("Stopped: what is asked has changed.")
         expect(lab.page.locator("#history")).to_be_hidden()
         lab.ask()
         expect(lab.rows).to_have_count(1)
@@ -404,7 +474,7 @@ def test_a_screen_reader_finds_names_and_roles(lab: Lab) -> None:
     lab.ask()
     for region, snapshot in SNAPSHOTS.items():
         expect(lab.page.get_by_role("region", name=region)).to_match_aria_snapshot(snapshot)
-    for name in ("Plain", "Invariant"):
+    for name in ("Plain", "rotor"):
         expect(lab.page.get_by_role("article", name=name)).to_contain_text("Confidence")
     expect(lab.page.get_by_role("heading", level=1, name="Order lab")).to_be_visible()
     controls = lab.page.get_by_role("main").locator("button:visible, input:visible, select:visible")
@@ -440,15 +510,15 @@ SNAPSHOTS = {
       - textbox "Question"
       - button "Ask"
       - button "Try 5 random orders"
-      - combobox "Invariant method"
+      - combobox "Method"
       - checkbox "Ask again after every move" [checked]
       - checkbox "Confidence, from logprobs" [checked]
-      - status: /Plain. .+ Invariant. .+/
+      - status: "Plain: “striped wool”; rotor: “striped wool”"
     """,
     "Orders asked": """
       - table:
         - rowgroup:
-          - row "Order Plain Invariant"
+          - row "Order Plain rotor"
         - rowgroup:
           - row:
             - rowheader:

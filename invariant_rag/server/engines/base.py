@@ -183,6 +183,10 @@ class Engine(Protocol):
         """How many requests are answered at a time."""
 
     @property
+    def method(self) -> str:
+        """The method of requests that choose none."""
+
+    @property
     def methods(self) -> frozenset[str]:
         """What requests may choose by `invariant.method`, where the settings allow it."""
 

@@ -62,6 +62,11 @@ class ModelEngine(ABC):
         return self.lm.context_window
 
     @property
+    def method(self) -> str:
+        """The method of requests that choose none."""
+        return self.lm.method.name
+
+    @property
     def methods(self) -> frozenset[str]:
         """What requests may choose."""
         return frozenset(METHODS)

@@ -55,7 +55,7 @@ class RayEngine:
         description: Description = self._start(lambda: self._ask("describe")).result()
         self.name = description.name
         self.context_window = description.context_window
-        self.methods = description.methods
+        self.method, self.methods = description.method, description.methods
 
     def check_ready(self) -> None:
         """Check that a replica is up.

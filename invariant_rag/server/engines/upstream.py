@@ -108,7 +108,7 @@ class Upstream:
         if votes < 2:
             raise InvalidChoice(f"votes: expected at least 2, got {votes}")
         self.together = together
-        self._method, self._votes = method, votes
+        self.method, self._votes = method, votes
         self._ordering = _DEFAULT_ORDERING[method] if ordering is None else resolve_ordering(ordering).name
         if method in STRATEGIES:
             content_ordering(self._ordering)
@@ -194,8 +194,8 @@ class Upstream:
 
     def _order(self, choices: Choices) -> tuple[str, str]:
         """Return method and ordering. Another method than the server's brings its own ordering."""
-        method = choices.method or self._method
-        default = self._ordering if method == self._method else _DEFAULT_ORDERING[method]
+        method = choices.method or self.method
+        default = self._ordering if method == self.method else _DEFAULT_ORDERING[method]
         return method, choices.ordering or default
 
     def _requests(self, call: Call, method: str, ordering: str) -> list[PlainRequest]:

@@ -175,7 +175,7 @@ export class DocumentList {
 
 /** Return the documents of a text: between lines `---`, or else between empty lines. */
 export function documentsOf(text) {
-  const parts = /^---$/m.test(text) ? text.split(/^---$/m) : text.split(/\n[^\S\n]*\n/);
+  const parts = /^---[^\S\n]*$/m.test(text) ? text.split(/^---[^\S\n]*$/m) : text.split(/\n[^\S\n]*\n/);
   return parts.map((part) => part.trim()).filter(Boolean).map(documentOf);
 }
 

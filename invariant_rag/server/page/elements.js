@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = 8;
+const MOST_CHIPS = 12;
 
 /** Return an element with attributes and children; texts become text nodes. An attribute that is null is left out. */
 export function element(name, attributes = {}, ...children) {
@@ -25,9 +26,13 @@ export function chip(name) {
   return element("span", { class: `chip ${colour(name)}` }, name);
 }
 
-/** Return the marks of documents in a row, which a screen reader reads as a list of letters. */
-export function chips(names) {
-  return element("span", { class: "chips" }, ...names.flatMap((each) => [chip(each), " "]));
+/** Return the marks of documents in a row, which a screen reader reads as a list of letters; of many, the first ones. */
+export function chips(names, most = MOST_CHIPS) {
+  const shown = names.slice(0, most);
+  const rest = names.length - shown.length;
+  const title = rest ? names.join(" ") : null;
+  const more = rest ? [`… and ${rest} more `] : [];
+  return element("span", { class: "chips", title }, ...shown.flatMap((each) => [chip(each), " "]), ...more);
 }
 
 /** Return the class of a document's colour. */

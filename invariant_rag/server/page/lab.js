@@ -3,8 +3,9 @@
 import { ask, bodyOf, curl, Failure, getExample, getModel, storedKey, storeKey } from "./api.js";
 import { documentOfFile, DocumentList, documentsOf } from "./documents.js";
 import { element, visible } from "./elements.js";
-import { firstAnswer, flips, otherOrders, seeded } from "./orders.js";
-import { READINGS, showAnswer, showHistory } from "./results.js";
+import { wordsOf } from "./methods.js";
+import { firstAnswer, otherOrders, seeded } from "./orders.js";
+import { READINGS, showAnswer, showHistory, summary } from "./results.js";
 import { showRing } from "./ring.js";
 
 const ORDERS_TO_TRY = 5;
@@ -29,11 +30,11 @@ const documents = new DocumentList(
   at("documents"),
   () => {
     at("no-documents").hidden = documents.order.length > 0;
-    show();
+    showAnew();
   },
   (sentence) => {
     at("moves").textContent = sentence;
-    show();
+    showAnew();
     clearTimeout(waiting);
     if (at("follow").checked && historyNow().length && !entryOf(documents.order)) {
       waiting = setTimeout(() => askOrders([documents.order]), PATIENCE);
@@ -42,6 +43,8 @@ const documents = new DocumentList(
 );
 
 const question = () => at("question").value.trim();
+const method = () => at("method").value || model?.invariant.method;
+const names = () => ({ plain: "Plain", invariant: method() ?? "Server's method" });
 const plainIsAllowed = () =>
   model.invariant.methods.includes(PLAIN.method) && model.invariant.orderings.includes(PLAIN.ordering);
 const readings = () => ({
@@ -67,14 +70,16 @@ function entryOf(order) {
 function show(failed = null) {
   const known = historyNow();
   const entry = failed ?? entryOf(documents.order);
-  for (const reading of Object.keys(READINGS)) {
+  for (const reading of READINGS) {
     showAnswer(reading, contentOf(reading), entry?.[reading], firstAnswer(known, reading), copyCommand);
   }
+  at("invariant-heading").textContent = names().invariant;
+  if (model) at("reading").replaceChildren(element("strong", {}, method()), ` ${wordsOf(method())}`);
   if (model && !plainIsAllowed()) {
     contentOf("plain").replaceChildren(element("p", { class: "note" }, REFUSED));
   }
   at("history").hidden = !known.length;
-  showHistory(contentOf("history"), known, String(entry?.order), restore);
+  showHistory(contentOf("history"), known, names(), String(entry?.order), restore);
   const reports = known.flatMap(({ invariant }) => invariant?.report ?? []);
   const report = entry?.invariant?.report ?? reports[0];
   at("ring").hidden = !report?.order.length;
@@ -82,6 +87,12 @@ function show(failed = null) {
     const same = reports.every((each) => String(each.order) === String(report.order));
     showRing(contentOf("ring"), report, same);
   }
+}
+
+/** Show what is known after something has changed; what was said last was about something else. */
+function showAnew() {
+  say("");
+  show();
 }
 
 function restore(order) {
@@ -106,7 +117,7 @@ async function askOrders(orders) {
     for (const [index, order] of orders.entries()) {
       say(orders.length > 1 ? `Asking: order ${index + 1} of ${orders.length} …` : "Asking …");
       const entry = { order, ...(await answersOf(asked(order), signal)) };
-      const answers = Object.keys(READINGS).map((reading) => entry[reading]);
+      const answers = READINGS.map((reading) => entry[reading]);
       const failed = answers.some((answer) => answer?.failure);
       if (answers.some((answer) => answer?.text !== undefined)) record(entry);
       if (subject !== subjectNow()) {
@@ -120,7 +131,7 @@ async function askOrders(orders) {
         return;
       }
     }
-    say(summary());
+    say(summary(history, Object.keys(readings()), names()));
   } catch (error) {
     if (!signal.aborted) throw error;
   } finally {
@@ -161,16 +172,6 @@ async function answersOf(asked, signal) {
     }
   }
   return answers;
-}
-
-function summary() {
-  const parts = Object.keys(readings()).map((reading) => {
-    const { others, flipped } = flips(history, reading);
-    return others
-      ? `${READINGS[reading]}: flipped in ${flipped} of ${others} other orders.`
-      : `${READINGS[reading]}: ${visible(firstAnswer(history, reading).text)}`;
-  });
-  return parts.join(" ");
 }
 
 async function copyCommand(body) {
@@ -264,7 +265,7 @@ at("stop").addEventListener("click", () => {
   running.abort();
   say("Stopped.");
 });
-for (const id of ["question", "method"]) at(id).addEventListener("input", () => show());
+for (const id of ["question", "method"]) at(id).addEventListener("input", showAnew);
 at("paste-form").addEventListener("submit", (event) => {
   event.preventDefault();
   documents.add(documentsOf(at("pasted").value));

@@ -3,7 +3,8 @@
 import { button, chips, element, visible } from "./elements.js";
 import { firstAnswer, flips, isFlipped } from "./orders.js";
 
-export const READINGS = { plain: "Plain", invariant: "Invariant" };
+export const READINGS = ["plain", "invariant"];
+const MOST_CHARACTERS = 60; // of an answer in the summary
 
 /**
  * Show an answer in its card.
@@ -69,11 +70,12 @@ function figure(name, value, ...more) {
  *
  * @param content Where.
  * @param history Entries `{order, plain, invariant}`, the first order first.
+ * @param names What each reading is called.
  * @param current The order that is shown, as a string.
  * @param restore Called with an order that is to be listed again.
  */
-export function showHistory(content, history, current, restore) {
-  const firsts = Object.keys(READINGS).map((reading) => [reading, firstAnswer(history, reading)]);
+export function showHistory(content, history, names, current, restore) {
+  const firsts = READINGS.map((reading) => [reading, firstAnswer(history, reading)]);
   const rows = history.map((entry, number) =>
     element(
       "tr",
@@ -82,9 +84,9 @@ export function showHistory(content, history, current, restore) {
       ...firsts.map(([reading, first]) => cell(entry[reading], first)),
     ),
   );
-  const head = ["Order", ...Object.values(READINGS)].map((name) => element("th", { scope: "col" }, name));
+  const head = ["Order", ...READINGS.map((reading) => names[reading])].map((name) => element("th", { scope: "col" }, name));
   content.replaceChildren(
-    element("div", { class: "rates" }, ...Object.keys(READINGS).map((reading) => rate(history, reading))),
+    element("div", { class: "rates" }, ...READINGS.map((reading) => rate(history, reading, names[reading]))),
     element(
       "div",
       { class: "scrolled", tabindex: "0", role: "region", "aria-label": "Table of orders" },
@@ -93,11 +95,26 @@ export function showHistory(content, history, current, restore) {
   );
 }
 
-function rate(history, reading) {
+/** Return what came of some readings in a line: how often they flipped, or else their answers, cut short. */
+export function summary(history, readings, names) {
+  const found = readings.map((reading) => {
+    const { others, flipped } = flips(history, reading);
+    const answer = () => `“${cut(visible(firstAnswer(history, reading).text))}”`;
+    return `${names[reading]}: ${others ? `flipped in ${flipped} of ${others} other orders` : answer()}`;
+  });
+  return found.join("; ");
+}
+
+function cut(text) {
+  const characters = [...text.trim().replace(/\s+/g, " ")];
+  return characters.length > MOST_CHARACTERS ? `${characters.slice(0, MOST_CHARACTERS - 1).join("")}…` : characters.join("");
+}
+
+function rate(history, reading, name) {
   const { others, flipped } = flips(history, reading);
   const share = element("strong", { class: flipped ? "some" : null }, `${Math.round((100 * flipped) / others)} %`);
   const found = others ? ["flipped ", share, ` in ${flipped} of ${others} other orders`] : ["no other order asked yet"];
-  return element("p", { class: "rate", "data-reading": reading }, `${READINGS[reading]}: `, ...found);
+  return element("p", { class: "rate", "data-reading": reading }, `${name}: `, ...found);
 }
 
 function orderButton(order, number, restore) {

@@ -13,7 +13,7 @@ export function showRing(content, report, same) {
     : element("p", { class: "note" }, "Not every order that you asked was read like this.");
   if (method !== "rotor" || order.length < 2) {
     const row = ["Method ", element("b", {}, method), `, ordering ${ordering}, from far to near: `, chips(order)];
-    content.replaceChildren(element("p", {}, ...row), agreement);
+    content.replaceChildren(element("p", {}, ...row), ...whole(order), agreement);
     return;
   }
   const picture = order.length <= MOST_DRAWN ? [ring(order)] : [];
@@ -26,8 +26,24 @@ export function showRing(content, report, same) {
       "itself last; the question sees them all.",
     ),
     element("div", { class: "picture" }, ...picture, ...table),
+    ...limits(order.length),
+    ...whole(order),
     agreement,
   );
+}
+
+/** Say what is not drawn, and why. */
+function limits(count) {
+  if (count <= MOST_ROWS) return [];
+  const rowsOnly = `What each document sees is listed for up to ${MOST_ROWS} documents`;
+  const words = count <= MOST_DRAWN ? rowsOnly : `${rowsOnly}, and the ring is drawn for up to ${MOST_DRAWN}`;
+  return [element("p", { class: "note" }, `${words}; here are ${count}.`)];
+}
+
+/** Return the whole order, to be opened, where a row of chips leaves some out. */
+function whole(order) {
+  if (order.length <= MOST_ROWS) return [];
+  return [element("details", {}, element("summary", {}, `All ${order.length}, from far to near`), chips(order, Infinity))];
 }
 
 function ring(order) {

@@ -71,5 +71,9 @@ def _card(request: Request) -> dict[str, Any]:
         "created": state.started,
         "owned_by": "invariant-rag",
         "max_model_len": state.engine.context_window,
-        "invariant": {"methods": sorted(state.settings.methods), "orderings": sorted(state.settings.orderings)},
+        "invariant": {
+            "method": state.engine.method,
+            "methods": sorted(state.settings.methods),
+            "orderings": sorted(state.settings.orderings),
+        },
     }
