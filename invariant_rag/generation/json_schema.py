@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import ExtraRequired, IncompleteObject, InvalidObject, InvalidSchema
 from invariant_rag.files import parse_json
+from invariant_rag.generation.schema_validation import LITERALS, validate_value
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ _PATTERNS = {
 }
 
 _OPTIONAL_GROUP = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\)\?")
-_LITERAL = ("enum", "const", "default", "examples", "required")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
@@ -110,21 +110,12 @@ def parse_object(text: str, schema: Any) -> Any:
     Raises:
         IncompleteObject: The text is no JSON: it was cut off.
         InvalidObject: It does not satisfy the schema, or a validator of the class rejects it.
+        InvalidSchema: The schema is none, refers to what is elsewhere, or takes too long.
         ExtraRequired: jsonschema is not installed, and there is no class that validates.
     """
     value = check_complete(text)
     if isinstance(schema, str | Mapping):
-        try:
-            from jsonschema import SchemaError, ValidationError, validate
-            from referencing.exceptions import Unresolvable
-        except ImportError as error:
-            raise ExtraRequired("jsonschema", "structured") from error
-        try:
-            validate(value, json.loads(schema) if isinstance(schema, str) else schema)
-        except ValidationError as error:
-            raise InvalidObject(f"expected JSON of the schema, got {text!r}: {error.message}") from error
-        except (SchemaError, Unresolvable) as error:
-            raise InvalidSchema(f"expected a JSON schema, got one that is none: {error}") from error
+        validate_value(value, parse_json(schema) if isinstance(schema, str) else schema)
         return value
     from pydantic import ValidationError as RejectedByClass
 
@@ -142,7 +133,7 @@ def check_complete(text: str) -> Any:
     """
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise IncompleteObject(f"expected a complete JSON text, got {text!r}: {error}") from error
 
 
@@ -172,7 +163,7 @@ def _with_patterns(node: Any) -> Any:
         if name in _NAMED and isinstance(value, dict):
             replaced[name] = {key: _with_patterns(each) for key, each in value.items()}
         else:
-            replaced[name] = value if name in _LITERAL else _with_patterns(value)
+            replaced[name] = value if name in LITERALS else _with_patterns(value)
     if isinstance(node.get("pattern"), str):
         replaced["pattern"] = _for_xgrammar(node["pattern"])
     pattern = _PATTERNS.get(str(node.get("format")))

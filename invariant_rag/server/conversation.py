@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from invariant_rag.generation.schema_validation import check_json_schema
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
 from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.server.documents import segment_of, set_of
 from invariant_rag.server.engines.base import Call, Choices, Sampling
 from invariant_rag.server.errors import InvalidRequest
-from invariant_rag.server.schema_limits import check_schema
+from invariant_rag.server.schema_limits import check_schema, check_tools
 from invariant_rag.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -41,8 +42,7 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
     """
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
-    for tool in request.tools:
-        check_schema(tool)
+    check_tools(request.tools)
     turns, question, warnings = conversation(request.messages, request.documents)
     choice = request.tool_choice
     return Call(
@@ -184,6 +184,7 @@ def _schema(request: ChatRequest) -> Mapping[str, Any] | None:
         return None
     schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
     check_schema(schema)
+    check_json_schema(schema)
     return schema
 
 

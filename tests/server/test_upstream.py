@@ -324,6 +324,9 @@ def test_promises_that_the_api_breaks_are_errors(api: ScriptedAPI, http: httpx.C
         api.plan(Answer(body=completion(content)))
         response = http.post(CHAT, json=body(response_format=form))
         assert (response.status_code, error_in(response)["code"]) == (422, code)
+    form["json_schema"] = {"name": "far", "schema": {"$ref": "https://example.org/schema.json"}}
+    response = http.post(CHAT, json=body(response_format=form))
+    assert (response.status_code, error_in(response)["code"]) == (400, "invalid_schema")
     api.plan(Answer(body=completion()))
     assert "log-probabilities" in error_in(http.post(CHAT, json=body(logprobs=True)))["message"]
     api.plan(Answer(body=completion(tool_calls=[{"id": "1", "function": {"name": "a", "arguments": "{"}}])))

@@ -21,7 +21,7 @@ from invariant_rag.generation.streaming import (
     stream_until_stop_string,
     trim_at_stop_string,
 )
-from invariant_rag.generation.structured import check_complete, constrain
+from invariant_rag.generation.structured import constrain, parse_object
 from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
@@ -213,7 +213,7 @@ class _Request:
     def _deltas(self, texts: Iterable[str], labels: Labels) -> Iterator[AnswerDelta]:
         """Yield the pieces of an answer, up to the first stop string, with the caller's numbers of documents."""
         if self._call.schema is not None:
-            yield from map(AnswerDelta, translate_stream(_checked(texts), labels))
+            yield from map(AnswerDelta, translate_stream(_checked(texts, self._call.schema), labels))
             return
         if self._stops_model:
             texts = stream_until_stop_string(texts, self._stops_model)
@@ -245,14 +245,15 @@ class _Request:
         ]
 
 
-def _checked(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts that are one JSON object when joined.
+def _checked(texts: Iterable[str], schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield texts that are JSON of a schema when joined.
 
     Raises:
-        IncompleteObject: They are not.
+        IncompleteObject: They are no JSON.
+        InvalidObject: They do not follow the schema, in what no grammar expresses.
     """
     whole = []
     for text in texts:
         whole.append(text)
         yield text
-    check_complete("".join(whole))
+    parse_object("".join(whole), schema)
