@@ -99,9 +99,9 @@ def check_stops(stops: Any) -> list[str]:
     Raises:
         InvalidOption: They are no collection of texts.
     """
-    if stops is None or isinstance(stops, str):
-        return [] if stops is None else [stops]
-    return check_items("stop", stops, str, error=InvalidOption)
+    if stops is None:
+        return []
+    return [stops] if isinstance(stops, str) else check_items("stop", stops, str, error=InvalidOption)
 
 
 def check_tools(tools: Any) -> list[Any]:
@@ -110,9 +110,11 @@ def check_tools(tools: Any) -> list[Any]:
     Raises:
         InvalidTool: They are no collection.
     """
-    if not is_iterable(() if tools is None else tools) or isinstance(tools, str | bytes):
+    if tools is None:
+        return []
+    if not is_iterable(tools) or isinstance(tools, str | bytes):
         raise InvalidTool(f"tools: expected a list of tools, got {shown(tools)}")
-    return list(tools or ())
+    return list(tools)
 
 
 def check_kind(
@@ -189,12 +191,9 @@ def check_path(name: str, value: Any, *, error: type[InvariantRAGError] = Invali
         Path(value).stat()
     except (OSError, ValueError) as reason:  # too long, or with a null character or half of a surrogate pair
         if not isinstance(reason, OSError) or reason.errno == errno.ENAMETOOLONG:
-            raise error(f"{name}: {shown(str(value))} is no path of a file: {_why(reason)}") from reason
+            why = reason.strerror if isinstance(reason, OSError) else reason
+            raise error(f"{name}: {shown(str(value))} is no path of a file: {why}") from reason
     return Path(value)
-
-
-def _why(error: OSError | ValueError) -> str:
-    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def is_iterable(value: Any) -> bool:
