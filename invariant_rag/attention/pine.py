@@ -6,6 +6,7 @@ per segment, so keys are never copied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from invariant_rag.methods.pine import RankedArrangement
 
 _QUERY_BLOCK = 128  # queries per call, to limit the memory of float32 scores against all keys of a set
-_CPU_QUERY_BLOCK = 128  # the same on a CPU, over the heads that share keys, so that the scores fit into its cache
+_CPU_SCORES = 1 << 19  # scores per call on a CPU, whose cache they fit into
 
 
 @dataclass(frozen=True)
@@ -140,24 +141,37 @@ def _segment_view(arrangement: RankedArrangement, call: AttentionCall, number: i
     return RankedView(segment, [(Span(0, first), -own_shift)], [(number, shifts)], own)
 
 
+@torch.no_grad()  # ranks have no gradient
 def _importance_to(layout: Layout, call: AttentionCall, number: int, own: int) -> torch.Tensor:
     """Return the importance of each segment of a set to one of them `[H, 1, N]`; the entry of itself is undefined."""
     spans = layout.set_spans[number]
     segment, first = spans[own], spans[0].start
-    total = call.queries.new_zeros(call.queries.shape[0], 1, spans[-1].stop - first, dtype=torch.float32)
-    if len(segment) == total.shape[-1]:
-        return _Spans.of(layout, call, number).means(total)  # the other segments are empty
-    groups, on_cpu = call.num_key_value_groups, total.device.type == "cpu"
-    heads_per_call = groups if on_cpu else total.shape[0]
-    block = max(8, _CPU_QUERY_BLOCK // groups) if on_cpu else _QUERY_BLOCK
-    for start in range(segment.start, segment.stop, block):
-        queries = Span(start, min(start + block, segment.stop))
-        for head in range(0, total.shape[0], heads_per_call):
-            heads = slice(head, head + heads_per_call)
-            scores = _unrotated_scores(layout, call, queries, number, heads)
-            scores[..., segment.start - first : segment.stop - first] = float("-inf")
-            total[heads] += torch.softmax(scores, dim=-1).sum(dim=1, keepdim=True)
-    return _Spans.of(layout, call, number).means(total)
+    keys = _unrotated_keys(layout, call)[:, first : spans[-1].stop]
+    queries = _unrotated_queries(call, segment).unflatten(0, (len(keys), -1))
+    key_heads, groups, count, _ = queries.shape
+    total = keys.new_zeros(key_heads, groups, keys.shape[1])
+    if count == keys.shape[1]:
+        return _Spans.of(layout, call, number).means(total.flatten(0, 1)[:, None])  # the other segments are empty
+    heads, block = key_heads, _QUERY_BLOCK
+    if keys.device.type == "cpu":
+        heads, block = 1, _cpu_block(count, groups * keys.shape[1])
+    buffer = keys.new_empty(heads * groups * min(block, count) * keys.shape[1])
+    for start in range(0, count, block):
+        for head in range(0, key_heads, heads):
+            reading = queries[head : head + heads, :, start : start + block]
+            shape = (heads, groups, reading.shape[2], keys.shape[1])
+            weights = buffer[: math.prod(shape)].view(heads, -1, keys.shape[1])
+            torch.bmm(reading.flatten(1, 2), keys[head : head + heads].transpose(1, 2), out=weights)
+            weights[..., segment.start - first : segment.stop - first] = float("-inf")
+            torch.softmax(weights, dim=-1, out=weights)
+            total[head : head + heads] += weights.view(shape).sum(dim=2)
+    return _Spans.of(layout, call, number).means(total.flatten(0, 1)[:, None])
+
+
+def _cpu_block(count: int, scores: int) -> int:
+    """Return how many of `count` queries to take at a time, as evenly as possible, with so many scores each."""
+    most = max(8, _CPU_SCORES // scores)
+    return math.ceil(count / math.ceil(count / most))
 
 
 def _unrotated_keys(layout: Layout, call: AttentionCall) -> torch.Tensor:
@@ -170,19 +184,18 @@ def _unrotated_keys(layout: Layout, call: AttentionCall) -> torch.Tensor:
     return keys
 
 
-def _unrotated_scores(
-    layout: Layout, call: AttentionCall, queries: Span, number: int, heads: slice = slice(None)
-) -> torch.Tensor:
-    """Return scaled scores `[H, Q, T]` of queries against every token of a set, without rotary positions, in float32.
+def _unrotated_queries(call: AttentionCall, queries: Span) -> torch.Tensor:
+    """Return scaled queries `[H, Q, D]` without rotary positions, in float32."""
+    rotated = call.queries[:, queries.start - call.query_start : queries.stop - call.query_start]
+    positions = torch.arange(queries.start, queries.stop, device=rotated.device)
+    return call.rotation.rotate_each(rotated, -positions, _reach(call)) * call.scaling
 
-    `heads` are all heads, or complete groups of heads that share keys.
-    """
-    spans, first, last = layout.set_spans[number], *heads.indices(call.queries.shape[0])[:2]
-    kv_heads = slice(first // call.num_key_value_groups, last // call.num_key_value_groups)
-    keys = _unrotated_keys(layout, call)[kv_heads, spans[0].start : spans[-1].stop]
-    positions = torch.arange(queries.start, queries.stop, device=keys.device)
-    rotated = call.queries[heads, queries.start - call.query_start : queries.stop - call.query_start]
-    unrotated = call.rotation.rotate_each(rotated, -positions, _reach(call)) * call.scaling
+
+def _unrotated_scores(layout: Layout, call: AttentionCall, queries: Span, number: int) -> torch.Tensor:
+    """Return scaled scores `[H, Q, T]` of queries against the tokens of a set, without rotary positions, in float32."""
+    spans = layout.set_spans[number]
+    keys = _unrotated_keys(layout, call)[:, spans[0].start : spans[-1].stop]
+    unrotated = _unrotated_queries(call, queries)
     packed = unrotated.reshape(keys.shape[0], -1, keys.shape[-1])
     return (packed @ keys.transpose(1, 2)).reshape(*unrotated.shape[:2], -1)
 
