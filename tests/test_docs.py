@@ -51,8 +51,8 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page):
-        if "langchain_invariant_rag" in block:
-            continue  # README.md: the package's own tests run it
+        if "langchain_invariant_rag" in block or "llama_index" in block:
+            continue  # README.md: tests of these packages run them
         exec(compile(block, page.name, "exec"), namespace)
         said = re.findall(r"^print\(.*\)  # (.*)", block, re.MULTILINE)
         assert {*said} <= {*capsys.readouterr().out.splitlines()}
