@@ -105,6 +105,10 @@ def said(message: BaseMessage) -> dict[str, Any]:
     }
 
 
-def distinct(ask: Callable[[list[Any]], Any]) -> int:
-    """Count the different answers over every order of the documents."""
-    return len({repr(ask(order)) for order in ORDERS})
+SOME_ORDERS = [ORDERS[0], ORDERS[3], ORDERS[5]]
+"""As they are listed, turned, and reversed: each begins with another document."""
+
+
+def distinct(ask: Callable[[list[Any]], Any], orders: Sequence[list[Any]] = ORDERS) -> int:
+    """Count the different answers over orders of the documents: over every one, unless told."""
+    return len({repr(ask(order)) for order in orders})
