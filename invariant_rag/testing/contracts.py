@@ -53,11 +53,15 @@ def recomputed_logits(lm: InvariantModel, prompt: Prompt, written: Sequence[int]
     return logits
 
 
-@cache
+_REFERENCE: dict[tuple[type[MethodContract], torch.dtype], list[torch.Tensor]] = {}
+
+
 def _reference_logits(contract: type[MethodContract], dtype: torch.dtype) -> list[torch.Tensor]:
     """Return the logits of the prompts of a contract with the slow reference, computed once for all fast backends."""
-    lm = contract().wrapped(dtype, backend="reference")
-    return [lm.logits(prompt) for prompt in contract().prompts()]
+    if (contract, dtype) not in _REFERENCE:
+        lm = contract().wrapped(dtype, backend="reference")
+        _REFERENCE[contract, dtype] = [lm.logits(prompt) for prompt in contract().prompts()]
+    return _REFERENCE[contract, dtype]
 
 
 class MethodContract:
