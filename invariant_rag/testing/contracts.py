@@ -53,6 +53,17 @@ def recomputed_logits(lm: InvariantModel, prompt: Prompt, written: Sequence[int]
     return logits
 
 
+_REFERENCE: dict[tuple[type[MethodContract], torch.dtype], list[torch.Tensor]] = {}
+
+
+def _reference_logits(contract: type[MethodContract], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the logits of the prompts of a contract with the slow reference, computed once for all fast backends."""
+    if (contract, dtype) not in _REFERENCE:
+        lm = contract().wrapped(dtype, backend="reference")
+        _REFERENCE[contract, dtype] = [lm.logits(prompt) for prompt in contract().prompts()]
+    return _REFERENCE[contract, dtype]
+
+
 class MethodContract:
     """The properties that every method must have. Set `method` in a subclass, and run it with pytest.
 
@@ -123,10 +134,8 @@ class MethodContract:
         """Compare with the reference in a float64 model; the budget is 4 times what float32 costs the reference."""
         if backend not in available_backends():
             raise SkipTest(f"the backend {backend!r} does not work with PyTorch {torch.__version__}")
-        prompts = self.prompts()
-        exact = [self.wrapped(torch.float64, backend="reference").logits(prompt) for prompt in prompts]
-        rounded = [self.wrapped(backend="reference").logits(prompt) for prompt in prompts]
-        fast = [self.wrapped(backend=backend).logits(prompt) for prompt in prompts]
+        exact, rounded = _reference_logits(type(self), torch.float64), _reference_logits(type(self), torch.float32)
+        fast = [self.wrapped(backend=backend).logits(prompt) for prompt in self.prompts()]
         budget = 4 * max(float((a - b).abs().max()) for a, b in zip(rounded, exact, strict=True))
         error = max(float((a - b).abs().max()) for a, b in zip(fast, exact, strict=True))
         assert error <= budget, f"{backend}: {error:.1e} over the budget of {budget:.1e}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from ipaddress import IPv4Address
@@ -92,7 +90,7 @@ def byte_fallback() -> InvariantModel:
 # --- every answer is an object ---
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(0, 30, 3))
 def test_what_a_random_model_samples_is_an_object(model: InvariantModel, seed: int) -> None:
     limit = least(model, Everything) + 3 * seed
     found = generate_structured(
@@ -372,16 +370,3 @@ def test_names_and_values_called_format_stay_as_they_are() -> None:
 def test_an_object_needs_a_tokenizer(chat_llama: PreTrainedModel) -> None:
     with pytest.raises(TokenizerRequired):
         constrain(InvariantModel(chat_llama), Note, max_new_tokens=20)
-
-
-def test_a_missing_package_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['xgrammar'] = None\n"
-        "from invariant_rag import InvariantModel\n"
-        "from invariant_rag.errors import ExtraRequired\n"
-        "from invariant_rag.generation import constrain\n"
-        "try:\n    constrain(InvariantModel.from_pretrained(), {'type': 'object'})\n"
-        "except ExtraRequired as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == 'xgrammar is not installed; run `pip install "invariant-rag[structured]"`'

@@ -20,9 +20,13 @@ REFUSED = ("diffllama", "xglm", "mamba", "qwen3_next", "lfm2")
 SUPPORTED = tuple(family for family in FAMILIES if family not in REFUSED)
 
 
+LATER_POSITIONS = ("llama", "mistral (sliding window)", "gemma3_text", "phi", "cohere2", "gptj")
+"""One family of each kind of rotation and window, where PINE in place is tried too. It reads keys at later positions,
+for which ALiBi has no biases. Every other method is held to the same laws on a Llama, in test_contract.py."""
+
+
 def methods_for(family: str) -> tuple[str, ...]:
-    """PINE in place reads keys at later positions, for which ALiBi has no biases."""
-    return ("rotor", "pine") if family in ("bloom", "mpt", "falcon (ALiBi)") else ("rotor", "pine", "pine-in-place")
+    return ("rotor", "pine", "pine-in-place") if family in LATER_POSITIONS else ("rotor", "pine")
 
 
 @cache
@@ -44,10 +48,11 @@ def test_permutations_change_no_bit(family: str) -> None:
     prompt = _prompt(family)
     for method in methods_for(family):
         lm = InvariantModel(_model(family), method=method)
+        logits, written = lm.logits(prompt), lm.generate(prompt, max_new_tokens=2).logprobs
         for order in ([2, 0, 1], [1, 2, 0]):
             shuffled = Prompt(prompt.prefix, prompt.segments.permuted(order), prompt.suffix)
-            assert torch.equal(lm.logits(prompt), lm.logits(shuffled))
-            assert lm.generate(prompt, max_new_tokens=2).logprobs == lm.generate(shuffled, max_new_tokens=2).logprobs
+            assert torch.equal(lm.logits(shuffled), logits)
+            assert lm.generate(shuffled, max_new_tokens=2).logprobs == written
 
 
 @pytest.mark.parametrize("family", SUPPORTED)
@@ -67,13 +72,14 @@ def test_one_segment_or_none_and_sequential_are_the_untouched_model(family: str)
 def test_sdpa_agrees_with_the_reference(family: str) -> None:
     """The budget is four times what float32 costs the plain model, or the reference, against float64."""
     single, double, prompt = _model(family), _model(family, torch.float64), _prompt(family)
+    plain = float((plain_logits(single, prompt) - plain_logits(double, prompt)).abs().max())
     for method in methods_for(family):
         exact = InvariantModel(double, method=method, backend="reference").logits(prompt)
-        rounded = InvariantModel(single, method=method, backend="reference").logits(prompt)
         fast = InvariantModel(single, method=method, backend="sdpa").logits(prompt)
-        plain = float((plain_logits(single, prompt) - plain_logits(double, prompt)).abs().max())
-        budget = 4 * max(plain, float((rounded - exact).abs().max()))
-        assert float((fast - exact).abs().max()) <= budget
+        error = float((fast - exact).abs().max())
+        if error > 4 * plain:  # the reference is slow: it is rounded, too, only where that decides
+            rounded = InvariantModel(single, method=method, backend="reference").logits(prompt)
+            assert error <= 4 * float((rounded - exact).abs().max())
 
 
 @pytest.mark.parametrize("family", [family for family in SUPPORTED if "dynamic" not in family])

@@ -1,8 +1,15 @@
-"""The order lab as a person uses it in a browser, and what went wrong in it."""
+"""The order lab as a person uses it in a browser, what went wrong in it, and what its server says without it."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
 from playwright.sync_api import Locator, Page, expect
+
+import invariant_rag.server
 
 
 class Lab:
@@ -85,6 +92,40 @@ class Lab:
         box = self.page.locator("#documents .grip").nth(place).bounding_box()
         assert box is not None
         return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+PAGE = Path(invariant_rag.server.__file__).parent / "page"
+EXAMPLE = json.loads((PAGE / "example.json").read_text("utf-8"))
+NAMES = "ABCDEF"[: len(EXAMPLE["documents"])]
+HOSTILE = [
+    '<img src="https://evil.test/1.png" onerror="alert(1)">',
+    "</script><script>alert(2)</script>",
+    "# <b onclick=alert(3)>Title</b>\n<iframe src=javascript:alert(4)></iframe>",
+    "{{constructor.constructor('alert(5)')()}} ${alert(6)} 'it''s' \"$(touch /tmp/no)\" `id` !! \\",
+    "nul \x00 escape \x1b[31m back \u202egnp.exe\u202c tag \U000e0041 end",
+    "W" * 400,
+]
+
+
+def body(order: str, reading: str) -> dict[str, Any]:
+    """Return the request of the page in one order of the example: `A B C`."""
+    documents = [{"id": name, **EXAMPLE["documents"][NAMES.index(name)]} for name in order.split()]
+    invariant = {"method": "sequential", "ordering": "given"} if reading == "plain" else {}
+    messages = [{"role": "user", "content": EXAMPLE["question"]}]
+    return {"messages": messages, "documents": documents, "invariant": invariant, "logprobs": True}
+
+
+def post(url: str, order: str, reading: str) -> dict[str, Any]:
+    """Ask a server without the page."""
+    response = httpx.post(f"{url}/v1/chat/completions", json=body(order, reading), timeout=60).raise_for_status()
+    reply: dict[str, Any] = response.json()
+    return reply
+
+
+def content_of(reply: dict[str, Any]) -> str:
+    """Return the text of an answer."""
+    text: str = reply["choices"][0]["message"]["content"]
+    return text
 
 
 CONTRASTS = """() => {

@@ -14,6 +14,10 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from transformers import PreTrainedModel
 
+from langchain_invariant_rag import ChatInvariant
+
+from .tool_models import TEMPLATE
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("LANGSMITH_TRACING", "false")
 
@@ -33,6 +37,20 @@ def weights() -> PreTrainedModel:
 def lm(weights: PreTrainedModel) -> InvariantModel:
     """The `InvariantModel` that the models under test wrap."""
     return InvariantModel(weights, toy_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def spoken(weights: PreTrainedModel) -> InvariantModel:
+    """The tiny model, with a chat template that knows tools."""
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return InvariantModel(weights, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def thinker(spoken: InvariantModel) -> ChatInvariant:
+    """A chat model of it."""
+    return ChatInvariant(model=spoken, max_tokens=110, sort_segments=False)
 
 
 @pytest.fixture

@@ -1,78 +1,31 @@
-"""Tools: calls that always parse, whatever the weights; agents whose answers ignore the order of what a tool found."""
+"""Tools: calls that always parse, whatever the weights, and histories with their calls and results."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import IncompleteObject, InvalidPrompt, InvalidTool, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidTool, UnsupportedCombination
 from invariant_rag.generation.tools import ToolCall, ToolCalling
-from invariant_rag.testing import toy_tokenizer
-from langchain.agents import create_agent
-from langchain.agents.middleware import ModelRequest, wrap_model_call
-from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import create_retriever_tool
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
-from transformers import PreTrainedModel
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, InvariantRAGMiddleware, canonical
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical
 from langchain_invariant_rag.documents import to_segment
 
-from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
-from .tool_models import TEMPLATE, WRITTEN, Departure, EndsAfter, Writing, now, search
-
-
-@pytest.fixture(scope="module")
-def spoken(weights: PreTrainedModel) -> InvariantModel:
-    """The tiny model, with a chat template that knows tools."""
-    tokenizer = toy_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return InvariantModel(weights, tokenizer)
+from .shared import DOCUMENTS, ORDERS, QUESTION
+from .tool_models import WRITTEN, Departure, EndsAfter, Writing, distinct, joined, now, said, search
 
 
 @pytest.fixture(scope="module", params=["knows tools", "does not"])
 def chat(request: Any, spoken: InvariantModel, lm: InvariantModel) -> ChatInvariant:
     return ChatInvariant(model=spoken if request.param == "knows tools" else lm, max_tokens=160, sort_segments=False)
-
-
-@pytest.fixture(scope="module")
-def thinker(spoken: InvariantModel) -> ChatInvariant:
-    return ChatInvariant(model=spoken, max_tokens=110, sort_segments=False)
-
-
-def joined(chunks: Sequence[Any]) -> AIMessageChunk:
-    total = chunks[0]
-    for chunk in chunks[1:]:
-        total += chunk
-    assert isinstance(total, AIMessageChunk)
-    return total
-
-
-def said(message: BaseMessage) -> dict[str, Any]:
-    """What must be the same however a message was asked for."""
-    assert isinstance(message, AIMessage)
-    calls = [{**call, "type": "tool_call"} for call in message.tool_calls]
-    return {
-        "content": message.content,
-        "calls": calls,
-        "extra": message.additional_kwargs,
-        "usage": message.usage_metadata,
-        "report": message.response_metadata,
-    }
-
-
-def distinct(ask: Callable[[list[Any]], Any]) -> int:
-    return len({repr(ask(order)) for order in ORDERS})
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------
@@ -349,162 +302,3 @@ def test_documents_that_a_tool_found_are_a_set_in_its_result(chat: ChatInvariant
         result,
     ]
     assert asked(chat, DOCUMENTS).content == written(chat.lm, messages)
-
-
-# --- agents ---------------------------------------------------------------------------------------------------------
-
-
-@wrap_model_call
-def search_once(request: ModelRequest[Any], handler: Any) -> Any:
-    """Ask for a call of a tool first, and then for an answer: random weights do neither by themselves."""
-    searched = any(isinstance(message, ToolMessage) for message in request.messages)
-    return handler(request.override(tool_choice="none" if searched else "any"))
-
-
-def retriever_tool(documents: list[Any], **options: Any) -> Any:
-    return create_retriever_tool(Listed(documents=documents), "records", "Search the harbour's records.", **options)
-
-
-@pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
-def test_an_agent_with_a_retriever_tool_ignores_the_order_of_what_it_found(
-    chat: ChatInvariant, response_format: Any
-) -> None:
-    def asked(documents: list[Any], method: str = "rotor") -> list[BaseMessage]:
-        model = chat.model_copy(update={"method": method, "max_tokens": 80})
-        tools = [retriever_tool(documents, response_format=response_format)]
-        agent: Any = create_agent(model, tools=tools, middleware=[search_once])
-        return list(agent.invoke({"messages": [("human", QUESTION)]})["messages"])
-
-    messages = asked(DOCUMENTS)
-    assert [message.type for message in messages[:3]] == ["human", "ai", "tool"]
-    assert messages[-1].response_metadata["sets"] == [3] * sum(each.type == "tool" for each in messages)
-    assert messages[-1].response_metadata["invariant"]
-    assert distinct(lambda documents: [said(each) for each in asked(documents) if each.type == "ai"]) == 1
-    assert distinct(lambda documents: asked(documents, "sequential")[-1].content) > 1
-
-
-def test_a_graph_of_model_and_tool_node_ignores_the_order_of_what_it_found(thinker: ChatInvariant) -> None:
-    def asked(documents: list[Any]) -> Any:
-        tools = [retriever_tool(documents, response_format="content_and_artifact")]
-
-        def model(state: MessagesState) -> Any:
-            searched = isinstance(state["messages"][-1], ToolMessage)
-            bound = thinker.bind_tools(tools, tool_choice="none" if searched else "any", parallel_tool_calls=False)
-            return {"messages": [bound.invoke(state["messages"])]}
-
-        graph: Any = StateGraph(MessagesState)
-        graph.add_node("model", model)
-        graph.add_node("tools", ToolNode(tools))
-        graph.add_edge(START, "model")
-        graph.add_conditional_edges("model", tools_condition)
-        graph.add_edge("tools", "model")
-        messages = graph.compile().invoke({"messages": [("human", QUESTION)]})["messages"]
-        assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
-        return said(messages[-1])
-
-    assert distinct(asked) == 1
-
-
-FORMATS: dict[str, Any] = {"tool": ToolStrategy(Departure), "provider": ProviderStrategy(Departure), "auto": Departure}
-
-
-@pytest.mark.parametrize("strategy", FORMATS)
-def test_an_agent_with_tools_answers_with_an_object(chat: ChatInvariant, strategy: str) -> None:
-    @wrap_model_call
-    def object_last(request: ModelRequest[Any], handler: Any) -> Any:
-        searched = any(isinstance(message, ToolMessage) for message in request.messages)
-        last, first = {"tools": []}, {"response_format": None, "tool_choice": "any"}
-        changes: dict[str, Any] = last if searched else first
-        return handler(request.override(**changes, model_settings={"parallel_tool_calls": False}))
-
-    def asked(documents: list[Any]) -> Any:
-        agent: Any = create_agent(
-            chat, tools=[retriever_tool(documents)], middleware=[object_last], response_format=FORMATS[strategy]
-        )
-        result = agent.invoke({"messages": [("human", QUESTION)]})
-        assert isinstance(result["structured_response"], Departure)
-        return result["structured_response"], [said(each) for each in result["messages"] if each.type == "ai"]
-
-    assert distinct(asked) == 1
-
-
-def test_an_agent_without_tools_of_its_own_answers_through_one(chat: ChatInvariant) -> None:
-    def asked(documents: list[Any]) -> Any:
-        middleware = [InvariantRAGMiddleware(Listed(documents=documents))]
-        agent: Any = create_agent(chat, tools=[], middleware=middleware, response_format=ToolStrategy(Departure))
-        return agent.invoke({"messages": [("human", QUESTION)]})["structured_response"]
-
-    assert isinstance(asked(DOCUMENTS), Departure)
-    assert distinct(asked) == 1
-
-
-def test_with_tools_and_a_schema_an_answer_is_calls_or_an_object(chat: ChatInvariant) -> None:
-    bound = chat.bind_tools([search], **ProviderStrategy(Departure).to_model_kwargs())
-    texts = {
-        "object": '<tool_call>\n{"name": "Departure", "arguments": {"vessel": "ferry", "hour": 12}}\n</tool_call>',
-        "call": WRITTEN,
-    }
-    for kind, text in texts.items():
-        answer = bound.invoke(QUESTION, logits_processor=[Writing(chat.lm, text)])
-        assert said(joined(list(bound.stream(QUESTION, logits_processor=[Writing(chat.lm, text)])))) == said(answer)
-        if kind == "object":
-            assert Departure.model_validate_json(str(answer.content)) == Departure(vessel="ferry", hour=12)
-            assert (answer.tool_calls, answer.response_metadata["finish_reason"]) == ([], "stop")
-        else:
-            assert (answer.content, answer.tool_calls[0]["args"]) == ("", {"query": "ferry", "limit": 3})
-    forced = chat.bind_tools([search], tool_choice="any", response_format=Departure).invoke(QUESTION)
-    assert {call["name"] for call in forced.tool_calls} == {"search"}
-    none = chat.bind_tools([search], tool_choice="none", response_format=Departure).invoke(QUESTION)
-    assert Departure.model_validate(json.loads(str(none.content)))
-
-
-# --- reasoning, template variables, log-probabilities ---------------------------------------------------------------
-
-
-def test_reasoning_stands_apart_from_the_answer(thinker: ChatInvariant) -> None:
-    text = "It is early.\n</think>\n\nAt noon.<|im_end|>"
-    for model, options in (
-        (thinker.model_copy(update={"template_kwargs": {"enable_thinking": True}}), {}),
-        (thinker, {"template_kwargs": {"enable_thinking": True}}),
-    ):
-        bound: Any = model.bind(eos_token_id=thinker.lm.tokenizer.convert_tokens_to_ids("<|im_end|>"), **options)
-        answer = bound.invoke(QUESTION, logits_processor=[Writing(model.lm, text)])
-        assert (answer.content, answer.additional_kwargs) == ("At noon.", {"reasoning_content": "It is early."})
-        assert answer.content_blocks == [
-            {"type": "reasoning", "reasoning": "It is early."},
-            {"type": "text", "text": "At noon."},
-        ]
-        chunks = list(bound.stream(QUESTION, logits_processor=[Writing(model.lm, text)]))
-        assert said(joined(chunks)) == said(answer)
-        assert sum("reasoning_content" in chunk.additional_kwargs for chunk in chunks) > 3
-
-
-def test_a_forced_call_skips_the_reasoning_that_the_template_opens(thinker: ChatInvariant) -> None:
-    bound = thinker.bind_tools([now], tool_choice="any", template_kwargs={"enable_thinking": True})
-    answer = bound.invoke(QUESTION, max_tokens=120)
-    assert answer.tool_calls
-    assert "reasoning_content" not in answer.additional_kwargs
-
-
-def test_a_variable_that_the_template_does_not_know_is_an_error(thinker: ChatInvariant) -> None:
-    with pytest.raises(InvalidPrompt, match="got enable_thnking, which do not occur in it"):
-        thinker.invoke(QUESTION, template_kwargs={"enable_thnking": True})
-
-
-def test_log_probabilities_come_in_the_shape_of_openai(thinker: ChatInvariant) -> None:
-    model = thinker.model_copy(update={"logprobs": True, "max_tokens": 12})
-    answer = model.invoke(QUESTION)
-    listed = answer.response_metadata["logprobs"]["content"]
-    messages = [{"role": "user", "content": QUESTION}]
-    generation = thinker.lm.generate(thinker.lm.chat_prompt(messages=messages), max_new_tokens=12)
-    assert [each["logprob"] for each in listed] == list(generation.logprobs)
-    assert "".join(each["token"] for each in listed) == answer.content
-    assert b"".join(bytes(each["bytes"]) for each in listed).decode() == answer.content
-    assert all(each["logprob"] <= 0 and each["top_logprobs"] == [] for each in listed)
-    assert len(listed) == answer.usage_metadata["output_tokens"] == 12
-    assert said(joined(list(thinker.bind(logprobs=True, max_tokens=12).stream(QUESTION)))) == said(answer)
-    assert "logprobs" not in thinker.invoke(QUESTION, max_tokens=12).response_metadata
-    assert "logprobs" not in model.invoke(QUESTION, logprobs=False).response_metadata
-    stop = str(answer.content)[4:6]
-    stopped = model.invoke(QUESTION, stop=[stop])
-    assert "".join(each["token"] for each in stopped.response_metadata["logprobs"]["content"]) == stopped.content

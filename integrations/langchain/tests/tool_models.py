@@ -1,14 +1,18 @@
-"""Tools, a chat template that knows them, and models made to write what a test wants."""
+"""Tools, a chat template that knows them, models made to write what a test wants, and answers compared."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from invariant_rag import InvariantModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 from transformers import LogitsProcessor, StoppingCriteria
+
+from .shared import ORDERS
 
 TEMPLATE = """{%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -77,3 +81,34 @@ class EndsAfter(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         self.left -= 1
         return torch.full((len(input_ids),), self.left <= 0)
+
+
+def joined(chunks: Sequence[Any]) -> AIMessageChunk:
+    """Add the chunks of a stream up to one message."""
+    total = chunks[0]
+    for chunk in chunks[1:]:
+        total += chunk
+    assert isinstance(total, AIMessageChunk)
+    return total
+
+
+def said(message: BaseMessage) -> dict[str, Any]:
+    """Return what must be the same however a message was asked for."""
+    assert isinstance(message, AIMessage)
+    calls = [{**call, "type": "tool_call"} for call in message.tool_calls]
+    return {
+        "content": message.content,
+        "calls": calls,
+        "extra": message.additional_kwargs,
+        "usage": message.usage_metadata,
+        "report": message.response_metadata,
+    }
+
+
+SOME_ORDERS = [ORDERS[0], ORDERS[3], ORDERS[5]]
+"""As they are listed, turned, and reversed: each begins with another document."""
+
+
+def distinct(ask: Callable[[list[Any]], Any], orders: Sequence[list[Any]] = ORDERS) -> int:
+    """Count the different answers over orders of the documents: over every one, unless told."""
+    return len({repr(ask(order)) for order in orders})

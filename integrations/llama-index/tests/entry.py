@@ -159,7 +159,7 @@ class EveryBit(LogitsProcessor):
 
 def local_llm(model: InvariantModel) -> InvariantLLM:
     processors = LogitsProcessorList([EveryBit(model.tokenizer)])
-    return InvariantLLM(model, max_tokens=8, generation_kwargs={"logits_processor": processors})
+    return InvariantLLM(model, max_tokens=4, generation_kwargs={"logits_processor": processors})
 
 
 WRAPPERS: dict[str, Callable[[InvariantModel], LLM]] = {

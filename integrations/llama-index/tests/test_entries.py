@@ -1,6 +1,7 @@
 """Every entry gives one answer for all orders of the nodes, or warns at each order, as the table in the README says.
 
-The same entries around a plain model must give several answers: otherwise this could not tell.
+The same entries around a plain model must give several answers: otherwise this could not tell. Three nodes are asked
+about in all six orders, four in eight of 24.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ OF_ONE_NODE = {
 }
 
 
+def orders(size: int) -> list[tuple[int, ...]]:
+    """Return all orders of three nodes; of four, those that begin anywhere and go on in either direction."""
+    if size == 3:
+        return list(permutations(range(size)))
+    turned = [tuple((start + i) % size for i in range(size)) for start in range(size)]
+    return [*turned, *(each[::-1] for each in turned)]
+
+
 def ask(entry: Entry, llm: LLM, order: tuple[int, ...]) -> tuple[str, list[str]]:
     """Return the answer for an order of the nodes, and the warnings about order that a user sees."""
     with warnings.catch_warnings(record=True) as caught:
@@ -40,7 +49,7 @@ def ask(entry: Entry, llm: LLM, order: tuple[int, ...]) -> tuple[str, list[str]]
 @pytest.mark.parametrize(("entry", "size"), CASES)
 def test_an_entry_is_invariant_or_warns_as_its_row_says(model: InvariantModel, entry: Entry, size: int) -> None:
     llm = WRAPPERS[entry.wrapper](model)
-    asked = [ask(entry, llm, order) for order in permutations(range(size))]
+    asked = [ask(entry, llm, order) for order in orders(size)]
     distinct = len({answer for answer, _ in asked})
     warned = sum(bool(messages) for _, messages in asked)
     said = f"{distinct} distinct answers to {len(asked)} orders, {warned} with a warning: {asked[0][1]}"

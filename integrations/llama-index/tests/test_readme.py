@@ -27,3 +27,10 @@ def test_the_tutorial_of_the_documentation_runs(capsys: pytest.CaptureFixture[st
         exec(compile(code, "llamaindex.md", "exec"), namespace)
         said = re.findall(r"^ *print\(.*\)  # (.*)", code, flags=re.MULTILINE)
         assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_code_for_llamaindex_in_the_readme_of_the_project_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "llama_index" in each)
+    exec(code.replace('model="Qwen/Qwen2.5-7B-Instruct", ', ""), {"__name__": "readme"})
+    assert capsys.readouterr().out.endswith(" True\n")
