@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 MOST_CALLS = 100_000
 """The most permutations, rounds, orders or repetitions of one question: a number beyond it is a mistake."""
+SEEDS = (-(1 << 63), (1 << 64) - 1)
+"""The least and the largest seed that PyTorch takes."""
 
 
 def check_number(

@@ -24,6 +24,8 @@ class InvariantRAGError(Exception):
     """
 
     hint: str = ""
+    param: str | None = None
+    """The field of a request that is wrong, as a server names it; None in a process of its own."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(shortened(message))

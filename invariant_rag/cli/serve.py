@@ -178,11 +178,15 @@ def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> S
 
 
 def _run(engine: Engine, settings: Settings, reranker: Reranker, reserved: socket.socket) -> None:
+    from invariant_rag.orderings.monot5 import EMBEDDED_NAME
     from invariant_rag.server.application import create_app
+    from invariant_rag.server.routes.ranking import TOY
     from invariant_rag.server.serving import server_of
 
     host, port = reserved.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     server = server_of(create_app(engine, settings, reranker), settings, host, port)
+    if reranker.model_name == EMBEDDED_NAME:
+        print_text(f"/v1/rerank: {TOY}")
     print_text(f"{engine.name} at {address}/v1; the order lab, a page to try it, at {address}/")
     server.run(sockets=[reserved])

@@ -20,8 +20,11 @@ import torch
 from invariant_rag.errors import InvalidSchema, UnsupportedCombination
 from invariant_rag.generation.ending_search import (
     BROKEN,
+    CACHE_BYTES,
     LONGEST,
     PENDINGS,
+    TOKEN_SECONDS,
+    Budget,
     byte_matcher,
     finishes,
     import_xgrammar,
@@ -55,7 +58,7 @@ class Vocabulary:
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=stop)
         self.size = size
         self.words: list[bytes] = info.decoded_vocab
-        self._compiler = xgrammar.GrammarCompiler(info)
+        self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
         allowed = np.array([bool(word) for word in self.words] + [False] * (-size % 32))
         allowed[stop] = False
         self._masks: dict[bytes, torch.Tensor] = {}
@@ -147,13 +150,15 @@ class GrammarText:
     Args:
         tokens: The vocabulary that it is written in.
         schema: A JSON schema.
+        budget: What searching for endings may cost; several texts may share one. None: as much as for one text.
 
     Raises:
         InvalidSchema: xgrammar does not take the schema, or no text of it was found.
     """
 
-    def __init__(self, tokens: Vocabulary, schema: str) -> None:
+    def __init__(self, tokens: Vocabulary, schema: str, budget: Budget | None = None) -> None:
         self.schema = schema
+        self._budget = Budget() if budget is None else budget
         self._tokens = tokens
         self._matcher = tokens.matcher(schema)
         self._bytes = byte_matcher(schema)
@@ -174,7 +179,8 @@ class GrammarText:
         return other
 
     def _check_ending(self) -> None:
-        ending = shortest_ending(self._bytes, b"")
+        with self._budget.timed():
+            ending = shortest_ending(self._bytes, b"", self._budget)
         if ending is None or self._tokens.segment(ending) is None:
             raise InvalidSchema("expected a schema with a finite text in the tokens of the model, found none")
         try:
@@ -206,7 +212,10 @@ class GrammarText:
             self._begin(tokens)
         for token in tokens[len(self._seen or ()) :]:
             word = self._tokens.words[token]
-            if not (self._matcher.accept_token(token) and self._bytes.accept_string(word)):
+            self._budget.seconds += TOKEN_SECONDS
+            with self._budget.timed():
+                accepted = self._matcher.accept_token(token) and self._bytes.accept_string(word)
+            if not accepted:
                 raise UnsupportedCombination(
                     f"expected a token that continues {self._text!r}, got {word!r}, which something else than the "
                     "schema chose",
@@ -223,7 +232,8 @@ class GrammarText:
 
     def mask_scores(self, scores: torch.Tensor) -> torch.Tensor:
         """Return scores `[1, vocabulary]` in which tokens that cannot continue the text are minus infinity."""
-        self._matcher.fill_next_token_bitmask(self._mask)
+        with self._budget.timed():
+            self._matcher.fill_next_token_bitmask(self._mask)
         allowed = (self._mask & self._tokens.mask_after(self._text)).to(scores.device)
         masked = scores.clone()
         import_xgrammar().apply_token_bitmask_inplace(masked, allowed, vocab_size=self._tokens.size)
@@ -240,11 +250,20 @@ class GrammarText:
             The tokens; none of them if the text is complete then; None if no ending of at most that many is known or,
             where none is known at all, found.
         """
-        matcher, word = self._bytes, b"" if token is None else self._tokens.words[token]
-        if word:
-            matcher = matcher.fork()
-            if not matcher.accept_string(word):
+        word = b"" if token is None else self._tokens.words[token]
+        if not word:
+            with self._budget.timed():
+                return self._ending(b"", most)
+        with self._budget.timed():
+            if not self._bytes.accept_string(word):
                 return None
+            try:
+                return self._ending(word, most)
+            finally:
+                self._bytes.rollback(1)
+
+    def _ending(self, word: bytes, most: int) -> tuple[int, ...] | None:
+        matcher = self._bytes
         if matcher.is_terminated():
             return ()
         before = pending(self._text + word)
@@ -259,7 +278,7 @@ class GrammarText:
                 return tokens
         if any(finishes(matcher, known) for known in too_long):
             return None
-        found = shortest_ending(matcher, self._text + word)
+        found = shortest_ending(matcher, self._text + word, self._budget)
         tokens = None if found is None else self._tokens.segment(found)
         if found is None or tokens is None:
             return None

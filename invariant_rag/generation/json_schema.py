@@ -42,7 +42,7 @@ def _uuid(version: str = _HEX) -> str:
     return f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}"
 
 
-_PATTERNS = {
+PATTERNS = {
     "base64": "([A-Za-z0-9+/]{4})*",
     "base64url": "([A-Za-z0-9_-]{4})*",
     "date": _DATE,
@@ -166,7 +166,7 @@ def _with_patterns(node: Any) -> Any:
             replaced[name] = value if name in LITERALS else _with_patterns(value)
     if isinstance(node.get("pattern"), str):
         replaced["pattern"] = _for_xgrammar(node["pattern"])
-    pattern = _PATTERNS.get(str(node.get("format")))
+    pattern = PATTERNS.get(str(node.get("format")))
     if pattern is None or node.get("type") != "string":
         return replaced
     kept = {name: value for name, value in replaced.items() if name not in ("format", "minLength", "maxLength")}

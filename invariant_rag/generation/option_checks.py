@@ -16,7 +16,7 @@ from torch import OutOfMemoryError
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from invariant_rag.attention.per_model import once_per_model
-from invariant_rag.checks import check_number, check_real, is_iterable
+from invariant_rag.checks import SEEDS, check_number, check_real, is_iterable
 from invariant_rag.errors import InvalidOption, InvariantRAGError
 from invariant_rag.segments import replace_surrogates
 from invariant_rag.shown import shown
@@ -84,8 +84,6 @@ _TOKENS = (
 )
 _LISTS = {"logits_processor", "stopping_criteria"}
 _NO_KEYWORDS = {"args", "kwargs", "labels", "logits_to_keep", "self", "transformers_version"}
-_SEEDS = (-(1 << 63), (1 << 64) - 1)
-"""The seeds that PyTorch takes."""
 
 
 def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
@@ -115,8 +113,9 @@ def check_seed(seed: object) -> None:
     Raises:
         InvalidOption: It is no whole number, or beyond 64 bits.
     """
-    if seed is not None and not _SEEDS[0] <= check_number("seed", seed, error=InvalidOption) <= _SEEDS[1]:
-        raise _unexpected("seed", "a whole number of 64 bits", seed)
+    least, most = SEEDS
+    if seed is not None and not least <= check_number("seed", seed, error=InvalidOption) <= most:
+        raise _unexpected("seed", f"a whole number from {least} to {most}", seed)
 
 
 def check_token_ids(name: str, value: Any) -> list[int]:

@@ -15,6 +15,8 @@ from invariant_rag.orderings.relevance import Relevance, load_error
 
 PUBLISHED = "castorini/monot5-base-msmarco-10k"
 """The checkpoint of the RoToR paper."""
+EMBEDDED_NAME = "monot5-embedded"
+"""What a server calls the embedded one, which is a toy: it was trained on synthetic documents."""
 
 
 class MonoT5(Relevance):
@@ -110,13 +112,18 @@ class MonoT5(Relevance):
         """Return the probability of the true word."""
         return math.exp(score)
 
+    @property
+    def model_name(self) -> str:
+        """Name of the checkpoint; `monot5-embedded` for the one that comes with the package."""
+        return EMBEDDED_NAME if self.name_or_folder == str(EMBEDDED["monot5"]) else super().model_name
+
     def _load(self) -> tuple[Any, Any]:
         """Return model and tokenizer; load them on the first call. The caller holds the lock."""
         if self._loaded is None:
             import torch
             from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-            name = self._default_checkpoint() if self._use_default else str(self.name_or_folder)
+            name = _warned_default() if self._use_default else str(self.name_or_folder)
             try:
                 tokenizer = AutoTokenizer.from_pretrained(name)
                 model: Any = T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
@@ -126,20 +133,6 @@ class MonoT5(Relevance):
             self._loaded = (model.to(device).eval(), tokenizer)
         loaded: tuple[Any, Any] = self._loaded
         return loaded
-
-    def _default_checkpoint(self) -> str:
-        """Return the published checkpoint if it is cached or the hub is reachable, else the embedded one."""
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(PUBLISHED, "config.json")
-        if isinstance(cached, str) or hub_reachable():
-            return PUBLISHED
-        warnings.warn(
-            f"{PUBLISHED} is not in the local cache and the hub cannot be reached: using the embedded MonoT5, "
-            "which was trained on synthetic documents. Use MonoT5(model=...) to choose another.",
-            stacklevel=2,
-        )
-        return str(EMBEDDED["monot5"])
 
     def _single_id(self, tokenizer: Any, word: str) -> int:
         ids = tokenizer.encode(word, add_special_tokens=False)
@@ -169,3 +162,22 @@ class MonoT5(Relevance):
                 document = tokenizer.encode(texts[index], add_special_tokens=False, verbose=False)
                 inputs[index] = [*head, *document[:room], *tail]
         return inputs
+
+
+def default_checkpoint() -> str:
+    """Return the published checkpoint if it is in the local cache or the hub is reachable, else the embedded one."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(PUBLISHED, "config.json")
+    return PUBLISHED if isinstance(cached, str) or hub_reachable() else str(EMBEDDED["monot5"])
+
+
+def _warned_default() -> str:
+    name = default_checkpoint()
+    if name != PUBLISHED:
+        warnings.warn(
+            f"{PUBLISHED} is not in the local cache and the hub cannot be reached: using the embedded MonoT5, "
+            "which was trained on synthetic documents. Use MonoT5(model=...) to choose another.",
+            stacklevel=3,
+        )
+    return name

@@ -42,6 +42,14 @@ class Relevance(Ordering):
         # For loading and scoring: a fast tokenizer keeps its padding as state, so only one thread may use it.
         self._lock = Lock()
 
+    @property
+    def model_name(self) -> str:
+        """Name of the model: of a folder, its last part; of a loaded model, its class."""
+        name = self.name_or_folder
+        if name is None:
+            return type(self.model).__name__
+        return Path(name).name if Path(name).is_absolute() else name
+
     @abstractmethod
     def score_texts(self, texts: Sequence[str], query: str) -> Sequence[float]:
         """Return one score per text, higher is better.

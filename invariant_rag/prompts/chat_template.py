@@ -148,14 +148,15 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
     if taken := sorted(own & given.keys()):
         raise InvalidPrompt(
-            f"expected variables of the chat template, got {', '.join(taken)}",
+            f"template_kwargs: expected variables of the chat template, got {', '.join(taken)}",
             hint="Documents are segments in a message; tools have an argument of their own.",
         )
     templates = tokenizer.chat_template or ""
     template = templates if isinstance(templates, str) else "\n".join(templates.values())
     if unknown := sorted(name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)):
         raise InvalidPrompt(
-            f"expected variables of the chat template, got {', '.join(unknown)}, which do not occur in it",
+            "template_kwargs: expected variables of the chat template, "
+            f"got {', '.join(unknown)}, which do not occur in it",
             hint="Leave them away: they would change nothing.",
         )
     return dict(given)

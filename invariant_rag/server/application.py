@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,19 +13,17 @@ from starlette.responses import Response
 
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.orderings import MonoT5
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine, Reranker
+from invariant_rag.server.engines.building import build_reranker
 from invariant_rag.server.errors import error_response, http_error, invalid_request
 from invariant_rag.server.metrics import Metrics
-from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog
+from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog, log_fault
 from invariant_rag.server.order_sampling import OrderSampling
 from invariant_rag.server.routes import answers, information, ranking
 from invariant_rag.server.routes.lab import add_lab
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.state import State
-
-_logger = logging.getLogger("invariant_rag.server")
 
 
 def create_app(engine: Engine, settings: Settings | None = None, reranker: Reranker | None = None) -> FastAPI:
@@ -35,7 +32,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
     Args:
         engine: What answers.
         settings: Limits, keys and what requests may choose.
-        reranker: What scores documents for a query. None: MonoT5, which is loaded at the first request.
+        reranker: What scores documents for a query. None: that of `build_reranker`.
     """
     settings = (settings or Settings()).within(engine.methods)
     metrics = Metrics()
@@ -52,7 +49,9 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
     app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     admission = Admission(settings.max_requests, engine.together, metrics)
     sampling = OrderSampling(engine, settings.check_order, metrics)
-    app.state.serving = State(engine, settings, metrics, admission, executor, sampling, reranker or MonoT5())
+    app.state.serving = State(
+        engine, settings, metrics, admission, executor, sampling, reranker or build_reranker(None)
+    )
     app.include_router(answers.router)
     app.include_router(ranking.router)
     app.include_router(information.router)
@@ -64,7 +63,6 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
     app.add_exception_handler(InvariantRAGError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(HTTPException, _refuse)
-    app.add_exception_handler(Exception, _fail)
     return app
 
 
@@ -73,12 +71,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return http_error(error)
     refusal = invalid_request(error) if isinstance(error, RequestValidationError) else error
     response = error_response(refusal)
-    request.scope["state"]["noted"]["error"] = type(refusal).__name__
+    noted = request.scope["state"]["noted"]
+    noted["error"] = type(refusal).__name__
     if response.status_code == 500:
-        return await _fail(request, refusal)
+        log_fault(refusal, noted)
     return response
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    _logger.error("fault", exc_info=error, extra={"fields": dict(request.scope["state"]["noted"])})
-    return error_response(error)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from invariant_rag.checks import SEEDS
 from invariant_rag.generation.schema_validation import check_json_schema
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
 from invariant_rag.segments import Segment, SegmentSet
-from invariant_rag.server.documents import segment_of, set_of
+from invariant_rag.server.documents import check_ids, segment_of, set_of
 from invariant_rag.server.engines.base import Call, Choices, Sampling
 from invariant_rag.server.errors import InvalidRequest
+from invariant_rag.server.fields import about
 from invariant_rag.server.schema_limits import check_schema, check_tools
 from invariant_rag.server.schemas import (
     ChatRequest,
@@ -18,6 +20,7 @@ from invariant_rag.server.schemas import (
     Decoding,
     Document,
     DocumentPart,
+    FunctionTool,
     InvariantOptions,
     Message,
     NamedTool,
@@ -27,7 +30,12 @@ from invariant_rag.server.schemas import (
 )
 from invariant_rag.server.settings import Settings
 
-_FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning_content")
+_FIELDS: Mapping[str, Any] = {
+    "name": True,
+    "tool_calls": {"__all__": {"id", "type", "function"}},
+    "tool_call_id": True,
+    "reasoning_content": True,
+}
 
 
 def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
@@ -42,7 +50,7 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
     """
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
-    check_tools(request.tools)
+    tools = _tools(request.tools)
     turns, question, warnings = conversation(request.messages, request.documents)
     choice = request.tool_choice
     return Call(
@@ -54,8 +62,9 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
         count=request.n,
         stop=tuple(request.stops),
         schema=_schema(request),
+        strict=_is_strict(request),
         response_format=_response_format(request),
-        tools=request.tools,
+        tools=tools,
         tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
         parallel=request.parallel_tool_calls is not False,
         template_kwargs=request.chat_template_kwargs,
@@ -76,6 +85,7 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
         raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
     if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):
         raise InvalidRequest("expected documents beside prompts of text alone", param="documents")
+    check_ids([*request.documents, *_documents(request.prompt)])
     calls = []
     for prompt in prompts:
         documents = [SegmentSet(map(segment_of, request.documents)), "\n"] if request.documents else []
@@ -110,7 +120,7 @@ def tokenize_call(request: TokenizeRequest, tenant: str) -> Call:
         choices,
         sampling,
         extra=extra,
-        tools=request.tools,
+        tools=_tools(request.tools),
         template_kwargs=request.chat_template_kwargs,
     )
 
@@ -121,8 +131,9 @@ def conversation(
     """Return turns in which every segment is in a set, the question, and why order may matter all the same.
 
     Raises:
-        InvalidRequest: There are documents, and no user message.
+        InvalidRequest: There are documents, and no user message; or two have one id.
     """
+    check_ids([*documents, *(each for message in messages for each in _documents(message.content))])
     turns = [Turn(_role(each), tuple(_parts(each.content))) for each in messages]
     asked = next((index for index in reversed(range(len(turns))) if turns[index].role == "user"), None)
     question = "" if asked is None else turns[asked].text.strip()
@@ -140,7 +151,7 @@ def conversation(
 
 def extra_fields(messages: Sequence[Message], turns: int) -> tuple[Mapping[str, Any], ...]:
     """Return the fields of messages beside role and content; none for a system message that was put before them."""
-    fields = [{name: getattr(each, name) for name in _FIELDS if getattr(each, name) is not None} for each in messages]
+    fields = [each.model_dump(include=_FIELDS, exclude_none=True) for each in messages]
     return (*({} for _ in range(turns - len(fields))), *fields)
 
 
@@ -175,6 +186,8 @@ def sampling_of(request: Decoding, settings: Settings, max_tokens: int | None) -
         raise InvalidRequest(f"n: expected at most {settings.max_choices}, got {request.n}", param="n")
     names = ("top_p", "top_k", "min_p", "repetition_penalty")
     more = {name: value for name in names if (value := getattr(request, name)) is not None}
+    if request.seed is not None and request.seed > (most := SEEDS[1] - request.n + 1):
+        raise InvalidRequest(f"seed: expected at most {most} with n={request.n}, got {request.seed}", param="seed")
     return Sampling(wanted, request.temperature or 0.0, request.seed, more)
 
 
@@ -183,9 +196,25 @@ def _schema(request: ChatRequest) -> Mapping[str, Any] | None:
     if form is None or form.type == "text":
         return None
     schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
-    check_schema(schema)
-    check_json_schema(schema)
+    with about("response_format"):
+        check_schema(schema)
+        check_json_schema(schema)
     return schema
+
+
+def _is_strict(request: ChatRequest) -> bool:
+    form = request.response_format
+    return form is None or form.json_schema is None or form.json_schema.strict is not False
+
+
+def _tools(given: Sequence[FunctionTool]) -> list[dict[str, Any]]:
+    """Return tools as they were given, with schemas that can be followed."""
+    tools = [each.model_dump(exclude_unset=True) for each in given]
+    with about("tools"):
+        check_tools(tools)
+        for each in given:
+            check_json_schema(each.function.parameters or {})
+    return tools
 
 
 def _response_format(request: ChatRequest) -> Mapping[str, Any] | None:
@@ -206,6 +235,13 @@ def _parts(content: str | Sequence[TextPart | DocumentPart | SetPart] | None) ->
             yield part.text
         else:
             yield segment_of(part.document) if isinstance(part, DocumentPart) else set_of(part)
+
+
+def _documents(content: Any) -> Iterator[Document]:
+    """Yield the documents of a content with parts; a text has none, nor have token ids."""
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, DocumentPart | SetPart):
+            yield from [part.document] if isinstance(part, DocumentPart) else part.documents
 
 
 def _prompts(prompt: Any) -> list[list[Any]]:

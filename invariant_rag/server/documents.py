@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.api_models import PlainRequest
 from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
-from invariant_rag.segments import Field, Prompt, Segment, SegmentSet, Slot
+from invariant_rag.segments import Field, Prompt, Segment, SegmentSet, Slot, value_of
+from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.schemas import Document, FieldName, SetPart
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation
@@ -30,24 +32,46 @@ def segment_of(document: Document | str) -> Segment:
     metadata = {**document.metadata, **({} if document.id is None else {_ID: document.id})}
     if isinstance(document.data, Mapping):
         title = document.data.get("title")
-        shown = document.title or (None if title is None else str(title))
-        return Segment(_fields(document.data), title=shown, metadata=metadata, score=document.score)
+        heading = document.title or (None if title is None else str(title))
+        return Segment(_fields(document.data), title=heading, metadata=metadata, score=document.score)
     text = document.text or document.data or ""
     return Segment(text, title=document.title, metadata=metadata, score=document.score)
+
+
+def check_ids(documents: Iterable[Document | str]) -> None:
+    """Check that an id names one document: citations and reports name documents by it.
+
+    Raises:
+        InvalidRequest: Two documents of different contents have one id.
+    """
+    found: dict[str, Document] = {}
+    for each in documents:
+        if isinstance(each, Document) and each.id is not None:
+            first = found.setdefault(each.id, each)
+            if (first.title, first.text, first.data) != (each.title, each.text, each.data):
+                raise InvalidRequest(
+                    f"documents: expected an id for each document, got two that are called {shown(each.id)}",
+                    param="documents",
+                    hint="Leave the ids away, or give each document its own.",
+                )
 
 
 def set_of(part: SetPart) -> SegmentSet:
     """Return a set of documents as a set of segments.
 
     Raises:
+        InvalidRequest: A slot names a field that no document has.
         InvalidSegment: There is not one slot for each document.
     """
-    return SegmentSet(
-        map(segment_of, part.documents),
-        slots=None
-        if part.slots is None
-        else [Slot(_pieces(each.before), _pieces(each.after), each.number) for each in part.slots],
-    )
+    slots = [Slot(_pieces(each.before), _pieces(each.after), each.number) for each in part.slots or ()]
+    segments = list(map(segment_of, part.documents))
+    named = {piece.key for slot in slots for piece in (*slot.before, *slot.after) if isinstance(piece, Field)}
+    for name in sorted(named - {"title", "score"}):
+        if segments and all(value_of(segment, name) is None for segment in segments):
+            raise InvalidRequest(
+                f"slots: expected fields that a document has in its metadata, got {shown(name)}", param="messages"
+            )
+    return SegmentSet(segments, slots=None if part.slots is None else slots)
 
 
 def _pieces(texts: Iterable[str | FieldName]) -> tuple[str | Field, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from invariant_rag import errors
+from invariant_rag.server.fields import field_of, hint_of, in_fields
 from invariant_rag.server.json_text import JsonReply
+from invariant_rag.server.schemas import Request
 
 
 class Refusal(errors.InvariantRAGError):
@@ -149,6 +152,10 @@ _KINDS = ("bool", "dict", "float", "int", "list", "str")
 _VARIANT = re.compile("|".join((*_KINDS, r".*[^\w].*")))
 """What pydantic adds to the place of an error where a field may be of several kinds: `str`, `function-after[...]`."""
 
+_MODELS = frozenset(each.__name__ for each in Request.__subclasses__())
+_TAGS = ("text", "document", "documents")
+"""What it adds after the number of a part of a message."""
+
 _STARLETTE = {404: "not_found", 405: "method_not_allowed"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _FAULT = "The server failed. The request id tells its operator where to look."
@@ -162,10 +169,11 @@ def status_of(error: BaseException) -> int:
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return the body of an error. Of a fault of the server it says nothing: its message may hold anything."""
     status = status_of(error)
-    if status == 500:
-        return _body(status, _FAULT, "internal_error", hint="Report it with its request id.")
+    if not isinstance(error, errors.InvariantRAGError) or status == 500:
+        return _body(500, _FAULT, "internal_error", hint="Report it with its request id.")
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), _snake(type(error).__name__))
-    return _body(status, str(error), code, getattr(error, "param", None), getattr(error, "hint", ""))
+    message = str(error) if isinstance(error, Refusal) else in_fields(str(error))
+    return _body(status, message, code, field_of(error), hint_of(error))
 
 
 def error_response(error: BaseException) -> Response:
@@ -215,7 +223,9 @@ def _expected(each: Mapping[str, Any]) -> str:
 def _path(location: Sequence[int | str]) -> str:
     """Return where a field is: `messages[0].content`. Names of variants, which pydantic adds, are left out."""
     path = ""
-    for part in location[1:]:  # the first says that it is in the body
+    for before, part in pairwise(location):  # the first says that it is in the body
+        if part in _MODELS or (isinstance(before, int) and part in _TAGS):
+            continue
         if isinstance(part, str):
             path += "" if path and _VARIANT.fullmatch(part) else f".{part}" if path else part
         elif len(location) > 2:  # else it is a place in text that is no JSON

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,10 +25,15 @@ OPEN = frozenset({"/", "/health", "/ready", "/version"})
 """Routes that need no key: the page, which asks for one, and what load balancers ask."""
 OPEN_FOLDER = "/lab/"
 """What the page is made of."""
+_LEFT = 499
+"""Status of a request whose client has left before it was answered."""
 
 
 class RequestLog:
-    """Names every request, and logs one line when it ends: no contents, only what was counted."""
+    """Names every request, and logs one line when it ends: no contents, only what was counted.
+
+    A fault of the server is a line of its own, with its place, and an answer that has the name of the request.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -42,7 +47,7 @@ class RequestLog:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         noted: dict[str, Any] = {"request_id": request_id}
         scope.setdefault("state", {})["noted"] = noted
-        status, start = 500, time.monotonic()
+        status, start = None, time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -53,13 +58,24 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception as error:  # noqa: BLE001 - whoever is around would log it again, and not name the request
+            log_fault(error, noted)
+            if status is None:  # else the server closes the connection in the middle of the answer
+                await error_response(error)(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.monotonic() - start
+            status = _LEFT if status is None else status
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(seconds)
             fields = {**noted, "method": scope["method"], "route": route, "status": status}
             logger.info("request", extra={"fields": {**fields, "seconds": round(seconds, 4)}})
+
+
+def log_fault(error: BaseException, noted: MutableMapping[str, Any]) -> None:
+    """Log a fault of the server with its place, and note it for the line of the request."""
+    noted["error"] = type(error).__name__
+    logger.error("fault", exc_info=error, extra={"fields": dict(noted)})
 
 
 class Keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
@@ -41,6 +41,7 @@ class Description:
     context_window: int | None
     method: str
     methods: frozenset[str]
+    orderings: Mapping[str, frozenset[str]]
 
 
 class Replica:
@@ -98,7 +99,7 @@ class Replica:
     async def describe(self) -> Description:
         """Return what others have to know of the engine."""
         engine = self._engine
-        return Description(engine.name, engine.context_window, engine.method, engine.methods)
+        return Description(engine.name, engine.context_window, engine.method, engine.methods, engine.orderings)
 
     async def _run(self, work: Callable[[], T]) -> T | Failed:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _caught, work)

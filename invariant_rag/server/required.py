@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
-_QUANTIFIER = re.compile(r"\{(\d+)")
+from invariant_rag.server.patterns import pattern_size
 
 
 def least_required(schema: Any) -> int:
     """Return how many characters and items a schema counts that each of its texts must have, siblings added up.
 
-    What is optional counts nothing, and of alternatives the smallest counts. In a pattern, counts are multiplied.
+    What is optional counts nothing, and of alternatives the smallest counts.
 
     >>> text = {"type": "string", "minLength": 9}
     >>> least_required({"properties": {"a": text, "b": text, "c": text}, "required": ["a", "b"]})
@@ -56,8 +54,8 @@ class _Counter:
 
     def _characters(self, part: Mapping[str, Any]) -> int:
         pattern = part.get("pattern")
-        counts = [max(int(each[:9]), 1) for each in _QUANTIFIER.findall(pattern)] if isinstance(pattern, str) else []
-        return max(_number(part.get("minLength")), prod(counts) if counts else 0)
+        shortest = pattern_size(pattern).shortest if isinstance(pattern, str) else 0
+        return max(_number(part.get("minLength")), shortest)
 
     def _items(self, part: Mapping[str, Any]) -> int:
         first = _listed(part.get("prefixItems")) or _listed(part.get("items"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from concurrent.futures import CancelledError, Executor
 from threading import Event
 from typing import Any, Generic, TypeVar
@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 
 from invariant_rag.server.admission import Admission
-from invariant_rag.server.errors import ClientLeft, DeadlineExceeded, error_body
+from invariant_rag.server.errors import ClientLeft, DeadlineExceeded, error_body, status_of
 from invariant_rag.server.json_text import encode
+from invariant_rag.server.middleware import log_fault
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -151,16 +152,26 @@ def _forget(result: asyncio.Future[Any]) -> None:
         result.exception()
 
 
-async def as_events(chunks: AsyncIterator[dict[str, Any]], running: Running[Any, Any]) -> AsyncIterator[dict[str, str]]:
+async def as_events(
+    chunks: AsyncIterator[dict[str, Any]], running: Running[Any, Any], noted: MutableMapping[str, Any]
+) -> AsyncIterator[dict[str, str]]:
     """Yield chunks as server-sent events, as OpenAI does: an error is the last chunk, else `[DONE]` is.
 
     Whoever stops reading abandons the work.
+
+    Args:
+        chunks: The chunks.
+        running: The work that they come from.
+        noted: What the log says of the request.
     """
     try:
         async for chunk in chunks:
             yield {"data": encode(chunk)}
         yield {"data": "[DONE]"}
     except Exception as error:  # noqa: BLE001 - the status is sent already: the client is told in the stream
+        noted["error"] = type(error).__name__
+        if status_of(error) == 500:
+            log_fault(error, noted)
         yield {"data": encode(error_body(error))}
     finally:
         running.abandon()

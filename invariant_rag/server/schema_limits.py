@@ -6,11 +6,12 @@ A grammar follows a schema literally: the shortest text of one with `{"minItems"
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from invariant_rag.errors import InvalidSchema
+from invariant_rag.generation.json_schema import PATTERNS
+from invariant_rag.server.patterns import MOST_WORK, pattern_size
 from invariant_rag.server.required import least_required
 from invariant_rag.shown import shown
 
@@ -22,8 +23,8 @@ MOST_REQUIRED = 1_000
 """Counted characters and items that no answer can do without, of all values together: 10 texts of 50 have 500."""
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_LENGTHS = ("minLength", "maxLength")
 _LEAST = ("minItems", "minLength", "minProperties")
-_QUANTIFIER = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _HINT = "Ask for less, or say it in the prompt."
 
@@ -32,30 +33,40 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     """Check a schema that somebody else has written.
 
     Raises:
-        InvalidSchema: It is too large, too deep, counts too far, or refers to what is elsewhere.
+        InvalidSchema: It is too large, too deep, counts too far, has patterns that take too long, or refers to what is
+            elsewhere.
     """
-    _check_whole(schema)
-    _check_required(_required(schema))
+    _check_all([schema], [schema])
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Check the schemas of tools, which an answer may all have to choose from.
+    """Check the schemas of tools, in OpenAI's shape, which an answer may all have to choose from.
 
     Raises:
         InvalidSchema: As for `check_schema`.
     """
-    required = 0
-    for tool in tools:
-        _check_whole(tool)
-        function = tool.get("function", tool)
-        required += _required(function.get("parameters")) if isinstance(function, Mapping) else 0
-    _check_required(required)
+    _check_all(tools, [each["function"].get("parameters") for each in tools])
 
 
-def _check_whole(schema: Mapping[str, Any]) -> None:
-    if len(json.dumps(schema)) > MOST_BYTES:
-        raise InvalidSchema(f"expected a schema of at most {MOST_BYTES} bytes", hint=_HINT)
-    _check(schema, 0, 1)
+def _check_all(whole: Sequence[Any], schemas: Sequence[Any]) -> None:
+    """Check each of several things with schemas in them, and what those schemas ask for together."""
+    for each in whole:
+        if len(json.dumps(each)) > MOST_BYTES:
+            raise InvalidSchema(f"expected a schema of at most {MOST_BYTES} bytes", hint=_HINT)
+        _check(each, 0, 1)
+    required = sum(map(_required, schemas))
+    if required > MOST_REQUIRED:
+        raise InvalidSchema(
+            "expected a schema whose values must have at most "
+            f"{MOST_REQUIRED} characters and items together, got {shown(required)}",
+            hint=_HINT,
+        )
+    texts = {text for each in schemas for text in _texts(each)}
+    if sum(map(_work, texts)) > MOST_WORK:
+        raise InvalidSchema(
+            f"expected patterns and lengths of texts with automata of at most {MOST_WORK:,} edges together, got more",
+            hint=_HINT,
+        )
 
 
 def _required(schema: Any) -> int:
@@ -65,13 +76,24 @@ def _required(schema: Any) -> int:
         raise InvalidSchema("expected a schema with fewer references to references", hint=_HINT) from error
 
 
-def _check_required(required: int) -> None:
-    if required > MOST_REQUIRED:
-        raise InvalidSchema(
-            "expected a schema whose values must have at most "
-            f"{MOST_REQUIRED} characters and items together, got {shown(required)}",
-            hint=_HINT,
+def _texts(part: Any) -> Iterator[str | tuple[int, int]]:
+    """Yield the patterns of a schema, and the bounds of the lengths of its other texts."""
+    if isinstance(part, Mapping):
+        names = part.get("patternProperties")
+        found = (
+            part.get("pattern"),
+            PATTERNS.get(str(part.get("format"))),
+            *(names if isinstance(names, Mapping) else ()),
         )
+        yield from (each for each in found if isinstance(each, str))
+        least, most = (part[name] if isinstance(part.get(name), int) else 0 for name in _LENGTHS)
+        yield least, most
+    for each in part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ():
+        yield from _texts(each)
+
+
+def _work(text: str | tuple[int, int]) -> float:
+    return pattern_size(text).work if isinstance(text, str) else max(text)
 
 
 def _check(part: Any, level: int, repetitions: int) -> None:
@@ -82,16 +104,24 @@ def _check(part: Any, level: int, repetitions: int) -> None:
             _check_reference(part.get(name))
         for name in _COUNTS:
             _check_count(part.get(name))
+        _check_properties(part)
         for name in _LEAST:
             count = part.get(name)
             repetitions *= max(count, 1) if isinstance(count, int) else 1
         _check_count(repetitions)
-        if isinstance(pattern := part.get("pattern"), str):
-            for quantifier in _QUANTIFIER.finditer(pattern):
-                repetitions *= max(*(int((number or "0")[:9]) for number in quantifier.groups()), 1)
-                _check_count(repetitions)
     for each in part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ():
         _check(each, level + 1, repetitions)
+
+
+def _check_properties(part: Mapping[str, Any]) -> None:
+    """Refuse many properties that are counted: a grammar has a rule for each of them at each count."""
+    properties = part.get("properties")
+    counts = [part[name] for name in ("minProperties", "maxProperties") if isinstance(part.get(name), int)]
+    if isinstance(properties, Mapping) and len(properties) * max(counts, default=0) > MOST_WORK:
+        raise InvalidSchema(
+            f"expected properties that, times minProperties or maxProperties, are at most {MOST_WORK:,}, got more",
+            hint=_HINT,
+        )
 
 
 def _check_count(count: Any) -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from invariant_rag.checks import SEEDS
 
 Neutral = Annotated[float | None, Field(ge=0, le=0)]
 """A field of OpenAI's that has no meaning here: only the value that changes nothing."""
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _within_seeds(seed: int) -> int:
+    least, most = SEEDS
+    if not least <= seed <= most:
+        raise ValueError(f"expected a whole number from {least} to {most}")
+    return seed
 
 
 class Request(BaseModel):
@@ -79,13 +88,30 @@ class SetPart(Request):
 Part = Annotated[TextPart | DocumentPart | SetPart, Field(discriminator="type")]
 
 
+class CalledFunction(Request):
+    """What an answer called, and with what: JSON in a text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Called(Request):
+    """A call that an answer made, as it is sent back."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """What chunks of a stream have beside it."""
+
+
 class Message(Request):
     """A message of a conversation. Fields of answers of this server are taken back, and ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[Called] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
@@ -121,6 +147,7 @@ class JsonSchema(Request):
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
     strict: bool | None = None
+    """False: the caller checks the answer, also what no grammar expresses of the schema."""
 
 
 class ResponseFormat(Request):
@@ -134,6 +161,23 @@ class ResponseFormat(Request):
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("expected json_schema with the type json_schema, and only there")
         return self
+
+
+class Function(Request):
+    """A function that an answer may call."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """False: the caller checks arguments, also what no grammar expresses of their schema."""
+
+
+class FunctionTool(Request):
+    """A tool, in OpenAI's shape."""
+
+    type: Literal["function"]
+    function: Function
 
 
 class ToolName(Request):
@@ -166,7 +210,7 @@ class Decoding(Request):
     repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
     n: Annotated[int, Field(ge=1)] = 1
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    seed: Annotated[int, AfterValidator(_within_seeds)] | None = None
     user: str | None = None
     frequency_penalty: Neutral = None
     presence_penalty: Neutral = None
@@ -192,7 +236,7 @@ class ChatRequest(Decoding):
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     """Only the tokens that were chosen have log-probabilities."""
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: list[FunctionTool] = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -254,7 +298,7 @@ class TokenizeRequest(Request):
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     documents: list[Document | str] = Field(default_factory=list)
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: list[FunctionTool] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

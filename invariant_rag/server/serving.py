@@ -15,16 +15,23 @@ from datetime import UTC, datetime
 from threading import Thread
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from invariant_rag.errors import InvalidChoice, UnusableFile
+from invariant_rag.server.errors import http_error
 from invariant_rag.server.settings import Settings
 
 _SPARE_CONNECTIONS = 256
 """Connections beside those of admitted requests: of load balancers, of Prometheus, and to be told to come back."""
+_NO_HTTP = {
+    400: "expected a request of HTTP/1.1, got something else",
+    431: "expected a head of at most 64 KiB, got a longer one",
+}
 
 
 class DeadlineProtocol(H11Protocol):
@@ -54,6 +61,19 @@ class DeadlineProtocol(H11Protocol):
         """Stop waiting."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP in the shape of all errors, where uvicorn has plain text. It calls this as it catches.
+
+        In the middle of another answer, the connection is closed without a word.
+        """
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+            response = http_error(HTTPException(status, _NO_HTTP.get(status, msg), {"connection": "close"}))
+            head = h11.Response(status_code=status, headers=response.raw_headers)
+            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     @property
     def _running(self) -> bool:

@@ -70,18 +70,23 @@ class State:
         """Return whose key a request came with; an empty text where no keys are needed."""
         return str(request.scope["state"].get("tenant", ""))
 
+    def noted(self, request: Request) -> dict[str, Any]:
+        """Return what the log will say of a request, to add to it."""
+        noted: dict[str, Any] = request.scope["state"]["noted"]
+        return noted
+
     def request_id(self, request: Request) -> str:
         """Return the id of a request."""
-        return str(request.scope["state"]["noted"]["request_id"])
+        return str(self.noted(request)["request_id"])
 
     def note(self, request: Request, body: BaseModel) -> None:
         """Log the contents of a request, if that was asked for."""
         if self.settings.log_contents:
-            request.scope["state"]["noted"]["contents"] = body.model_dump(mode="json", exclude_defaults=True)
+            self.noted(request)["contents"] = body.model_dump(mode="json", exclude_defaults=True)
 
     def finish(self, request: Request, replies: Sequence[Reply]) -> None:
         """Count and log the tokens of a request that was answered."""
-        noted: dict[str, Any] = request.scope["state"]["noted"]
+        noted = self.noted(request)
         for reply in replies:
             self.metrics.count_tokens(reply.usage)
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):

@@ -247,10 +247,10 @@ def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]: Input tag"),
         ({"messages": [{"role": "system", "content": "Hello."}]}, "expected a user message"),
-        ({"tools": [{"type": "function"}]}, "expected a Tool"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function: Field required"),
         ({"tool_choice": "required", "documents": []}, "expected tools to choose from"),
         ({"response_format": {"type": "json_schema"}}, "expected json_schema with the type json_schema"),
-        ({"response_format": {"type": "json_object"}, "stop": "a"}, "without stop strings"),
+        ({"response_format": {"type": "json_object"}, "stop": "a"}, "without stop and tools"),
         ({"chat_template_kwargs": {"thinking": True}}, "which do not occur in it"),
     ],
 )

@@ -125,7 +125,7 @@ MANY = required({f"text{number}": LONG for number in range(20)})
         required({f"{number}": {"$ref": "#/$defs/a~1b"} for number in range(20)}, **{"$defs": {"a/b": LONG}}),
         {"type": "array", "prefixItems": [LONG] * 8, "minItems": 8},
         {"anyOf": [MANY, {"type": "object", "allOf": [MANY]}]},
-        required({f"{number}": {"type": "string", "pattern": "^a{20}b{9}$"} for number in range(8)}),
+        required({f"{number}": {"type": "string", "pattern": "^(a{20}){9}$"} for number in range(8)}),
         chained(12),
         chained(700),
         {"type": "string", "pattern": "a{" + "9" * 5000 + "}"},

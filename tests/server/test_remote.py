@@ -64,7 +64,7 @@ def test_errors_of_the_server_are_those_of_the_library(remote: RemoteModel, base
     with pytest.raises(ContextOverflow, match="4096"):
         remote.chat(asked, max_tokens=4096)
     with pytest.raises(InvalidTool):
-        remote.chat(asked, tools=[{"type": "function"}])
+        remote.chat(asked, tools=[{"type": "function", "function": {"name": "f"}}] * 2)
     with pytest.raises(RemoteError, match="colour: unknown field"):
         remote.chat(asked, colour="red")
     with pytest.raises(RemoteError, match="small"):

@@ -450,3 +450,32 @@ def test_malformed_requests_are_refused_before_the_api_too(plain_url: str) -> No
         statuses = [check_refusal(seed, client) for seed in range(60)]
     assert statuses.count(400) > 20
     assert 200 in statuses
+
+
+def test_a_vote_sends_fewer_requests_at_a_time_where_the_api_takes_no_more(
+    api: ScriptedAPI, http: httpx.Client
+) -> None:
+    busy, good = Answer(429, refusal("slow down")), Answer(body=completion("white"))
+    api.plan(good, busy, busy, good)
+    reply = http.post(CHAT, json=body(invariant={"method": "vote"})).json()
+    assert reply["invariant"]["vote"] == {"calls": 3, "agreed": 3}
+    assert len(api.bodies) == 5
+
+
+def test_a_vote_gives_up_where_the_api_has_no_room_in_time(api: ScriptedAPI, http: httpx.Client) -> None:
+    api.plan(Answer(429, refusal("slow down"), {"Retry-After": "9"}))
+    response = http.post(CHAT, json=body(invariant={"method": "vote"}))
+    assert (response.status_code, response.headers["retry-after"]) == (429, "9")
+    assert len(api.bodies) == 3
+
+
+def test_the_orderings_that_are_listed_are_those_that_work(api: ScriptedAPI, http: httpx.Client) -> None:
+    api.plan(Answer(body=completion("white")))
+    choices = http.get("/v1/models").json()["data"][0]["invariant"]["choices"]
+    documents = [{"text": text, "score": number} for number, text in enumerate(FLAGS)]
+    assert set(choices) == {"canonical", "vote", "sequential"}
+    for method, orderings in choices.items():
+        for ordering in ("given", "lexical", "score"):
+            wanted = body(documents=documents, invariant={"method": method, "ordering": ordering})
+            response = http.post(CHAT, json=wanted)
+            assert (response.status_code == 200) == (ordering in orderings), (method, ordering, response.text)

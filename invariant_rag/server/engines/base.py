@@ -67,6 +67,7 @@ class Call:
         count: Number of answers.
         stop: Strings that end an answer.
         schema: JSON schema of the answer.
+        strict: Whether an answer that breaks the schema is an error, also in what no grammar expresses.
         response_format: The field of the request that `schema` is from, for an engine that passes it on.
         tools: Tools, in OpenAI's shape.
         tool_choice: As for `ToolCalling`.
@@ -86,6 +87,7 @@ class Call:
     count: int = 1
     stop: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
+    strict: bool = True
     response_format: Mapping[str, Any] | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
@@ -94,6 +96,11 @@ class Call:
     logprobs: bool = False
     stream: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        """The field of the request that the prompt is from."""
+        return "messages" if self.chat else "prompt"
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,10 @@ class Reranker(Protocol):
     def name(self) -> str:
         """Name of the ordering."""
 
+    @property
+    def model_name(self) -> str:
+        """Name of the model."""
+
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the negated scores, the same bits for every order of the documents."""
 
@@ -189,6 +200,10 @@ class Engine(Protocol):
     @property
     def methods(self) -> frozenset[str]:
         """What requests may choose by `invariant.method`, where the settings allow it."""
+
+    @property
+    def orderings(self) -> Mapping[str, frozenset[str]]:
+        """What requests may choose by `invariant.ordering` with each method, where the settings allow it."""
 
     @property
     def caches(self) -> Mapping[str, KeyValueCache]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import ExtraRequired, InvalidChoice
 from invariant_rag.orderings import CrossEncoder, MonoT5
+from invariant_rag.orderings.monot5 import default_checkpoint
 
 if TYPE_CHECKING:
     from invariant_rag.generation.overflow import Overflow
@@ -194,5 +195,13 @@ def _filled(address: str | None) -> str | None:
 
 
 def build_reranker(name: str | None) -> Relevance:
-    """Return what scores documents for a query: `monot5`, `cross-encoder`, or a MonoT5 checkpoint. None: `monot5`."""
-    return CrossEncoder() if name == "cross-encoder" else MonoT5(None if name == "monot5" else name)
+    """Return what scores documents for a query: `monot5`, `cross-encoder`, or a MonoT5 checkpoint. None: `monot5`.
+
+    Its model is loaded at the first request. `monot5` is the published checkpoint, or the embedded one where the hub
+    cannot be reached.
+    """
+    return (
+        CrossEncoder()
+        if name == "cross-encoder"
+        else MonoT5(default_checkpoint() if name in (None, "monot5") else name)
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, cast
@@ -15,21 +15,24 @@ from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.logprobs import token_logprobs
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation, Usage
+from invariant_rag.generation.schema_validation import validate_value
 from invariant_rag.generation.streaming import (
     TextStream,
     decode_keeping,
     stream_until_stop_string,
     trim_at_stop_string,
 )
-from invariant_rag.generation.structured import constrain, parse_object
+from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
+from invariant_rag.orderings import ORDERINGS
 from invariant_rag.prompts.labels import Labels, translate_stream
 from invariant_rag.segments import Prompt, document_rendering
 from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
 from invariant_rag.server.errors import TooLarge
+from invariant_rag.server.fields import about
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,6 +74,11 @@ class ModelEngine(ABC):
         """What requests may choose."""
         return frozenset(METHODS)
 
+    @property
+    def orderings(self) -> Mapping[str, frozenset[str]]:
+        """All of them with each method."""
+        return dict.fromkeys(self.methods, frozenset(ORDERINGS))
+
     @abstractmethod
     def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
         """Return a model that stores nothing where another tenant than that of the choices finds it."""
@@ -99,7 +107,9 @@ class ModelEngine(ABC):
             lm = self._chosen.get(choices)
             if lm is None:
                 wanted: dict[str, Any] = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
-                lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**wanted), choices)
+                with about("invariant.method"):
+                    lm = self.for_tenant(self.lm.with_method(**wanted), choices)
+                self._chosen[choices] = lm
             return lm
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
@@ -110,9 +120,7 @@ class ModelEngine(ABC):
         """
         lm = self.model_for(call.choices)
         request = _Request(self, lm, call)
-        size = len(lm.prepare_to_generate(request.prompt, call.sampling.max_new_tokens).input_ids)
-        if self._max_prompt_tokens is not None and size > self._max_prompt_tokens:
-            raise TooLarge(f"expected a prompt of at most {self._max_prompt_tokens} tokens, got {size}")
+        request.check_size(self._max_prompt_tokens)
         found = [request.one(index, emit, abandoned) for index in range(call.count)]
         generations = [generation for generation, _ in found]
         first = generations[0]
@@ -136,11 +144,12 @@ class ModelEngine(ABC):
         lm = self.model_for(call.choices)
         explain = bool(call.explain_tokens)
         options: dict[str, Any] = {"max_new_tokens": call.explain_tokens} if explain else {}
-        if call.is_choice:
-            return Judge(lm, by=call.by).choose(call.question or "", call.answers, explain=explain, **options)
-        criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
-        judge = Judge(lm, criteria=criteria, by=call.by)
-        return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
+        with about("criteria"):
+            judge = Judge(lm, criteria=DEFAULT_CRITERIA if call.criteria is None else call.criteria, by=call.by)
+        with about("options" if call.is_choice else "answers"):
+            if call.is_choice:
+                return judge.choose(call.question or "", call.answers, explain=explain, **options)
+            return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
 
 
 class _Request:
@@ -150,12 +159,15 @@ class _Request:
         self._engine, self._lm, self._call = engine, lm, call
         self._tokenizer = cast("PreTrainedTokenizerBase", lm.tokenizer)
         if call.schema is not None and (call.stop or (call.tools and call.tool_choice != "none")):
-            raise UnsupportedCombination(
-                "expected response_format without stop strings and tools: the schema alone says where the answer ends",
-                hint="Leave stop and tools away, or set tool_choice to none.",
-            )
-        self._calling = ToolCalling(lm, call.tools, tool_choice=call.tool_choice, parallel=call.parallel)
-        self.prompt = self._chat_prompt() if call.chat else self._text_prompt()
+            with about("response_format"):
+                raise UnsupportedCombination(
+                    "expected response_format without stop and tools: the schema alone says where the answer ends",
+                    hint="Leave stop and tools away, or set tool_choice to none.",
+                )
+        with about("tools"):
+            self._calling = ToolCalling(lm, call.tools, tool_choice=call.tool_choice, parallel=call.parallel)
+        with about(call.field):
+            self.prompt = self._chat_prompt() if call.chat else self._text_prompt()
         # Stop strings end text, not calls: with tools, the model is not stopped, and the text is cut afterwards.
         self._stops_model = call.stop if not call.tools else ()
 
@@ -170,6 +182,19 @@ class _Request:
     def _text_prompt(self) -> Prompt:
         (turn,) = self._call.turns
         return Prompt.of(*turn.parts, query=self._call.question, rendering=document_rendering).to_complete()
+
+    def check_size(self, most: int | None) -> None:
+        """Check that the prompt fits, beside its answer, into the context window and into what the server allows.
+
+        Raises:
+            ContextOverflow: It does not fit into the context window.
+            TooLarge: It is longer than the server allows.
+        """
+        with about(self._call.field):
+            prepared = self._lm.prepare_to_generate(self.prompt, self._call.sampling.max_new_tokens)
+            size = len(prepared.input_ids)
+            if most is not None and size > most:
+                raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
 
     def one(self, index: int, emit: Emit, abandoned: Event) -> tuple[Generation, Choice]:
         """Generate one answer."""
@@ -207,13 +232,17 @@ class _Request:
         if self._stops_model:
             options["stop_strings"] = list(self._stops_model)
         if call.schema is not None:
-            return constrain(self._lm, dict(call.schema), **options).options
-        return self._calling.constrain(self.prompt, **options).options if call.tools else options
+            with about("response_format"):
+                return constrain(self._lm, dict(call.schema), **options).options
+        if call.tools:
+            with about("tools"):
+                return self._calling.constrain(self.prompt, **options).options
+        return options
 
     def _deltas(self, texts: Iterable[str], labels: Labels) -> Iterator[AnswerDelta]:
         """Yield the pieces of an answer, up to the first stop string, with the caller's numbers of documents."""
         if self._call.schema is not None:
-            yield from map(AnswerDelta, translate_stream(_checked(texts, self._call.schema), labels))
+            yield from map(AnswerDelta, translate_stream(_checked(texts, self._call), labels))
             return
         if self._stops_model:
             texts = stream_until_stop_string(texts, self._stops_model)
@@ -224,6 +253,7 @@ class _Request:
             yield from map(AnswerDelta, translate_stream(texts, labels))
 
     def _choice(self, answer: Answer, generation: Generation) -> Choice:
+        _check_arguments(answer, self._call.tools)
         stopped = trim_at_stop_string(generation.text, self._call.stop) != generation.text
         reason = "tool_calls" if answer.tool_calls else "stop" if stopped else generation.finish_reason
         cites = self._call.chat and self._call.schema is None and self.prompt.segments
@@ -245,8 +275,8 @@ class _Request:
         ]
 
 
-def _checked(texts: Iterable[str], schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts that are JSON of a schema when joined.
+def _checked(texts: Iterable[str], call: Call) -> Iterator[str]:
+    """Yield texts that are JSON of the schema of a call when joined.
 
     Raises:
         IncompleteObject: They are no JSON.
@@ -256,4 +286,21 @@ def _checked(texts: Iterable[str], schema: Mapping[str, Any]) -> Iterator[str]:
     for text in texts:
         whole.append(text)
         yield text
-    parse_object("".join(whole), schema)
+    with about("response_format"):
+        value = check_complete("".join(whole))
+        if call.strict:
+            validate_value(value, call.schema or {})
+
+
+def _check_arguments(answer: Answer, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Check calls with the schemas of their tools, but for tools with `strict: false`, whose caller does that.
+
+    Raises:
+        InvalidObject: Arguments do not follow a schema, in what no grammar expresses.
+    """
+    functions = {each["function"]["name"]: each["function"] for each in tools}
+    for call in answer.tool_calls:
+        function = functions.get(call.name)
+        if function is not None and function.get("strict") is not False:
+            with about("tools"):
+                validate_value(dict(call.arguments), {"type": "object", **(function.get("parameters") or {})})

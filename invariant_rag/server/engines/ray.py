@@ -56,6 +56,7 @@ class RayEngine:
         self.name = description.name
         self.context_window = description.context_window
         self.method, self.methods = description.method, description.methods
+        self.orderings = description.orderings
 
     def check_ready(self) -> None:
         """Check that a replica is up.
@@ -150,7 +151,7 @@ class RemoteReranker:
     """
 
     def __init__(self, engine: RayEngine, local: Reranker) -> None:
-        self.name = local.name
+        self.name, self.model_name = local.name, local.model_name
         self.probability = local.probability
         self.sort_keys = engine.sort_keys
 

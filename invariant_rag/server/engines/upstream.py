@@ -32,14 +32,15 @@ from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.generation.json_schema import parse_object
 from invariant_rag.generation.outputs import Usage
-from invariant_rag.orderings import resolve_ordering
+from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.server.documents import citations_of, report_of_request
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
 from invariant_rag.server.engines.openai_api import OpenAIAPI
 from invariant_rag.server.engines.upstream_request import body_of
 from invariant_rag.server.engines.written_answer import WrittenAnswer
-from invariant_rag.server.errors import UpstreamFailed, UpstreamRefused
+from invariant_rag.server.errors import Busy, UpstreamFailed, UpstreamRefused
+from invariant_rag.server.fields import about
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
@@ -56,6 +57,7 @@ _NOTES = {
     "sequential": "The model read the documents one after another, as it reads any text.",
 }
 _NOT_COUNTED = "The upstream did not say how many tokens there were."
+_FIRST_PAUSE = 0.25  # before an API that is busy is asked again
 _POLL_SECONDS = 0.1  # until it is noticed that nobody waits any more
 
 
@@ -89,6 +91,10 @@ class Upstream:
 
     context_window: int | None = None
     methods = METHODS
+    orderings: Mapping[str, frozenset[str]] = {
+        method: frozenset(name for name, each in ORDERINGS.items() if each.invariant or method == "sequential")
+        for method in METHODS
+    }
 
     def __init__(
         self,
@@ -107,7 +113,7 @@ class Upstream:
             raise InvalidChoice(f"method: expected {', '.join(sorted(METHODS))} for an upstream, got {method!r}")
         if votes < 2:
             raise InvalidChoice(f"votes: expected at least 2, got {votes}")
-        self.together = together
+        self.together, self._timeout = together, timeout
         self.method, self._votes = method, votes
         self._ordering = _DEFAULT_ORDERING[method] if ordering is None else resolve_ordering(ordering).name
         if method in STRATEGIES:
@@ -137,7 +143,10 @@ class Upstream:
             UpstreamFailed: It cannot be reached, or failed.
             UpstreamRefused: It takes the request for a wrong one.
         """
-        method, ordering = self._order(call.choices)
+        with about("invariant.ordering"):
+            method, ordering = self._order(call.choices)
+            if method in STRATEGIES:
+                content_ordering(ordering)
         _check_supported(call, method)
         requests = self._requests(call, method, ordering)
         tally: Vote | None = None
@@ -214,13 +223,39 @@ class Upstream:
         return future.result()
 
     async def _ask_all(self, call: Call, requests: Sequence[PlainRequest]) -> list[_Asked]:
-        """Ask about several orders at the same time. The first error ends all of them."""
+        """Ask about several orders: all at the same time, and what the API has no room for again, fewer at a time.
+
+        Any other error ends all of them.
+
+        Raises:
+            Busy: The API has no room for as long as an answer may take.
+        """
+        loop = asyncio.get_running_loop()
+        end, pause, together = loop.time() + self._timeout, _FIRST_PAUSE, len(requests)
+        found: dict[int, _Asked] = {}
+        while waiting := [index for index in range(len(requests)) if index not in found][:together]:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._ask_unless_busy(call, requests[index])) for index in waiting]
+            except BaseExceptionGroup as failed:
+                raise failed.exceptions[0] from None
+            results = {index: task.result() for index, task in zip(waiting, tasks, strict=True)}
+            answered = {index: each for index, each in results.items() if isinstance(each, _Asked)}
+            found |= answered
+            busy = [each for each in results.values() if isinstance(each, Busy)]
+            if busy:
+                seconds = max(each.retry_after or 0 for each in busy) or pause
+                if loop.time() + seconds > end:
+                    raise busy[0]
+                await asyncio.sleep(seconds)
+                pause, together = 2 * pause, max(len(answered), 1)
+        return [found[index] for index in range(len(requests))]
+
+    async def _ask_unless_busy(self, call: Call, request: PlainRequest) -> _Asked | Busy:
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._ask(call, each, None)) for each in requests]
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
+            return await self._ask(call, request, None)
+        except Busy as error:
+            return error
 
     async def _ask(self, call: Call, request: PlainRequest, emit: Emit | None) -> _Asked:
         """Ask about one order. Without `emit`, nobody takes the pieces."""
@@ -261,13 +296,15 @@ class Upstream:
 def _check_supported(call: Call, method: str) -> None:
     """Raise UnsupportedCombination for what an API cannot do."""
     if call.choices.overflow not in (None, "error"):
-        raise UnsupportedCombination(
-            f"expected no invariant.overflow but 'error', got {call.choices.overflow!r}: an API tells only that a "
-            "prompt is too long",
-            hint="Send fewer documents.",
-        )
+        with about("invariant.overflow"):
+            raise UnsupportedCombination(
+                f"expected no invariant.overflow but 'error', got {call.choices.overflow!r}: an API tells only that a "
+                "prompt is too long",
+                hint="Send fewer documents.",
+            )
     if method == "vote" and call.count > 1:
-        raise UnsupportedCombination(f"expected n=1 with the method vote, which has one outcome, got {call.count}")
+        with about("n"):
+            raise UnsupportedCombination(f"expected n=1 with the method vote, which has one outcome, got {call.count}")
 
 
 def _choice(call: Call, written: WrittenAnswer) -> Choice:
@@ -279,12 +316,14 @@ def _choice(call: Call, written: WrittenAnswer) -> Choice:
         UnsupportedCombination: Log-probabilities were asked for, and did not come.
     """
     answer = written.answer
-    if call.schema is not None and not answer.tool_calls:
-        parse_object(answer.content, call.schema)
+    if call.schema is not None and call.strict and not answer.tool_calls:
+        with about("response_format"):
+            parse_object(answer.content, call.schema)
     if call.logprobs and written.logprobs is None:
-        raise UnsupportedCombination(
-            "expected log-probabilities of the upstream, which gave none", hint="Leave logprobs away."
-        )
+        with about("logprobs"):
+            raise UnsupportedCombination(
+                "expected log-probabilities of the upstream, which gave none", hint="Leave logprobs away."
+            )
     parts = [part for turn in call.turns for part in turn.parts if isinstance(part, SegmentSet)]
     prompt = Prompt.of(*parts)
     cites = call.chat and call.schema is None and prompt.segments

@@ -45,8 +45,7 @@ const documents = new DocumentList(
 const question = () => at("question").value.trim();
 const method = () => at("method").value || model?.invariant.method;
 const names = () => ({ plain: "Plain", invariant: method() ?? "Server's method" });
-const plainIsAllowed = () =>
-  model.invariant.methods.includes(PLAIN.method) && model.invariant.orderings.includes(PLAIN.ordering);
+const plainIsAllowed = () => (model.invariant.choices[PLAIN.method] ?? []).includes(PLAIN.ordering);
 const readings = () => ({
   ...(plainIsAllowed() ? { plain: PLAIN } : {}),
   invariant: at("method").value ? { method: at("method").value } : {},

@@ -52,7 +52,7 @@ async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()
         if body.include_usage:
             yield replies.usage(reply)
 
-    return EventSourceResponse(as_events(chunks(), running))
+    return EventSourceResponse(as_events(chunks(), running, state.noted(request)))
 
 
 @router.post("/v1/completions")
@@ -81,7 +81,7 @@ async def completions(request: Request, body: Annotated[CompletionRequest, Body(
         if body.include_usage:
             yield replies.usage(found)
 
-    return EventSourceResponse(as_events(chunks(), running))
+    return EventSourceResponse(as_events(chunks(), running, state.noted(request)))
 
 
 @router.post("/tokenize")

@@ -34,7 +34,7 @@ async def ready(request: Request) -> Response:
             await run_in_threadpool(state.engine.check_ready)
         except InvariantRAGError as error:
             status = "unreachable"
-            request.scope["state"]["noted"]["error"] = type(error).__name__
+            state.noted(request)["error"] = type(error).__name__
     return JsonReply({"status": status, "active": active, "places": places}, 200 if status == "ready" else 503)
 
 
@@ -65,6 +65,8 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 def _card(request: Request) -> dict[str, Any]:
     state = state_of(request)
+    allowed = state.settings.orderings
+    choices = {name: sorted(state.engine.orderings[name] & allowed) for name in sorted(state.settings.methods)}
     return {
         "id": state.engine.name,
         "object": "model",
@@ -73,7 +75,8 @@ def _card(request: Request) -> dict[str, Any]:
         "max_model_len": state.engine.context_window,
         "invariant": {
             "method": state.engine.method,
-            "methods": sorted(state.settings.methods),
-            "orderings": sorted(state.settings.orderings),
+            "methods": list(choices),
+            "orderings": choices.get(state.engine.method, []),
+            "choices": choices,
         },
     }

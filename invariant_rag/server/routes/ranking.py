@@ -8,6 +8,7 @@ from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from invariant_rag.orderings import Candidate
+from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
 from invariant_rag.server.conversation import choices_of
 from invariant_rag.server.documents import segment_of
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 router = APIRouter(route_class=JsonRoute)
 _EXPLANATION_TOKENS = 128
+_UNUSED_ORDERINGS = ("given", "score")
+TOY = (
+    "The embedded MonoT5 ranks these documents: a toy that was trained on synthetic ones. "
+    f"Start the server with `--reranker {PUBLISHED}`, or another checkpoint."
+)
+"""What clients and the console are told of the embedded reranker."""
 
 
 @router.post("/v1/rerank")
@@ -40,17 +47,18 @@ async def rerank_v2(request: Request, body: Annotated[RerankRequest, Body()]) ->
 
 async def _rerank(request: Request, body: RerankRequest, api_version: str) -> Response:
     state = state_of(request)
-    if body.model not in (None, state.reranker.name):
-        raise UnknownModel(f"expected the reranker {state.reranker.name!r}, got {shown(body.model)}", param="model")
+    name = state.reranker.model_name
+    if body.model not in (None, name, state.reranker.name):
+        raise UnknownModel(f"expected the reranker {name!r}, got {shown(body.model)}", param="model")
     state.note(request, body)
     running: Running[None, list[dict[str, Any]]] = state.run(lambda _put, _gone: rerank(state.reranker, body))
     return JsonReply(
         {
             "id": state.request_id(request),
             "object": "list",
-            "model": state.reranker.name,
+            "model": name,
             "results": await running.result(request),
-            "meta": {"api_version": {"version": api_version}},
+            "meta": {"api_version": {"version": api_version}} | ({"warnings": [TOY]} if name == EMBEDDED_NAME else {}),
         }
     )
 
@@ -76,6 +84,14 @@ async def judge(request: Request, body: Annotated[JudgeRequest, Body()]) -> Resp
     state.note(request, body)
     if body.invariant.check_order:
         raise InvalidRequest("expected no check_order: a verdict is that of every order", param="invariant.check_order")
+    if body.invariant.ordering in _UNUSED_ORDERINGS:
+        raise InvalidRequest(
+            f"expected an ordering by text, got {body.invariant.ordering!r}: a verdict is that of every order, and "
+            "answers have no scores",
+            param="invariant.ordering",
+        )
+    if body.invariant.overflow not in (None, "error"):
+        raise InvalidRequest("expected no overflow: a judge reads every answer whole", param="invariant.overflow")
     if body.max_tokens is not None and not body.explain:
         raise InvalidRequest("expected max_tokens only with explain", param="max_tokens")
     most = min(body.max_tokens or _EXPLANATION_TOKENS, state.settings.max_new_tokens)
