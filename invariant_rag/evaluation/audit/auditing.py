@@ -16,12 +16,13 @@ from invariant_rag.evaluation.audit.advice import advise
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
 from invariant_rag.evaluation.audit.call_plan import Call
 from invariant_rag.evaluation.audit.effects import assess
+from invariant_rag.evaluation.audit.failures import Failures
 from invariant_rag.evaluation.audit.folder import AuditFolder
 from invariant_rag.evaluation.audit.measures import measure
 from invariant_rag.evaluation.audit.patience import Patience
 from invariant_rag.evaluation.audit.preparing import CallEstimate, Preparation, Questions, prepare
 from invariant_rag.evaluation.audit.questions import Question
-from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, most_frequent, package_versions
+from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, package_versions
 from invariant_rag.evaluation.audit.runner import CallLog, FailedCall, hopeless, make_calls, make_calls_with_ray
 from invariant_rag.evaluation.audit.scoring import AnswerParser, Label, Metric, numbers_of, outcomes_of
 from invariant_rag.evaluation.audit.segment_use import SegmentUseCheck
@@ -319,8 +320,8 @@ def _evaluate(
     ]
     remedies = {name: outcomes[name] for name in names[1:]}
     calls = {name: float(np.nanmean(numbers[name]["calls"])) for name in remedies}
-    effects = assess(outcomes[as_is], remedies, calls, prepared.same_as_today, seed)
-    errors = [each.error for key, each in failed.items() if key in asked]
+    effects = assess(outcomes[as_is], remedies, calls, prepared.same_as_today, seed, prepared.listing)
+    failures = Failures.of([call for each in complete for plan in each for call in plan.calls], store.answers, failed)
     return Audit(
         system=prepared.system.name,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -329,14 +330,12 @@ def _evaluate(
         design=prepared.design,
         questions=len(prepared.questions),
         complete=len(complete),
-        calls=len(asked),
         unasked=sum(call.key not in made for call in prepared.calls),
-        failed=len(errors),
-        errors=most_frequent(errors),
+        failures=failures,
         reused=reused,
         out_of_slots=sum(not each[0].slots for each in complete),
         measured=tuple(measured),
         effects=effects,
-        advice=advise(measured, effects, len(complete), len(errors) / len(asked)),
+        advice=advise(measured, effects, len(complete), failures),
         asked=tuple(asked_question(plans, found, names) for plans, found in zip(complete, scored, strict=True)),
     )

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from invariant_rag.evaluation.audit.measures import ABOUT
-from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, summary, table
+from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, opening, summary, table
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.result import Audit
@@ -31,8 +31,8 @@ def html_report(audit: Audit, images: Mapping[str, bytes]) -> str:
     about = {key.replace("_", " "): text for key, text in ABOUT.items()}
     parts = [
         f"<h1>{escape(TITLE)}</h1>",
+        f'<section class="advice">{_opening(audit)}</section>',
         _facts(audit),
-        f'<section class="advice"><p>{escape(audit.advice.headline)}</p></section>',
         *(
             f"<h2>{escape(question)}</h2><ul>{''.join(f'<li>{escape(each)}</li>' for each in answers)}</ul>"
             for question, answers in audit.advice.sections[:-1]
@@ -74,6 +74,10 @@ def _facts(audit: Audit) -> str:
         "Asked": summary(audit),
     }
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escape(text)}</dd>' for name, text in facts.items())}</dl>"
+
+
+def _opening(audit: Audit) -> str:
+    return "".join(f"<p><small>{title}</small>{escape(text)}</p>" for title, text in opening(audit))
 
 
 def _questions() -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from invariant_rag.checks import check_path
 from invariant_rag.evaluation.audit.measures import ABOUT
 from invariant_rag.evaluation.audit.page import html_report
-from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, summary, table
+from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, opening, summary, table
 from invariant_rag.files import make_folder, write_file
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _markdown(audit: Audit, images: Sequence[str]) -> str:
         f"System: {_one_line(audit.system)}",
         f"{_one_line(audit.date)}, {_one_line(versions)}",
         _one_line(summary(audit)),
-        f"**{_one_line(audit.advice.headline)}**",
+        *(f"**{title}: {_one_line(text)}**" for title, text in opening(audit)),
     ]
     for question, answers in audit.advice.sections[:-1]:
         parts += [f"## {question}", "\n".join(f"- {_one_line(each)}" for each in answers)]
