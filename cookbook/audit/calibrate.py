@@ -290,8 +290,9 @@ def _head(audits: int) -> list[str]:
         f"order, {ORDERS} other orders, {SLOTS} slots and five remedies, as an audit asks by default. The decisions",
         "are those of `invariant_rag.evaluation.audit.effects`: no remedy without an order effect that chance does not",
         f"make (level {ORDER_LEVEL:.0%}), and none that is not better than today (level {REMEDY_LEVEL:.0%} for all",
-        "remedies together), or steadier without a loss where the order is known to be no ranking. Shares come with 95%",
-        "intervals. Other words count as no other outcome, so a system that rephrases is the order-blind one, and so is a slow one.",
+        "remedies together), or steadier without a loss where the order is known to be no ranking. Shares have 95%",
+        "intervals. Other words count as no other outcome, so a system that rephrases is the order-blind one, and so",
+        "is a slow one.",
         "",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,7 +135,8 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.evaluation.audit.auditing import audit, estimate_calls, resolve_metric
+    from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
+    from invariant_rag.evaluation.audit.auditing import audit, estimate_calls
     from invariant_rag.evaluation.audit.conditions import Condition
     from invariant_rag.evaluation.audit.questions import parse_questions
 
@@ -142,7 +144,11 @@ def run(
         make_folder(out)
         conditions = [Condition.parse(each) for each in fail_on or ()]
         resolve_metric(metric)
-        asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
+        for each in caught:
+            print_note(f"note: {each.message}")
         generation: dict[str, Any] = {}
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}

@@ -9,7 +9,8 @@ from typing import Any
 
 from invariant_rag.checks import check_number, check_real
 from invariant_rag.errors import NoiseWarning
-from invariant_rag.evaluation.audit.auditing import audit, resolve_metric
+from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
+from invariant_rag.evaluation.audit.auditing import audit
 from invariant_rag.evaluation.audit.preparing import Questions
 from invariant_rag.evaluation.audit.result import AskedQuestion
 from invariant_rag.evaluation.audit.scoring import Label, Metric

@@ -229,10 +229,9 @@ def _why_no_remedy(
         gain = _change(steadiest, system, remedies[steadiest.name])
         change = f" If that order can change from one time to the next: {gain[0].lower()}{gain[1:]}"
     if effects.order_is_fixed:
-        return (
-            f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order."
-            f"{change}"
-        )
+        fixes = next((each.name for each in effects.remedies if each.same_as_today), None)
+        kept = f" {fixes} gives it whatever order documents come in." if fixes else change
+        return f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order.{kept}"
     if steadiest is not None:
         return (
             "Leave it as long as your retriever always lists the same documents alike: users then get one order, and "

@@ -15,6 +15,9 @@ from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, d
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.result import Audit
 
+NARROW = "(max-width: 40rem)"
+"""Media query of a phone; `page.css` and `page.js` have it too."""
+
 _COLUMNS = (
     ("id", "id"),
     ("question", "question"),
@@ -25,8 +28,13 @@ _COLUMNS = (
 )
 
 
-def html_report(audit: Audit, images: Mapping[str, bytes]) -> str:
-    """Return the page of an audit, with its plots and every question in it."""
+def html_report(audit: Audit, images: Mapping[str, tuple[bytes, bytes]]) -> str:
+    """Return the page of an audit, with its plots and every question in it.
+
+    Args:
+        audit: The audit.
+        images: Its plots by name, as PNG: for a wide screen, and for a narrow one.
+    """
     names, rows = table(audit)
     about = {key.replace("_", " "): text for key, text in ABOUT.items()}
     parts = [
@@ -39,9 +47,9 @@ def html_report(audit: Audit, images: Mapping[str, bytes]) -> str:
         ),
         "<h2>Plots</h2>",
         *(
-            f'<figure><img alt="{name}" src="data:image/png;base64,{base64.b64encode(image).decode()}">'
-            f"<figcaption>{escape(CAPTIONS[name])}</figcaption></figure>"
-            for name, image in images.items()
+            f'<figure><picture><source media="{NARROW}" srcset="{_as_url(narrow)}"><img alt="{name}" '
+            f'src="{_as_url(wide)}"></picture><figcaption>{escape(CAPTIONS[name])}</figcaption></figure>'
+            for name, (wide, narrow) in images.items()
         ),
         _questions(),
         f"<h2>Measures, with 95% intervals</h2>{_table(['', *names], rows, about)}",
@@ -58,6 +66,10 @@ def html_report(audit: Audit, images: Mapping[str, bytes]) -> str:
         f'<script type="application/json" id="asked">{_embedded(audit)}</script>'
         f"<script>{here.joinpath('page.js').read_text()}</script></body></html>\n"
     )
+
+
+def _as_url(image: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
 def _embedded(audit: Audit) -> str:
@@ -91,6 +103,7 @@ def _questions() -> str:
         '<option value="failed">with failed calls</option></select>'
         '<button id="export">Export as CSV</button><span id="count"></span></div>'
         f'<div class="scroll"><table id="questions"><thead><tr>{head}</tr></thead><tbody></tbody></table></div>'
+        '<p><button id="more"></button></p>'
     )
 
 

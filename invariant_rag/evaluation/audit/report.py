@@ -28,15 +28,16 @@ _MARKUP = re.compile(r"[\\`*_\[\]()#!|~:@]|(?<=www)\.", re.IGNORECASE)
 
 def write_report(audit: Audit, folder: str | Path) -> None:
     """Write `report.html`, which is self-contained, and `report.md` with `plots/` into a folder."""
-    from invariant_rag.evaluation.audit.plots import draw
+    from invariant_rag.evaluation.audit.plots import NARROW, draw
 
     target = check_path("folder", folder)
-    images = draw(audit)
+    images, narrow = draw(audit), draw(audit, NARROW)
     plots = make_folder(target / "plots")
     for name, image in images.items():
         write_file(plots / f"{name}.png", image)
     shown = [name for name in CAPTIONS if name in images]
-    pages = {"html": html_report(audit, {name: images[name] for name in shown}), "md": _markdown(audit, shown)}
+    both = {name: (images[name], narrow[name]) for name in shown}
+    pages = {"html": html_report(audit, both), "md": _markdown(audit, shown)}
     for kind, page in pages.items():  # an answer may contain half of a surrogate pair
         write_file(target / f"report.{kind}", page.encode("utf-8", errors="replace"))
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 TITLE = "Does the order of the documents matter?"
 
 CAPTIONS = {
-    "slots": "Accuracy by the slot of the gold document, with 95% intervals. Left: the slot in the input, which "
-    "matters only to a system that keeps the order of its input. Right: the slot in salted canonical orders. A method "
-    "that sorts is flat on the left, and a fair one on the right as well.",
+    "slots": "Accuracy by the slot of the gold document, with 95% intervals. First: the slot in the input, which "
+    "matters only to a system that keeps the order of its input. Then: the slot in salted canonical orders. A method "
+    "that sorts is flat in the first, and a fair one in the second as well.",
     "flips": "Each question's probability that two random orders have different outcomes.",
     "cost": "Seconds per answer against accuracy in the order that the retriever gives: what users get today, and with "
     "each remedy. Without gold answers, against the questions that never flip.",

@@ -79,6 +79,18 @@ def test_the_same_answers_get_the_same_advice_whether_or_not_the_scores_are_know
     assert "0.0% of the questions flip instead of 25.0%" in found.headline
 
 
+def test_whoever_lists_by_score_is_told_what_keeps_to_that() -> None:
+    system, sort = sensitive(200)
+    calls = {"rerank": 1.0, "sort": 1.0}
+    effects = assess(
+        system, {"rerank": fixed(system.given[:, :1]), "sort": sort}, calls, ["rerank"], 0, Listing.BY_SCORE
+    )
+    measured = [measures(name, each, 1.0) for name, each in ((AS_IS, system), ("rerank", sort), ("sort", sort))]
+    found = advise(measured, effects, 200, NONE_FAILED)
+    assert found.choice == "leave it"
+    assert found.headline.endswith("Keep that order. rerank gives it whatever order documents come in.")
+
+
 def test_steadier_answers_are_recommended_where_the_order_is_known_to_be_no_ranking() -> None:
     system, sort = sensitive(200)
     assert advice(system, {"sort": (1.0, sort)}, Listing.NOT_BY_SCORE).choice == "sort"

@@ -23,6 +23,7 @@ from invariant_rag.errors import (
 from invariant_rag.evaluation.audit import audit
 from invariant_rag.evaluation.audit.conditions import Condition
 from invariant_rag.evaluation.audit.diff import diff_audits
+from invariant_rag.evaluation.metrics import best_subspan_em
 from invariant_rag.segments import Segment
 from invariant_rag.testing import assert_order_invariant
 from tests.evaluation.audit.known import first, records, symmetric
@@ -176,6 +177,8 @@ def test_a_gold_answer_that_everything_holds_is_refused(answer: str) -> None:
     asked = [{"question": "Who?", "segments": ["a", "b"], "answers": [answer]}]
     with pytest.raises(InvalidQuestion, match="question '0': expected gold answers with words"):
         audit(lambda question, segments: "a", asked, orders=2)
+    with pytest.raises(InvalidQuestion, match="expected gold answers with words"):
+        audit(lambda question, segments: "a", asked, orders=2, metric=best_subspan_em)
     audit(lambda question, segments: "a", asked, orders=2, metric="exact_match")
 
 
