@@ -231,7 +231,10 @@ def _why_no_remedy(
     if effects.order_is_fixed:
         fixes = next((each.name for each in effects.remedies if each.same_as_today), None)
         kept = f" {fixes} gives it whatever order documents come in." if fixes else change
-        return f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order.{kept}"
+        return (
+            f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order."
+            f"{kept}"
+        )
     if steadiest is not None:
         return (
             "Leave it as long as your retriever always lists the same documents alike: users then get one order, and "

@@ -142,7 +142,7 @@ def _cost(audit: Audit, form: Format) -> Figure:
     low, high = math.floor(min(decades)), math.ceil(max(decades))
     axis.set_xlim(10.0**low, 10.0 ** max(high, low + 1))
     axis.xaxis.set_minor_formatter("")  # labels between powers of ten overlap
-    axis.set_xlabel("seconds per answer, one call after the other")
+    axis.set_xlabel("seconds per answer\n(one call after the other)")
     axis.set_ylabel("accuracy in the\nretriever's order" if has_gold else "questions that never flip")
     axis.set_ylim(-0.03, 1.03)
     form.legend(figure, axis)
