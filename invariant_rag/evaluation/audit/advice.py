@@ -230,10 +230,9 @@ def _why_no_remedy(
         change = f" If that order can change from one time to the next: {gain[0].lower()}{gain[1:]}"
     if effects.order_is_fixed:
         fixes = next((each.name for each in effects.remedies if each.same_as_today), None)
-        kept = f" {fixes} gives it whatever order documents come in." if fixes else change
+        kept = f": {fixes} makes sure of it, in whatever order documents come in." if fixes else f".{change}"
         return (
-            f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order."
-            f"{kept}"
+            f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order{kept}"
         )
     if steadiest is not None:
         return (

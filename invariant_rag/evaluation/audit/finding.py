@@ -126,8 +126,10 @@ def single_slot(system: RemedyMeasures) -> str:
         return ""
     ends = {0: "the first slot", len(ranked) - 1: "the last slot"}
     place = ends.get(ranked[0], f"slot {ranked[0] + 1} of {len(ranked)}")
+    today = system.measures.get("today")
+    missed = "" if today is None or today.high >= best.low else " Put the best document there: today it rarely is."
     return (
         f"The system reads one slot (almost) alone: with the right document in {place}, {best.value:.1%} of the "
         f"answers are right, in any other at most {max(each.value for each in others):.1%}. So everything rides on the "
-        "order in which your retriever lists."
+        f"order in which your retriever lists.{missed}"
     )

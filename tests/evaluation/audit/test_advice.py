@@ -88,7 +88,7 @@ def test_whoever_lists_by_score_is_told_what_keeps_to_that() -> None:
     measured = [measures(name, each, 1.0) for name, each in ((AS_IS, system), ("rerank", sort), ("sort", sort))]
     found = advise(measured, effects, 200, NONE_FAILED)
     assert found.choice == "leave it"
-    assert found.headline.endswith("Keep that order. rerank gives it whatever order documents come in.")
+    assert found.headline.endswith("Keep that order: rerank makes sure of it, in whatever order documents come in.")
 
 
 def test_steadier_answers_are_recommended_where_the_order_is_known_to_be_no_ranking() -> None:
@@ -136,6 +136,9 @@ def test_a_system_that_reads_one_slot_is_said_to_ride_on_the_order_of_its_retrie
         said.headline
     )
     assert "everything rides on the order in which your retriever lists" in said.headline
+    assert "Put the best document there" not in said.headline
+    missed = outcomes(right * 0.0, system.orders, one_slot(best))
+    assert advice(missed, {}, listed).headline.endswith("Put the best document there: today it rarely is.")
     two = one_slot(best) + one_slot((best + 1) % 3)
     other = advice(outcomes(system.given, system.orders, two), worse, listed)
     assert "one slot" not in " ".join(other.reasons)
