@@ -118,6 +118,13 @@ def rendered_probes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return list(chain.from_iterable(_render(tokenizer, source) for source in sources))
 
 
+def template_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the strings in the programs of chat templates: what they compare, and what they leave away from a text."""
+    templates = tokenizer.chat_template or {}
+    sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
+    return sorted({word for source in sources for word in _literals(source, ("string",)).split("\n") if word})
+
+
 def _written_names(tokenizer: PreTrainedTokenizerBase, sources: tuple[str, ...], names: set[str]) -> set[str]:
     """Return the names that look like those of control tokens, or that a template writes."""
     if not sources:
@@ -148,12 +155,12 @@ def _occurs(name: str, text: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _literals(source: str) -> str:
+def _literals(source: str, kinds: tuple[str, ...] = ("data", "string")) -> str:
     """Return the text and the strings of a template, without its program."""
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        pieces = [value for _, kind, value in Environment(autoescape=False).lex(source) if kind in ("data", "string")]  # noqa: S701
+        pieces = [value for _, kind, value in Environment(autoescape=False).lex(source) if kind in kinds]  # noqa: S701
     except TemplateSyntaxError:  # it can render nothing either
         return source
     return "\n".join(pieces)
