@@ -206,8 +206,15 @@ def test_prompts_do_not_depend_on_how_another_thread_calls_the_tokenizer() -> No
 def test_names_that_are_whole_words_are_read_side_by_side() -> None:
     tokenizer = LAYOUTS["whole words only"].build()
     tokenizer.chat_template = turns("<ROLE>", "<END>")
-    ids = [*chain(*tokenize_prompt(render_chat([{"role": "user", "content": " <us "}], tokenizer), tokenizer).texts)]
-    assert tokenizer.decode(ids) == "<user> <us <END><assistant>"
+    prompt = render_chat([{"role": "user", "content": " <tool> "}], tokenizer)
+    ids = [*chain(*tokenize_prompt(prompt, tokenizer).texts)]
+    assert tokenizer.decode(ids) == "<user> <tool> <END><assistant>"
+    assert sum(index in control_tokens(tokenizer) for index in ids) == 3
+
+
+def test_a_text_that_begins_with_a_mark_takes_no_letter_from_the_template() -> None:
+    tokenizer = layout_tokenizer("content beside a normalized name")
+    assert not find_break_outs(tokenizer, ["\u0338", "\u0338x", " \u0338x"])
 
 
 # --- what may be trusted ---
