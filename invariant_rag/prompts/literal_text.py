@@ -22,6 +22,7 @@ from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts.control_tokens import control_tokens, rendered_probes
 from invariant_rag.segments import TokenIds, replace_surrogates
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -90,6 +91,7 @@ class Literals:
         self._index |= {spaced: index for spaced, index in self._spaced() if spaced not in self._index}
         if self._normalizer is not None:
             self._index |= {name: index for name, index in self._respelled(tokenizer) if name not in self._index}
+        self._unknown_is_control = tokenizer.unk_token_id in control
         names = {*self._index, *bare}
         self._marks = _Marks(names)
         self._rendered = _pattern(self._index, whole_words)
@@ -130,14 +132,28 @@ class Literals:
         Args:
             value: The string or JSON.
             key: The field that it is the value of. Types of a schema are words that templates compare.
+
+        Raises:
+            InvalidPrompt: The tokenizer has a control token for a character that it does not know, and the string has
+                such a character.
         """
         if isinstance(value, str):
             text = _PRIVATE.sub("", value)
+            if self._unknown_is_control:
+                self._check_known(text)
             return self._cut_names(text) if key == "type" else self._cut_off(text)
         if isinstance(value, Mapping):
             cut_key = self.cut if key in _CHOSEN_KEYS else self._cut_key
             return {cut_key(name): self.cut(each, name) for name, each in value.items()}
         return [self.cut(each, key) for each in value] if isinstance(value, list | tuple) else value
+
+    def _check_known(self, text: str) -> None:
+        found = {self.control[index] for index in self.encode(text) or () if index in self.control}
+        if found:
+            raise InvalidPrompt(
+                f"the tokenizer encodes a character of {shown(text)} as a control token: {', '.join(sorted(found))}",
+                hint="Remove what it cannot encode as text, or use another tokenizer.",
+            )
 
     def _cut_key(self, key: Any) -> Any:
         """Cut a key, unless it is a word: templates look for keys by their names."""

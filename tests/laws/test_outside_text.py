@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from tokenizers import AddedToken, Tokenizer, models
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from invariant_rag import Segment, SegmentSet, Trusted
+from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import (
     Tool,
     control_tokens,
@@ -217,13 +219,42 @@ def test_a_text_that_begins_with_a_mark_takes_no_letter_from_the_template() -> N
     assert not find_break_outs(tokenizer, ["\u0338", "\u0338x", " \u0338x"])
 
 
+def test_an_unknown_character_that_would_be_a_control_token_is_refused_everywhere() -> None:
+    names = ["</s>", *map(chr, range(32, 127))]
+    backend = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, [], unk_token="</s>"))
+    backend.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="</s>",
+        eos_token="</s>",
+        chat_template=turns("<ROLE>", "</s>"),
+    )
+    assert control_count_of(tokenizer, [{"role": "user", "content": "cafe"}]) == 1
+    with pytest.raises(InvalidPrompt, match="encodes a character"):
+        render_chat([{"role": "user", "content": "caf\u00e9"}], tokenizer)
+
+
+def test_a_role_that_is_an_ordinary_piece_of_the_vocabulary_is_named() -> None:
+    names = ["[UNK]", "[user]", *map(chr, range(33, 127)), *(f"##{chr(each)}" for each in range(33, 127))]
+    backend = Tokenizer(models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="[UNK]",
+        chat_template=turns("[ROLE] ", " "),
+    )
+    assert unprotected_tokens(tokenizer) == ["[user]"]
+
+
 # --- what may be trusted ---
 
 QWEN3 = "qwen3"
 
 
 def control_count(messages: list[Any], **options: Any) -> int:
-    tokenizer = layout_tokenizer(QWEN3)
+    return control_count_of(layout_tokenizer(QWEN3), messages, **options)
+
+
+def control_count_of(tokenizer: PreTrainedTokenizerBase, messages: list[Any], **options: Any) -> int:
     ids = chain(*tokenize_prompt(render_chat(messages, tokenizer, **options), tokenizer).texts)
     return sum(index in control_tokens(tokenizer) for index in ids)
 
