@@ -86,7 +86,8 @@ def render_chat(
     offered = as_tools(tools)
     sets: list[SegmentSet] = []
     plain = []
-    cut = literals_of(tokenizer).cut
+    literals = literals_of(tokenizer)
+    cut = literals.cut
     for message in messages:
         given = message.get("tool_calls")
         calls = check_items("tool_calls", () if given is None else given, object, error=InvalidPrompt)
@@ -94,14 +95,14 @@ def render_chat(
         if not has_role or ("content" not in message and not (calls and message["role"] == "assistant")):
             raise InvalidPrompt(f"expected a message with role and content, got {shown(message)}")
         role = message["role"]
-        if cut(role) != role and not role.isalnum():
+        if literals.holds_name(role) and not role.isalnum():
             raise InvalidPrompt(f"expected the name of a role, got {role!r}, which holds the name of a control token")
         content = "" if calls and message.get("content") is None else message["content"]
         literal = partial(_keep_reasoning, tokenizer=tokenizer, cut=cut) if role == "assistant" else cut
         text = "".join(_replace_sets(content, sets, literal))
         others = {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls")}
         try:
-            literal_others = {key: cut(value) for key, value in others.items()}
+            literal_others = {key: cut(value, key) for key, value in others.items()}
         except RecursionError as error:
             raise InvalidPrompt(f"expected fields nested less deeply in a message of role {role!r}") from error
         plain.append({"role": role, **literal_others, "content": text, **({"tool_calls": calls} if calls else {})})
@@ -110,7 +111,8 @@ def render_chat(
     if offered or any(message["role"] == "tool" or message.get("tool_calls") for message in plain):
         form = template_format(tokenizer) if tokenizer.chat_template else TemplateFormat()
         plain, described = prepare_tool_messages(plain, offered, form, cut)
-    pieces = _PLACEHOLDER.split(_apply_template(plain, tokenizer, described, variables))  # text, index, text, ...
+    rendered = literals.needed_cuts(_apply_template(plain, tokenizer, described, variables))
+    pieces = _PLACEHOLDER.split(rendered)  # text, index, text, ...
     rendered_sets = pieces[1::2]
     for index in map(str, range(len(sets))):
         if rendered_sets.count(index) != 1:

@@ -90,10 +90,20 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
 
 
 def unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return names of added tokens that look like roles, but are no control tokens: untrusted text may hold them."""
-    control = control_tokens(tokenizer)
-    names = (token.content for index, token in tokenizer.added_tokens_decoder.items() if index not in control)
-    return sorted(name for name in names if _ROLE_WORD.search(name) and not name.isalnum())
+    """Return names of tokens that look like roles, but are no control tokens: untrusted text may hold them.
+
+    These are added tokens that no template writes, and ordinary pieces of the vocabulary that a template writes.
+    """
+    control, added = control_tokens(tokenizer), tokenizer.added_tokens_decoder
+    names = {token.content for index, token in added.items() if index not in control}
+    found = {name for name in names if _ROLE_WORD.search(name) and not name.isalnum()}
+    pieces = {
+        name
+        for name, index in tokenizer.get_vocab().items()
+        if index not in added and _in_brackets(name) and (_ROLE_WORD.search(name) or _BAR.fullmatch(name))
+    }
+    output = "\n".join(rendered_probes(tokenizer)) if pieces else ""
+    return sorted(found | {name for name in pieces if name in output})
 
 
 def warn_of_unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -105,7 +115,8 @@ def warn_of_unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     _warned.add((name, names))
     listed = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
     warning = TokenWarning(
-        f"the tokenizer {name!r} has tokens that look like roles, which its chat template does not write: {listed}. "
+        f"the tokenizer {name!r} has tokens that look like roles, which are no added tokens that its chat template "
+        f"writes: {listed}. "
         "Documents and questions that hold these names are not kept from making these tokens."
     )
     warnings.warn(f"{warning} {warning.hint}", TokenWarning, stacklevel=3)
@@ -116,6 +127,13 @@ def rendered_probes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     templates = tokenizer.chat_template or {}
     sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
     return list(chain.from_iterable(_render(tokenizer, source) for source in sources))
+
+
+def template_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the strings in the programs of chat templates: what they compare, and what they leave away from a text."""
+    templates = tokenizer.chat_template or {}
+    sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
+    return sorted({word for source in sources for word in _literals(source, ("string",)).split("\n") if word})
 
 
 def _written_names(tokenizer: PreTrainedTokenizerBase, sources: tuple[str, ...], names: set[str]) -> set[str]:
@@ -148,12 +166,12 @@ def _occurs(name: str, text: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _literals(source: str) -> str:
+def _literals(source: str, kinds: tuple[str, ...] = ("data", "string")) -> str:
     """Return the text and the strings of a template, without its program."""
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        pieces = [value for _, kind, value in Environment(autoescape=False).lex(source) if kind in ("data", "string")]  # noqa: S701
+        pieces = [value for _, kind, value in Environment(autoescape=False).lex(source) if kind in kinds]  # noqa: S701
     except TemplateSyntaxError:  # it can render nothing either
         return source
     return "\n".join(pieces)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
 from invariant_rag.orderings.base import Candidate
-from invariant_rag.prompts.literal_text import CUT, Literals, literals_of
+from invariant_rag.prompts.literal_text import CUT, Literals, leading, literals_of
 from invariant_rag.segments import (
     Prompt,
     Segment,
@@ -24,7 +24,7 @@ from invariant_rag.segments import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TOKENIZER_LOCK = Lock()  # a fast tokenizer keeps `split_special_tokens` as state
+_TOKENIZER_LOCK = Lock()  # of tokenizers that cannot be copied: a call may leave state behind
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
             f"expected a Prompt, got {type(prompt).__name__}",
             hint="Build one with lm.chat_prompt(question, documents), or with Prompt(prefix, segments, suffix).",
         )
-    texts = [_tokenize_text(text, tokenizer) for text in prompt.texts]
+    literals = None if tokenizer is None else literals_of(tokenizer)
+    texts = [_tokenize_text(text, tokenizer, literals) for text in prompt.texts]
     if tokenizer is not None and isinstance(prompt.prefix, str) and (prompt.prefix or isinstance(prompt.suffix, str)):
-        start = _leading_special_ids(tokenizer)
+        start = _leading_special_ids(tokenizer, literals or literals_of(tokenizer))
         if texts[0][: len(start)] != start:
             texts[0] = start + texts[0]
-    literals = None if tokenizer is None else literals_of(tokenizer)
     sets = tuple(
         tuple(
             _tokenize_segment(segment, prompt.rendering if each.slots is None else plain_rendering, tokenizer, literals)
@@ -122,36 +122,42 @@ def tokenize_literal(text: str, tokenizer: PreTrainedTokenizerBase, literals: Li
         InvalidSegment: The tokenizer has no other ids for a part of the text than those of a control token.
     """
     literals = literals_of(tokenizer) if literals is None else literals
-    ids = _encode(tokenizer, text, split_special_tokens=True)
+    ids = _encode(tokenizer, text, literals, split_special_tokens=True)
     if literals.control.keys().isdisjoint(ids):
         return ids
     found = literals.encode(text)
     if found is None:
-        return _tokenize_halves(text, tokenizer, literals.control)
+        return _tokenize_halves(text, tokenizer, literals)
     if not literals.control.keys().isdisjoint(found):
         raise _refused(text, found, literals.control)
     return found
 
 
-def _leading_special_ids(tokenizer: PreTrainedTokenizerBase) -> TokenIds:
+def _leading_special_ids(tokenizer: PreTrainedTokenizerBase, literals: Literals) -> TokenIds:
     """Return the special tokens that the tokenizer prepends to a text, such as bos."""
+    found = literals.leading_ids()
+    if found is not None:
+        return found
     with _TOKENIZER_LOCK:
         bare, full = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    return tuple(full[: next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)])
+    return leading(full, bare)
 
 
-def _tokenize_text(text: Text, tokenizer: PreTrainedTokenizerBase | None) -> TokenIds:
+def _tokenize_text(text: Text, tokenizer: PreTrainedTokenizerBase | None, literals: Literals | None = None) -> TokenIds:
     if not isinstance(text, str):
         return text
     if tokenizer is None:
         if not text:
             return ()
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and the prompt holds text")
+    literals = literals_of(tokenizer) if literals is None else literals
     if CUT not in text:
-        return _encode(tokenizer, text, split_special_tokens=False)
-    found = literals_of(tokenizer).encode_rendered(text)
+        return _encode(tokenizer, text, literals, split_special_tokens=False)
+    found = literals.encode_rendered(text)
     if found is None:  # a tokenizer written in Python: the two halves of a name are tokenized separately
-        return tuple(i for piece in text.split(CUT) for i in _encode(tokenizer, piece, split_special_tokens=False))
+        return tuple(
+            i for piece in text.split(CUT) for i in _encode(tokenizer, piece, literals, split_special_tokens=False)
+        )
     return found
 
 
@@ -172,15 +178,15 @@ def _tokenize_segment(
     return Candidate(segment, tokenize_literal(text, tokenizer, literals), text)
 
 
-def _tokenize_halves(text: str, tokenizer: PreTrainedTokenizerBase, control: Mapping[int, str]) -> TokenIds:
+def _tokenize_halves(text: str, tokenizer: PreTrainedTokenizerBase, literals: Literals) -> TokenIds:
     """Tokenize text, bisecting it until no control token is matched: a normalizer may turn other text into a name."""
-    ids = _encode(tokenizer, text, split_special_tokens=True)
-    if control.keys().isdisjoint(ids):
+    ids = _encode(tokenizer, text, literals, split_special_tokens=True)
+    if literals.control.keys().isdisjoint(ids):
         return ids
     if len(text) < 2:
-        raise _refused(text, ids, control)
+        raise _refused(text, ids, literals.control)
     middle = len(text) // 2
-    return _tokenize_halves(text[:middle], tokenizer, control) + _tokenize_halves(text[middle:], tokenizer, control)
+    return _tokenize_halves(text[:middle], tokenizer, literals) + _tokenize_halves(text[middle:], tokenizer, literals)
 
 
 def _refused(text: str, ids: TokenIds, control: Mapping[int, str]) -> InvalidSegment:
@@ -192,8 +198,13 @@ def _refused(text: str, ids: TokenIds, control: Mapping[int, str]) -> InvalidSeg
     )
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, split_special_tokens: bool) -> TokenIds:
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, text: str, literals: Literals, *, split_special_tokens: bool
+) -> TokenIds:
     """Return the token ids of a string without special tokens around it; lone surrogates become U+FFFD."""
+    found = literals.encode_plain(text, split_special_tokens=split_special_tokens)
+    if found is not None:
+        return found
     with _TOKENIZER_LOCK:
         options = {"add_special_tokens": False, "split_special_tokens": split_special_tokens, "verbose": False}
         return tuple(tokenizer(replace_surrogates(text), **options)["input_ids"])

@@ -65,3 +65,28 @@ DEEPSEEK = """{{ bos_token }}{% for message in messages %}{% if message.role == 
 {% elif message.role == 'assistant' %}<\uff5cAssistant\uff5c>{{ message.content.split('</think>')[-1] }}{{ eos_token }}\
 {% else %}{{ message.content }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}<\uff5cAssistant\uff5c>{% endif %}"""
+
+NEMOTRON = """<SPECIAL_10>System
+{% for message in messages %}{% set content = message.content.replace('/think', '').replace('/no_think', '').strip() %}\
+{% if message.role == 'system' %}{{ content }}
+{% elif message.role == 'assistant' %}<SPECIAL_11>Assistant
+{{ content }}
+<SPECIAL_12>
+{% else %}<SPECIAL_11>User
+{{ content }}
+{% endif %}{% endfor %}{% if add_generation_prompt %}<SPECIAL_11>Assistant
+{% endif %}"""
+WITHOUT_THOUGHTS = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% if '</think>' in message.content %}\
+{{ message.content.split('<think>')[0] + message.content.split('</think>')[-1] }}{% else %}{{ message.content }}\
+{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+XML_TOOLS = """{% if tools %}[system]{% for tool in tools %}<{{ tool.function.name }}>{{ tool.function.description }}\
+{% for name, schema in tool.function.parameters.properties.items() %}<{{ name }}>{{ schema.description }}</{{ name }}>\
+{% endfor %}</{{ tool.function.name }}>{% endfor %}{% endif %}{% for message in messages %}<{{ message.role }}>
+{% if message.name %}[{{ message.name }}]{% endif %}{{ message.content }}{% for call in message.tool_calls or [] %}
+<tool_call><{{ call.function.name }}>{% for name, value in call.function.arguments.items() %}\
+<{{ name }}>{{ value }}</{{ name }}>{% endfor %}</{{ call.function.name }}></tool_call>{% endfor %}</{{ message.role }}>
+{% endfor %}{% if add_generation_prompt %}<assistant>
+{% endif %}"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.prompts import Tool, control_tokens, question_messages, render_chat, tokenize_prompt
-from invariant_rag.prompts.control_tokens import rendered_probes
+from invariant_rag.prompts.control_tokens import rendered_probes, template_words
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def hostile_texts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0)
     names = sorted({token.content for token in tokenizer.added_tokens_decoder.values()} - {""})
     rendered = sorted({text for text in rendered_probes(tokenizer) if len(text) < 2000})
     bases = names or [_HARMLESS]
+    middles = sorted({"".join(re.findall(r"\w+", name)) for name in names} - {""})
+    edited = template_words(tokenizer) or [_HARMLESS]
 
     def piece() -> str:
         name = state.choice(bases)
@@ -66,6 +69,8 @@ def hostile_texts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0)
                 name[:cut],
                 name[cut:],
                 name[:cut] + state.choice(_BETWEEN) + name[cut:],
+                name[:cut] + state.choice(edited) + name[cut:],
+                state.choice(middles or bases),
                 "".join(chr(state.choice((32, 60, 62, 91, 93, 124, 0xE9, 0x4E2D, 0x1F600))) for _ in range(3)),
             )
         )
@@ -77,7 +82,7 @@ def hostile_texts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0)
             return whole[start : start + state.randrange(200)]
         return "".join(state.choice(_BETWEEN) + piece() for _ in range(state.randrange(1, 6)))
 
-    return [*names, *("".join(pair) for pair in pairwise(names)), *(text() for _ in range(count))][:count]
+    return [*names, *middles, *("".join(pair) for pair in pairwise(names)), *(text() for _ in range(count))][:count]
 
 
 def find_break_outs(
@@ -130,13 +135,15 @@ def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Pro
     def of(messages: Callable[[str], Sequence[Any]], **options: Any) -> Callable[[str], Prompt]:
         return lambda text: render_chat(messages(text), tokenizer, **options)
 
-    asked = {"role": "user", "content": "q"}
+    asked: dict[str, Any] = {"role": "user", "content": "q"}
     call = {"id": "abcdef123", "name": "search", "args": {"query": "q"}}
     tool = Tool("search", "Search.")
 
+    calling = {"role": "assistant", "content": ""}
+    answered = {"role": "tool", "tool_call_id": "abcdef123", "content": "r"}
+
     def called(text: str, result: str) -> list[Any]:
-        calls = {"role": "assistant", "content": "", "tool_calls": [{**call, "args": {"query": text}}]}
-        return [asked, calls, {"role": "tool", "tool_call_id": "abcdef123", "content": result}]
+        return [asked, {**calling, "tool_calls": [{**call, "args": {"query": text}}]}, {**answered, "content": result}]
 
     places: dict[str, Callable[[str], Prompt]] = {
         "question": of(lambda text: question_messages(text, SegmentSet(["d"]))),
@@ -144,6 +151,9 @@ def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Pro
         "earlier answer": of(lambda text: [asked, {"role": "assistant", "content": f"a{text}"}, asked]),
         "tool result": of(lambda text: called("q", text), tools=[tool]),
         "tool call": of(lambda text: called(text, "r"), tools=[tool]),
+        "argument": of(lambda text: [asked, {**calling, "tool_calls": [{**call, "args": {text: "q"}}]}, answered]),
+        "name of an author": of(lambda text: [{**asked, "name": text}]),
+        "parameter": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", "d", _schema(text))]),
         "tool description": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", text)]),
     }
     usable = {}
@@ -154,3 +164,7 @@ def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Pro
             continue
         usable[place] = build
     return usable
+
+
+def _schema(name: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "string", "description": "d"}}}

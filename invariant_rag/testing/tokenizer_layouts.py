@@ -9,7 +9,18 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from invariant_rag.testing.layout_templates import CHATML, DEEPSEEK, GEMMA, LLAMA2, MISTRAL, QWEN3, turns
+from invariant_rag.testing.layout_templates import (
+    CHATML,
+    DEEPSEEK,
+    GEMMA,
+    LLAMA2,
+    MISTRAL,
+    NEMOTRON,
+    QWEN3,
+    WITHOUT_THOUGHTS,
+    XML_TOOLS,
+    turns,
+)
 
 _CORPUS = (
     "The ferry to Ostra leaves the harbour at noon; in winter it does not sail.",
@@ -26,7 +37,7 @@ class TokenizerLayout:
         build: Makes the tokenizer.
         control: Names of its control tokens: what only its template may write.
         ordinary: Names of added tokens that are no control tokens.
-        lossless: Whether every text can be decoded from its ids.
+        lossless: Whether every text can be decoded from its ids, and from those of a question.
     """
 
     build: Callable[[], PreTrainedTokenizerBase]
@@ -267,6 +278,32 @@ LAYOUTS: dict[str, TokenizerLayout] = {
         unk_token="[UNK]",  # noqa: S106
     ),
     "whole words only": _layout(turns("<ROLE> ", " <END>\n"), (), (*_joined("<", ">"), "<END>"), single_word=True),
+    "words leave the text": _layout(NEMOTRON, ("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"), lossless=False),
+    "thoughts leave the text": _layout(WITHOUT_THOUGHTS, _IM, lossless=False),
+    "same sign on both sides, trimmed": _layout(
+        turns("@@ROLE@@", "").replace("message['content']", "message['content'] | trim"), (), _joined("@@", "@@")
+    ),
+    "xml": _layout(
+        XML_TOOLS,
+        (),
+        (*_joined("<", ">"), *_joined("</", ">"), "[system]", "<tool_call>", "</tool_call>"),
+    ),
+    "written in capitals": _layout(
+        turns("<|IM_START|>ROLE\n", "<|IM_END|>\n"),
+        (),
+        _IM,
+        algorithm=lambda: _byte_level(normalizers.Lowercase()),
+        normalized=True,
+        lossless=False,
+    ),
+    "content beside a normalized name": _layout(
+        turns("<|ROLE|>", "<|end|>"),
+        (),
+        (*_joined("<|", "|>"), "<|end|>"),
+        algorithm=lambda: _byte_level(normalizers.NFC()),
+        normalized=True,
+        lossless=False,
+    ),
     "one character": _layout(turns("\u2402ROLE\u2403", "\u2404"), ("\u2402", "\u2403", "\u2404"), ordinary=("[", "a")),
 }
 """Layouts by name."""

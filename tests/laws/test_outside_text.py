@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from itertools import chain
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from tokenizers import AddedToken, Tokenizer, models
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from invariant_rag import Segment, SegmentSet, Trusted
+from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import (
     Tool,
     control_tokens,
@@ -23,6 +26,7 @@ from invariant_rag.prompts import (
 )
 from invariant_rag.prompts.control_tokens import rendered_probes
 from invariant_rag.prompts.literal_text import CUT
+from invariant_rag.testing.layout_templates import turns
 from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS, layout_tokenizer
 
@@ -138,7 +142,7 @@ def test_harmless_conversations_have_the_ids_that_the_template_gives_them(name: 
 def test_a_hostile_question_is_read_word_for_word(name: str) -> None:
     tokenizer = layout_tokenizer(name)
     if not LAYOUTS[name].lossless:
-        pytest.skip("its normalizer changes the text")
+        pytest.skip("its normalizer or its template changes the text")
     for text in hostile_texts(tokenizer, 20, seed=5):
         shown = "q" + "".join(each for each in text if each not in "\ueca4\ueca5\ueca6") + "q"
         prompt = render_chat([{"role": "user", "content": f"q{text}q"}], tokenizer)
@@ -150,13 +154,107 @@ def test_a_hostile_question_is_read_word_for_word(name: str) -> None:
         assert shown in tokenizer.decode(ids, skip_special_tokens=False)
 
 
+@pytest.mark.parametrize("name", ["words leave the text", "thoughts leave the text"])
+def test_what_a_template_leaves_away_joins_no_name(name: str) -> None:
+    tokenizer, control = layout_tokenizer(name), declared(name)
+    texts = []
+    for token in control.values():
+        for at in range(1, len(token)):
+            texts += [token[:at] + word + token[at:] for word in ("/think", "/no_think", "<think>x</think>")]
+    assert not find_break_outs(tokenizer, texts, control)
+
+
+def test_words_of_a_name_in_brackets_stay_words() -> None:
+    tokenizer = layout_tokenizer("xml")
+
+    def found(messages: list[Any], tool: Tool) -> list[int]:
+        ids = chain(*tokenize_prompt(render_chat(messages, tokenizer, tools=[tool]), tokenizer).texts)
+        return [index for index in ids if index in control_tokens(tokenizer)]
+
+    def talk(word: str) -> tuple[list[Any], Tool]:
+        schema = {"type": "object", "properties": {word: {"type": "string", "description": word}}}
+        call = {"id": "1", "name": word, "args": {word: word}}
+        messages = [
+            {"role": "user", "name": word, "content": word},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": word},
+        ]
+        return messages, Tool(word, word, schema)
+
+    for word in ("system", "user", "assistant", "tool", "tool_call"):
+        assert found(*talk(word)) == found(*talk("harbour"))
+
+
+def test_prompts_do_not_depend_on_how_another_thread_calls_the_tokenizer() -> None:
+    tokenizer = LAYOUTS["llama3"].build()
+    prompt = render_chat(question_messages("When?", SegmentSet(["At noon.", "In winter."])), tokenizer)
+    expected, ended = tokenize_prompt(prompt, tokenizer), Event()
+
+    def truncate() -> None:
+        while not ended.is_set():
+            tokenizer("abcdef", truncation=True, max_length=3)
+            tokenizer("a", padding="max_length", max_length=300, split_special_tokens=True)
+
+    tokenizer.pad_token = tokenizer.eos_token
+    thread = Thread(target=truncate)
+    thread.start()
+    try:
+        assert all(tokenize_prompt(prompt, tokenizer) == expected for _ in range(300))
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_names_that_are_whole_words_are_read_side_by_side() -> None:
+    tokenizer = LAYOUTS["whole words only"].build()
+    tokenizer.chat_template = turns("<ROLE>", "<END>")
+    prompt = render_chat([{"role": "user", "content": " <tool> "}], tokenizer)
+    ids = [*chain(*tokenize_prompt(prompt, tokenizer).texts)]
+    assert tokenizer.decode(ids) == "<user> <tool> <END><assistant>"
+    assert sum(index in control_tokens(tokenizer) for index in ids) == 3
+
+
+def test_a_text_that_begins_with_a_mark_takes_no_letter_from_the_template() -> None:
+    tokenizer = layout_tokenizer("content beside a normalized name")
+    assert not find_break_outs(tokenizer, ["\u0338", "\u0338x", " \u0338x"])
+
+
+def test_an_unknown_character_that_would_be_a_control_token_is_refused_everywhere() -> None:
+    names = ["</s>", *map(chr, range(32, 127))]
+    backend = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, [], unk_token="</s>"))
+    backend.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="</s>",
+        eos_token="</s>",
+        chat_template=turns("<ROLE>", "</s>"),
+    )
+    assert control_count_of(tokenizer, [{"role": "user", "content": "cafe"}]) == 1
+    with pytest.raises(InvalidPrompt, match="encodes a character"):
+        render_chat([{"role": "user", "content": "caf\u00e9"}], tokenizer)
+
+
+def test_a_role_that_is_an_ordinary_piece_of_the_vocabulary_is_named() -> None:
+    names = ["[UNK]", "[user]", *map(chr, range(33, 127)), *(f"##{chr(each)}" for each in range(33, 127))]
+    backend = Tokenizer(models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="[UNK]",
+        chat_template=turns("[ROLE] ", " "),
+    )
+    assert unprotected_tokens(tokenizer) == ["[user]"]
+
+
 # --- what may be trusted ---
 
 QWEN3 = "qwen3"
 
 
 def control_count(messages: list[Any], **options: Any) -> int:
-    tokenizer = layout_tokenizer(QWEN3)
+    return control_count_of(layout_tokenizer(QWEN3), messages, **options)
+
+
+def control_count_of(tokenizer: PreTrainedTokenizerBase, messages: list[Any], **options: Any) -> int:
     ids = chain(*tokenize_prompt(render_chat(messages, tokenizer, **options), tokenizer).texts)
     return sum(index in control_tokens(tokenizer) for index in ids)
 
