@@ -60,6 +60,12 @@ class NoiseWarning(InvariantRAGError, UserWarning):
     hint = "Remove the randomness of the system (temperature 0, a fixed seed), or audit it with more questions."
 
 
+class FieldWarning(InvariantRAGError, UserWarning):
+    """A question of an audit has fields that mean nothing there."""
+
+    hint = "Used are question, segments, answers, gold, pairwise and id, and their names in ragas and promptfoo."
+
+
 class CacheWarning(InvariantRAGError, UserWarning):
     """A key-value cache is not used, since what the model computes now may differ from what is stored."""
 

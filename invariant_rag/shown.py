@@ -34,3 +34,12 @@ def shortened(message: str) -> str:
         return message
     half = _LONGEST_MESSAGE // 2
     return f"{message[:half]} ... ({len(message) - 2 * half:,} characters left out) ... {message[-half:]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one.
+
+    >>> counted(1, "question"), counted(1200, "question")
+    ('1 question', '1,200 questions')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

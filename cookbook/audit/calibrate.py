@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from invariant_rag.evaluation.audit.effects import ORDER_LEVEL, REMEDY_LEVEL, assess, choose
+from invariant_rag.evaluation.audit.effects import ORDER_LEVEL, REMEDY_LEVEL, Listing, assess, choose
 from invariant_rag.evaluation.audit.outcomes import Outcomes
 from invariant_rag.evaluation.statistics import wilson_interval
 
@@ -40,6 +40,7 @@ class World:
             fixed number of each question from 0 to 1, and a source of what the order does besides.
         gold_first: How often the best score is that of the gold segment.
         listed_by_score: Whether the retriever lists by score; else anyhow.
+        reranked: Whether the retriever lists by another score, best first, than the one that is known.
         errors: Share of calls whose outcome is turned around by chance.
         crashes: Share of calls without an answer.
         scored: Whether the scores are known, so that remedies by score can be tried.
@@ -49,6 +50,7 @@ class World:
     reads: Reads
     gold_first: float = 0.95
     listed_by_score: bool = True
+    reranked: bool = False
     errors: float = 0.0
     crashes: float = 0.0
     scored: bool = True
@@ -128,8 +130,10 @@ def simulate(world: World, questions: int, source: np.random.Generator) -> tuple
         with np.errstate(invalid="ignore"):
             return np.column_stack([(np.nanmean(each, axis=1) > 0.5).astype(float) for each in rounds])
 
-    by_score = reads(rank)
-    today = by_score if world.listed_by_score else reads(anywhere(1))
+    best_first = reads(rank)
+    today = best_first if world.listed_by_score or world.reranked else reads(anywhere(1))
+    rank = anywhere(1) if world.reranked else rank
+    by_score = reads(rank) if world.reranked else best_first
     voted = vote(anywhere(1))
     kept = np.where(rank < 3, reads(rank, 3), 0.0)
     at_ends = np.where(rank % 2 == 0, DOCUMENTS - 1 - rank // 2, rank // 2)  # ten documents: the best is the last
@@ -149,7 +153,8 @@ def audit(world: World, questions: int, seed: int) -> tuple[str, bool]:
     """Return what a simulated audit recommends ("" for nothing), and whether it is for a gain in accuracy."""
     system, remedies = simulate(world, questions, np.random.default_rng([seed, questions]))
     same = ["rerank"] if world.listed_by_score and world.scored else []
-    effects = assess(system, remedies, CALLS, same, seed)
+    listing = Listing.BY_SCORE if world.listed_by_score else Listing.NOT_BY_SCORE
+    effects = assess(system, remedies, CALLS, same, seed, listing if world.scored else Listing.UNKNOWN)
     chosen = choose(effects)
     return ("", False) if chosen is None else (chosen.name, chosen.is_better)
 
@@ -177,14 +182,25 @@ NULL = [
     World("reads the first, gold is first, no scores", partial(sensitive, only_first, 1.0), scored=False),
     World("lost in the middle, gold is first", partial(sensitive, ends, 0.3)),
     World("lost in the middle, gold is first, 3% errors", partial(sensitive, ends, 0.3), errors=0.03),
+    World("lost in the middle, gold is first, no scores", partial(sensitive, ends, 0.3), scored=False),
+    World(
+        "lost in the middle, gold is first, reranked",
+        partial(sensitive, ends, 0.3),
+        listed_by_score=False,
+        reranked=True,
+    ),
 ]
 """Nothing should be done: the order does nothing, or today's order is the best one."""
 
 NO_GAIN = [
+    World("slot-sensitive, no scores", partial(by_chance_of_order, 0.5, 0.2), 0.1, scored=False),
     World("slot-sensitive, listed anyhow", partial(by_chance_of_order, 0.5, 0.2), 0.1, listed_by_score=False),
     World("reads the first, listed anyhow", partial(sensitive, only_first, 0.3), 0.1, listed_by_score=False),
 ]
-"""The order matters, and no remedy is more accurate than today: steadier answers may be recommended, gains may not."""
+"""The order matters, and no remedy is more accurate than today: steadier answers may be recommended, gains may not.
+
+Steadier answers are recommended only where the scores show that the order is no ranking.
+"""
 
 
 def effects_of_ten_points(errors: float) -> list[World]:
@@ -240,7 +256,8 @@ def page(audits: int) -> str:
         "",
         "## Where no remedy gains accuracy",
         "",
-        "Here the order matters. A remedy may be recommended because answers get steadier, but not for a gain.",
+        "Here the order matters. A remedy may be recommended because answers get steadier, but not for a gain; and not",
+        "at all where nothing is known of how the retriever lists.",
         "",
         "| system | questions | claims a gain, % | recommends something, % |",
         "| --- | --- | --- | --- |",
@@ -273,8 +290,9 @@ def _head(audits: int) -> list[str]:
         f"order, {ORDERS} other orders, {SLOTS} slots and five remedies, as an audit asks by default. The decisions",
         "are those of `invariant_rag.evaluation.audit.effects`: no remedy without an order effect that chance does not",
         f"make (level {ORDER_LEVEL:.0%}), and none that is not better than today (level {REMEDY_LEVEL:.0%} for all",
-        "remedies together) or steadier without a loss. Shares come with 95% intervals. Other words count as no other",
-        "outcome, so a system that rephrases is the order-blind one, and so is a slow one.",
+        "remedies together), or steadier without a loss where the order is known to be no ranking. Shares have 95%",
+        "intervals. Other words count as no other outcome, so a system that rephrases is the order-blind one, and so",
+        "is a slow one.",
         "",
     ]
 

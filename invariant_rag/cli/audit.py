@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from invariant_rag.cli.console import (
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import RetrievalError, UnsupportedCombination
 from invariant_rag.files import make_folder
+from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit import Audit, CallEstimate
@@ -36,20 +38,21 @@ class _RunByDefault(TyperGroup):
     """A group whose first word may be the questions: `audit questions.jsonl` is `audit run questions.jsonl`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the command that is meant."""
-        named = not args or args[0] in self.commands or args[0] == "--help"
-        return super().parse_args(ctx, args if named else ["run", *args])
+        """Insert the command that is meant; without any, its help."""
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else ["run", *(args or ["--help"])])
 
 
 app = typer.Typer(
-    cls=_RunByDefault,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Does the order of the documents matter, and what helps? `audit QUESTIONS` is `audit run QUESTIONS`.",
+    cls=_RunByDefault, rich_markup_mode=None, help="Does the order of the documents matter, and what helps?"
 )
 
 
-@app.command("run")
+@app.command(
+    "run",
+    epilog="`invariant-rag audit QUESTIONS` is `invariant-rag audit run QUESTIONS`. Two audits are compared by "
+    "`invariant-rag audit diff BEFORE AFTER`; see `invariant-rag audit diff --help`.",
+)
 def run(
     questions: Annotated[
         Path,
@@ -132,7 +135,8 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.evaluation.audit.auditing import audit, estimate_calls, resolve_metric
+    from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
+    from invariant_rag.evaluation.audit.auditing import audit, estimate_calls
     from invariant_rag.evaluation.audit.conditions import Condition
     from invariant_rag.evaluation.audit.questions import parse_questions
 
@@ -140,7 +144,11 @@ def run(
         make_folder(out)
         conditions = [Condition.parse(each) for each in fail_on or ()]
         resolve_metric(metric)
-        asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
+        for each in caught:
+            print_note(f"note: {each.message}")
         generation: dict[str, Any] = {}
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
@@ -208,20 +216,22 @@ def _print_estimate(estimate: CallEstimate, as_json: bool) -> None:
     if as_json:
         print_json(estimate.__dict__)
         return
-    known = f" {estimate.answered:,} calls are answered already." if estimate.answered else ""
+    known = f" Answered already: {counted(estimate.answered, 'call')}." if estimate.answered else ""
     print_text(f"To ask: {estimate}.{known} Nothing was asked.")
 
 
 def _print_result(result: Audit, out: Path) -> None:
-    from invariant_rag.evaluation.audit.report_text import summary, table
+    from invariant_rag.evaluation.audit.report_text import opening, summary, table
 
-    names, rows = table(result)
-    print_table([dict(zip(["measure", *names], row, strict=True)) for row in rows], as_json=False)
+    for title, text in opening(result):
+        print_text(f"{title}: {text}", style="bold")
     for question, answers in result.advice.sections[:-1]:
         print_text(f"\n{question}", style="bold")
         for answer in answers:
             print_text(f"- {answer}")
-    print_text(f"\n{result.advice.headline}", style="bold")
+    names, rows = table(result)
+    print_text("")
+    print_table([dict(zip(["measure", *names], row, strict=True)) for row in rows], as_json=False)
     print_text(f"\n{summary(result)}\nReport: {out / 'report.html'}", style="dim")
 
 
@@ -246,7 +256,7 @@ def _print_diff(found: AuditDiff) -> None:
     apart = f"; {found.only_before} only before, {found.only_after} only after" * bool(
         found.only_before + found.only_after
     )
-    print_text(f"{found.before} -> {found.after}\n{found.common} questions of both{apart}.\n")
+    print_text(f"{found.before} -> {found.after}\n{counted(found.common, 'question')} of both{apart}.\n")
     rows = [
         {
             "measure": each.measure.replace("_", " "),

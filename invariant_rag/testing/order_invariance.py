@@ -9,11 +9,13 @@ from typing import Any
 
 from invariant_rag.checks import check_number, check_real
 from invariant_rag.errors import NoiseWarning
-from invariant_rag.evaluation.audit.auditing import audit, resolve_metric
+from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
+from invariant_rag.evaluation.audit.auditing import audit
 from invariant_rag.evaluation.audit.preparing import Questions
 from invariant_rag.evaluation.audit.result import AskedQuestion
 from invariant_rag.evaluation.audit.scoring import Label, Metric
 from invariant_rag.evaluation.metrics import normalise_answer
+from invariant_rag.shown import counted
 
 SHOWN = 5
 """Questions in the message of a failed assertion."""
@@ -43,7 +45,7 @@ def assert_order_invariant(
     >>> assert_order_invariant(first, asked)
     Traceback (most recent call last):
         ...
-    AssertionError: the order of the documents changes the outcome of 1 of 1 questions; in one order, 0 change
+    AssertionError: the order of the documents changes the outcome of 1 of 1 question; in one order, that of 0
     Who?: 2 x 'Ann did.' (right); 1 x 'Bo did.' (wrong)
 
     Args:
@@ -69,24 +71,24 @@ def assert_order_invariant(
     settings = {"remedies": [], "orders": orders, "repeats": 2, "slots": 2, "seed": seed, "tags": False}
     result = audit(system, questions, metric=metric, label=label, **{**settings, **options})
     if result.failed:
-        raise AssertionError(f"{result.failed} of {result.calls} calls failed: {result.errors[0][0]}")
+        raise AssertionError(f"{result.failed:,} of {counted(result.calls, 'call')} failed: {result.errors[0][0]}")
     flips = result.flips
     if len(flips) <= allowed * len(result.asked):
         return
     anew = {**settings, "repeats": orders, "seed": seed + 1, **options, "out": None, "retriever": None}
     again = audit(system, [each.question for each in flips], metric=metric, label=label, **anew)
     noisy = sum(_flips_in_place(each) for each in again.asked)
-    found = f"{len(flips)} of {len(result.asked)} questions"
+    found = f"{len(flips):,} of {counted(len(result.asked), 'question')}"
     if noisy and not again.effects.order.is_real:
         warnings.warn(
             NoiseWarning(
-                f"the outcome of {found} changes, but in one order, {noisy} of them change as well: nothing shows that "
-                f"the order does it (p = {again.effects.order.p:.2f})"
+                f"the outcome of {found} changes, but in one order, that of {noisy} does as well: nothing shows that "
+                f"the order does it (p = {again.effects.order.p:.3f})"
             ),
             stacklevel=2,
         )
         return
-    first = f"the order of the documents changes the outcome of {found}; in one order, {noisy} change"
+    first = f"the order of the documents changes the outcome of {found}; in one order, that of {noisy}"
     raise AssertionError("\n".join([first, *(_line(each) for each in flips[:SHOWN])]))
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from invariant_rag.evaluation.audit.effects import MAX_LOSS, NEGLIGIBLE, Effects, RemedyEffect, choose
+from invariant_rag.evaluation.audit.effects import (
+    MAX_LOSS,
+    NEGLIGIBLE,
+    Effects,
+    RemedyEffect,
+    choose,
+    choose_steadier,
+)
+from invariant_rag.evaluation.audit.failures import Failures
+from invariant_rag.evaluation.audit.finding import Finding, Kind, single_slot
 from invariant_rag.evaluation.audit.measures import RemedyMeasures
-from invariant_rag.evaluation.statistics import Estimate, zero_share_upper_bound
+from invariant_rag.evaluation.statistics import Estimate
+from invariant_rag.shown import counted
 
 LEAVE_IT = "leave it"
 """The choice that recommends no change."""
-
-MAX_UNSEEN_FLIPS = 0.05
-"""Upper bound of the flip rate up to which no flip means that order does not matter."""
-
-ENOUGH = 59
-"""So many questions without a flip bound the flip rate by that."""
 
 MAX_ERRORS = 0.2
 """Share of failed calls from which on they are to be looked at first."""
@@ -37,12 +41,14 @@ class Advice:
 
     Attributes:
         choice: `leave it`, `fix the errors`, `make verdicts readable`, or the name of a remedy.
-        headline: What to do, in one sentence.
+        headline: What to do, first of all; then what is to be known of it.
+        verdict: Whether the order matters, in a sentence.
         sections: Questions that people ask, in that order, each with its answers, one sentence each.
     """
 
     choice: str
     headline: str
+    verdict: str
     sections: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
@@ -51,59 +57,63 @@ class Advice:
         return tuple(each for _, answers in self.sections for each in answers)
 
 
-def advise(measured: Sequence[RemedyMeasures], effects: Effects, questions: int, errors: float) -> Advice:
+def advise(measured: Sequence[RemedyMeasures], effects: Effects, questions: int, failures: Failures) -> Advice:
     """Recommend what to do, by the first of these rules that applies.
 
     1. Many calls failed: fix the errors.
     2. Some verdicts on pairs name neither response: make them readable, for they say nothing about order.
     3. What `choose` recommends: a remedy that is surely better than what users get today, or surely steadier and surely
-       no loss. Nothing is recommended unless the order matters by more than chance.
+       no loss where the order is known to be no ranking. Nothing is recommended unless the order matters by more than
+       chance.
     4. Leave it.
 
     Args:
         measured: The measures of the system as it is, then those of every remedy.
         effects: What was tested.
         questions: Number of questions that the measures are about.
-        errors: Share of calls that failed.
+        failures: What failed.
     """
-    system = measured[0].measures
+    system = measured[0]
     remedies = {each.name: each for each in measured[1:]}
     best = choose(effects)
-    unreadable = system.get("unreadable")
-    if errors > MAX_ERRORS:
-        choice, headline = "fix the errors", f"Fix the errors first: {errors:.0%} of the calls failed."
+    finding = Finding.of(system, effects, questions)
+    unreadable = system.measures.get("unreadable")
+    if failures.share > MAX_ERRORS:
+        choice, headline = "fix the errors", f"Fix the errors first: {failures.share:.0%} of the calls failed."
     elif unreadable is not None and unreadable.low > NEGLIGIBLE:
         choice = "make verdicts readable"
         headline = "Have the judge name a response, as A, B or [[A]]: some of its verdicts name neither."
     elif best is not None:
-        choice, headline = best.name, _recommendation(best, measured[0], remedies[best.name])
+        choice, headline = best.name, f"{_change(best, system, remedies[best.name])}{_one_slot(finding, system)}"
     else:
-        choice, headline = LEAVE_IT, _why_leave(measured[0], effects, questions)
+        choice, headline = LEAVE_IT, _leave(finding, system, effects, remedies)
     sections = (
-        ("What do you get today?", _today(measured[0], errors)),
-        ("What would other orders give?", _other_orders(measured[0])),
-        ("Is that more than noise?", _noise(measured[0], effects, questions)),
+        ("What do you get today?", _today(system, failures)),
+        ("What would other orders give?", _other_orders(finding, system)),
+        ("Is that more than noise?", _noise(finding, system)),
         ("What does each remedy give, against today?", _against_today(effects, remedies)),
         ("What to do?", (headline,)),
     )
-    return Advice(choice, headline, sections)
+    return Advice(choice, headline, finding.verdict, sections)
 
 
-def _today(system: RemedyMeasures, errors: float) -> tuple[str, ...]:
+def _today(system: RemedyMeasures, failures: Failures) -> tuple[str, ...]:
     found = system.measures
     said = []
     if "today" in found:
         said.append(f"In the order that your retriever gives, {_percent(found['today'])} of the answers are right.")
     else:
         said.append("No gold answers were given: nothing is known about accuracy, only whether answers change.")
-    if errors:
-        said.append(f"{errors:.1%} of the calls failed; what follows is about the others.")
+    if failures.failed:
+        said.append(f"{failures.share:.1%} of the calls failed; what follows is about the others.")
+    if failures.failed_tries:
+        said.append(f"{failures.share_of_tries:.1%} of the tries failed: so often does a user without retries see one.")
     if "unreadable" in found and found["unreadable"].value:
         said.append(f"Of the verdicts {_percent(found['unreadable'])} name neither response.")
     return tuple(said)
 
 
-def _other_orders(system: RemedyMeasures) -> tuple[str, ...]:
+def _other_orders(finding: Finding, system: RemedyMeasures) -> tuple[str, ...]:
     found = system.measures
     said = []
     if "accuracy" in found:
@@ -120,32 +130,24 @@ def _other_orders(system: RemedyMeasures) -> tuple[str, ...]:
             f"Between the slots of the gold document accuracy differs by up to {_percent(found['slot_spread'])}; "
             f"chance alone would make it {system.slot_chance:.1%}."
         )
-    return tuple(said)
+    return (*said, *filter(None, [_one_slot(finding, system).strip()]))
 
 
-def _noise(system: RemedyMeasures, effects: Effects, questions: int) -> tuple[str, ...]:
-    found, order = system.measures, effects.order
+def _one_slot(finding: Finding, system: RemedyMeasures) -> str:
+    """Return " " and what is to be known of a system that reads one slot alone; "" if nothing shows that it does."""
+    said = single_slot(system) if finding.kind is Kind.MATTERS else ""
+    return f" {said}" if said else ""
+
+
+def _noise(finding: Finding, system: RemedyMeasures) -> tuple[str, ...]:
+    found = system.measures
     said = []
     if "sensitivity" in found and "noise" in found:
         said.append(
             f"Two orders disagree with probability {_percent(found['sensitivity'])}, two calls in the same order with "
             f"{_percent(found['noise'])}."
         )
-    if order.is_real:
-        said.append(f"Yes: chance would hardly make that (p = {_p(order.p)}).")
-    elif questions < order.needed:
-        said.append(
-            f"Nothing that chance could not make (p = {_p(order.p)}), but {questions} questions are too few to see an "
-            f"effect of 10 points: about {order.needed} would do."
-        )
-    else:
-        said.append(f"No: chance makes as much (p = {_p(order.p)}), and {questions} questions are enough to tell.")
-    if order.has_own_rule:
-        said.append(
-            "The answers do not depend on the order given, but they do on hashes put before the documents: the system "
-            "seems to order the documents by a rule of its own, and that order matters."
-        )
-    return tuple(said)
+    return (*said, finding.answer)
 
 
 def _against_today(effects: Effects, remedies: dict[str, RemedyMeasures]) -> tuple[str, ...]:
@@ -156,7 +158,7 @@ def _against_today(effects: Effects, remedies: dict[str, RemedyMeasures]) -> tup
 
 def _remedy_sentence(effect: RemedyEffect, measured: RemedyMeasures) -> str:
     found = measured.measures
-    cost = f"{found['calls'].value:.1f} calls and {_seconds(found['seconds'].value)} per answer"
+    cost = f"{_calls(effect)} and {_seconds(found['seconds'].value)} per answer"
     if effect.same_as_today:
         return f"{effect.name} is what you do today: it lists (almost) every question in the same order; {cost}."
     parts = []
@@ -171,48 +173,79 @@ def _remedy_sentence(effect: RemedyEffect, measured: RemedyMeasures) -> str:
     return f"{effect.name}: {'; '.join(parts)}."
 
 
-def _recommendation(best: RemedyEffect, system: RemedyMeasures, measured: RemedyMeasures) -> str:
-    what = _ACTIONS.get(best.name, f"Use the method {best.name}")
+def _change(best: RemedyEffect, system: RemedyMeasures, measured: RemedyMeasures) -> str:
+    """Return what a remedy gives, and that it is to be used."""
     flips, before = measured.measures["flip_rate"].value, system.measures["flip_rate"].value
     steadier = f"{flips:.1%} of the questions flip instead of {before:.1%}"
     if best.is_better and best.gain is not None:
-        return f"{what}: {_signed(best.gain)} against what you get today; {steadier}."
-    return f"{what}: {steadier}, and a loss of more than {100 * MAX_LOSS:.0f} points can be ruled out."
+        return f"{_action(best)}: {_signed(best.gain)} against what you get today; {steadier}."
+    return f"{_action(best)}: {steadier}, and a loss of more than {100 * MAX_LOSS:.0f} points can be ruled out."
 
 
-def _why_leave(system: RemedyMeasures, effects: Effects, questions: int) -> str:
+def _action(remedy: RemedyEffect) -> str:
+    return _ACTIONS.get(remedy.name, f"Use the method {remedy.name}")
+
+
+def _leave(finding: Finding, system: RemedyMeasures, effects: Effects, remedies: dict[str, RemedyMeasures]) -> str:
     """Return why nothing is recommended."""
-    if effects.order.has_own_rule:
-        return "Leave the order of your documents: it changes nothing, for the system orders them by a rule of its own."
-    if not effects.order.is_real:
-        return _why_no_effect(system, effects, questions)
+    if finding.kind is Kind.MATTERS:
+        return f"{_why_no_remedy(finding, system, effects, remedies)}{_one_slot(finding, system)}"
+    few = f"{finding.asked} too few to tell; about {finding.needed:,} would do."
+    said = {
+        Kind.OWN_RULE: "Leave the order of your documents: it changes nothing, for the system orders them by a rule of "
+        "its own.",
+        Kind.UNKNOWN: f"Leave it for now: {few}",
+        Kind.NOISE: "Leave the order: it is not what changes the answers.",
+        Kind.NOTHING: "Leave the order: it does not matter here.",
+    }[finding.kind]
+    if finding.noise is not None:
+        said += (
+            f" Two calls in the same order differ in {finding.noise.value:.1%} of the cases: to make answers steady, "
+            "remove the randomness of the system."
+        )
+    return said + _gain_without_order(effects)
+
+
+def _gain_without_order(effects: Effects) -> str:
+    """Return " " and the remedy that is better although nothing shows that the order matters; "" if none is."""
+    better = [each for each in effects.remedies if each.is_better and each.gain is not None]
+    if not better:
+        return ""
+    best = max(better, key=lambda each: each.gain.value if each.gain else 0.0)
+    why = "asking several times outvotes chance" if best.calls > 1 else "though nothing shows that the order does it"
+    gain = "" if best.gain is None else _signed(best.gain)
+    return f" What gives more right answers than today is {best.name}: {gain}, {why}; {_calls(best)} per answer."
+
+
+def _why_no_remedy(
+    finding: Finding, system: RemedyMeasures, effects: Effects, remedies: dict[str, RemedyMeasures]
+) -> str:
+    """Return why nothing is recommended although the order matters."""
+    known = "today" in system.measures
+    unsure = "no remedy is surely more accurate" if known else "without gold answers, no remedy's gain is known"
+    steadiest = choose_steadier(effects)
+    change = ""
+    if steadiest is not None:
+        gain = _change(steadiest, system, remedies[steadiest.name])
+        change = f" If that order can change from one time to the next: {gain[0].lower()}{gain[1:]}"
     if effects.order_is_fixed:
-        known = "today" in system.measures
-        unsure = "no remedy is surely more accurate" if known else "without gold answers, no remedy's gain is known"
-        return f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order."
+        fixes = next((each.name for each in effects.remedies if each.same_as_today), None)
+        kept = f": {fixes} makes sure of it, in whatever order documents come in." if fixes else f".{change}"
+        return (
+            f"Leave it: your retriever lists by score, so that users get one order, and {unsure}. Keep that order{kept}"
+        )
+    if steadiest is not None:
+        return (
+            "Leave it as long as your retriever always lists the same documents alike: users then get one order, and "
+            f"{unsure}.{change}"
+        )
     steadier = [each for each in effects.remedies if each.is_steadier]
     possible = [each for each in steadier if not each.is_loss]
     if possible:
-        return _why_not_steadier(min(possible, key=lambda each: each.calls), "today" in system.measures, questions)
+        return _why_not_steadier(min(possible, key=lambda each: each.calls), known, finding.questions)
     if steadier:
         return "Leave it: what stops flips gives fewer right answers than you get today. Keep your retriever's order."
     return "Leave it: the order matters, and no remedy that was tried is surely better than what you get today."
-
-
-def _why_no_effect(system: RemedyMeasures, effects: Effects, questions: int) -> str:
-    found = system.measures
-    if "noise" in found and found["noise"].low > NEGLIGIBLE:
-        return (
-            "Leave the order: answers change as much when nothing is moved "
-            f"({found['noise'].value:.1%} of the time). To make them steady, remove the randomness of the system."
-        )
-    unseen = found["flip_rate"].value == 0 and zero_share_upper_bound(questions) > MAX_UNSEEN_FLIPS
-    if questions < effects.order.needed or unseen:
-        return (
-            f"Leave it for now: no effect of the order was found, and {questions} questions are too few to tell; "
-            f"about {max(effects.order.needed, ENOUGH)} would do."
-        )
-    return "Leave it: the order of the documents does not matter here."
 
 
 def _why_not_steadier(remedy: RemedyEffect, has_gold: bool, questions: int) -> str:
@@ -222,17 +255,17 @@ def _why_not_steadier(remedy: RemedyEffect, has_gold: bool, questions: int) -> s
             "nobody knows what it costs."
         )
     return (
-        f"Leave it for now: {remedy.name} would stop flips, but {questions} questions cannot rule out that it loses "
-        f"more than {100 * MAX_LOSS:.0f} points; about {remedy.needed} would do."
+        f"Leave it for now: {remedy.name} would stop flips, but {counted(questions, 'question')} cannot rule out that "
+        f"it loses more than {100 * MAX_LOSS:.0f} points; about {remedy.needed:,} would do."
     )
+
+
+def _calls(effect: RemedyEffect) -> str:
+    return "1 call" if effect.calls == 1 else f"{effect.calls:.1f} calls"
 
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 0.01 else "under 0.01 s"
-
-
-def _p(value: float) -> str:
-    return "under 0.01" if value < 0.01 else f"{value:.2f}"
 
 
 def _percent(estimate: Estimate) -> str:

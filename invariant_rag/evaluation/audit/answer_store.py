@@ -24,6 +24,7 @@ class StoredAnswer:
         tokens: Prompt and completion tokens, if known.
         seconds: Duration of the call, pauses between tries included.
         date: When it was answered, in UTC; "" if unknown.
+        errors: Class and message of the error of each try that failed before it.
     """
 
     key: str
@@ -34,6 +35,7 @@ class StoredAnswer:
     tokens: int | None
     seconds: float
     date: str = ""
+    errors: tuple[str, ...] = ()
 
 
 class AnswerStore:
@@ -79,19 +81,20 @@ class AnswerStore:
 
 def _parse_answer(line: Any, where: str) -> StoredAnswer:
     names = {each.name for each in fields(StoredAnswer)}
-    if not isinstance(line, dict) or {*line, "date"} != names:
+    if not isinstance(line, dict) or {*line, "date", "errors"} != names:
         raise _unreadable(f"{where}: expected an object with {', '.join(sorted(names))}")
-    order, tokens, seconds = line["order"], line["tokens"], line["seconds"]
+    order, tokens, seconds, errors = line["order"], line["tokens"], line["seconds"], line.get("errors", [])
     whole = [*order, *([] if tokens is None else [tokens])] if isinstance(order, list) else [None]
     if (
         not all(isinstance(line[name], str) for name in ("key", "asker", "question", "text"))
         or not isinstance(line.get("date", ""), str)
+        or not (isinstance(errors, list) and all(isinstance(each, str) for each in errors))
         or not all(isinstance(each, int) and not isinstance(each, bool) for each in whole)
         or not isinstance(seconds, int | float)
         or isinstance(seconds, bool)
     ):
         raise _unreadable(f"{where}: a field of the answer has the wrong type")
-    return StoredAnswer(**{**line, "order": tuple(order)})
+    return StoredAnswer(**{**line, "order": tuple(order), "errors": tuple(errors)})
 
 
 def _unreadable(message: str) -> AuditFailed:

@@ -11,30 +11,24 @@ from typing import Any
 import numpy as np
 
 from invariant_rag.checks import MOST_CALLS, check_flag, check_items, check_number, check_real, require_extra
-from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnknownName, UnsupportedCombination
+from invariant_rag.errors import AuditFailed, InvalidChoice, UnsupportedCombination
 from invariant_rag.evaluation.audit.advice import advise
+from invariant_rag.evaluation.audit.answer_metrics import AnswerMetric, resolve_metric
 from invariant_rag.evaluation.audit.answer_store import AnswerStore
 from invariant_rag.evaluation.audit.call_plan import Call
 from invariant_rag.evaluation.audit.effects import assess
+from invariant_rag.evaluation.audit.failures import Failures
 from invariant_rag.evaluation.audit.folder import AuditFolder
 from invariant_rag.evaluation.audit.measures import measure
 from invariant_rag.evaluation.audit.patience import Patience
 from invariant_rag.evaluation.audit.preparing import CallEstimate, Preparation, Questions, prepare
-from invariant_rag.evaluation.audit.questions import Question
-from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, most_frequent, package_versions
+from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, package_versions
 from invariant_rag.evaluation.audit.runner import CallLog, FailedCall, hopeless, make_calls, make_calls_with_ray
 from invariant_rag.evaluation.audit.scoring import AnswerParser, Label, Metric, numbers_of, outcomes_of
 from invariant_rag.evaluation.audit.segment_use import SegmentUseCheck
 from invariant_rag.evaluation.audit.systems import ToInput, as_system
-from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
+from invariant_rag.evaluation.metrics import normalise_answer
 from invariant_rag.evaluation.progress import Progress, no_progress
-from invariant_rag.shown import shown
-
-METRICS: dict[str, Metric] = {
-    "best_subspan_em": best_subspan_em,
-    "exact_match": exact_match,
-    "token_f1": token_f1,
-}
 
 
 def audit(
@@ -150,7 +144,7 @@ def audit(
         raise InvalidChoice(f"timeout: expected seconds above 0, got {timeout}")
     if actors and workers > 1:
         raise UnsupportedCombination(f"{workers} workers are threads of this process, and {actors} actors are others")
-    metric_function = resolve_metric(metric)
+    answer_metric = resolve_metric(metric)
     if not callable(label):
         raise InvalidChoice(f"label: expected a function of an answer, got {type(label).__name__}")
     folder = AuditFolder.of(out)
@@ -171,8 +165,7 @@ def audit(
         identities=folder.identities,
         **generation,
     )
-    if metric == "best_subspan_em":
-        _check_answers(prepared.questions)
+    answer_metric.check(prepared.questions)
     store = folder.open_store(fresh)
     caller = _Caller(prepared, store, workers, actors, Patience(retries, timeout))
     reused = _reused(prepared, store)
@@ -184,25 +177,9 @@ def audit(
         store.close()
         if prepared.system.lm is None and prepared.system.identity and not isinstance(system, str):
             folder.remember(as_system(system, to_input, generation).identity, prepared.system.identity)
-    result = _evaluate(prepared, store, failed, metric, metric_function, label, reused, budget)
+    result = _evaluate(prepared, store, failed, answer_metric, label, reused, budget)
     folder.write(result)
     return result
-
-
-def resolve_metric(metric: str | Metric) -> Metric:
-    """Return the function of a metric.
-
-    Raises:
-        UnknownName: There is none of that name.
-        InvalidChoice: It is neither a name nor a function.
-    """
-    if callable(metric):
-        return metric
-    if not isinstance(metric, str):
-        raise InvalidChoice(f"metric: expected a name or a function, got {type(metric).__name__}")
-    if metric not in METRICS:
-        raise UnknownName("metric", metric, METRICS)
-    return METRICS[metric]
 
 
 def estimate_calls(
@@ -229,17 +206,6 @@ def _reused(prepared: Preparation, store: AnswerStore) -> Reused:
     used = [store.answers[call.key] for call in prepared.calls if call.key in store.answers]
     dates = sorted(each.date for each in used if each.date)
     return Reused(len(used), dates[0][:10] if dates else "", len(store.answers) - len(used))
-
-
-def _check_answers(questions: Sequence[Question]) -> None:
-    """Raise for a gold answer of which nothing is left to compare without case, punctuation and articles."""
-    for question in questions:
-        for answer in question.answers:
-            if not normalise_answer(answer):
-                raise InvalidQuestion(
-                    f"question {question.id!r}: expected gold answers with words, got {shown(answer)}: all hold it",
-                    hint="Leave it away, or choose the metric exact_match.",
-                )
 
 
 @dataclass(frozen=True)
@@ -290,8 +256,7 @@ def _evaluate(
     prepared: Preparation,
     store: AnswerStore,
     failed: Mapping[str, FailedCall],
-    metric: str | Metric,
-    metric_function: Metric,
+    metric: AnswerMetric,
     label: Label,
     reused: Reused,
     budget: int | None,
@@ -307,7 +272,7 @@ def _evaluate(
             f"no question was asked in full: {len(prepared.calls)} calls were to be made, and {budget} were allowed",
             hint="Allow more calls. With a folder the audit goes on from what has been answered.",
         )
-    parser = AnswerParser(store.answers, metric_function, label)
+    parser = AnswerParser(store.answers, metric.score, label)
     scored = [[parser.score_plan(plan) for plan in each] for each in complete]  # [questions][remedies]
     names = [each.name for each in prepared.remedies]
     seed, slots = prepared.design.seed, prepared.design.slots
@@ -319,24 +284,22 @@ def _evaluate(
     ]
     remedies = {name: outcomes[name] for name in names[1:]}
     calls = {name: float(np.nanmean(numbers[name]["calls"])) for name in remedies}
-    effects = assess(outcomes[as_is], remedies, calls, prepared.same_as_today, seed)
-    errors = [each.error for key, each in failed.items() if key in asked]
+    effects = assess(outcomes[as_is], remedies, calls, prepared.same_as_today, seed, prepared.listing)
+    failures = Failures.of([call for each in complete for plan in each for call in plan.calls], store.answers, failed)
     return Audit(
         system=prepared.system.name,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=package_versions(),
-        metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a metric of your own"),
+        metric=metric.name,
         design=prepared.design,
         questions=len(prepared.questions),
         complete=len(complete),
-        calls=len(asked),
         unasked=sum(call.key not in made for call in prepared.calls),
-        failed=len(errors),
-        errors=most_frequent(errors),
+        failures=failures,
         reused=reused,
         out_of_slots=sum(not each[0].slots for each in complete),
         measured=tuple(measured),
         effects=effects,
-        advice=advise(measured, effects, len(complete), len(errors) / len(asked)),
+        advice=advise(measured, effects, len(complete), failures),
         asked=tuple(asked_question(plans, found, names) for plans, found in zip(complete, scored, strict=True)),
     )

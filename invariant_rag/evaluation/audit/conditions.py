@@ -68,7 +68,7 @@ class Condition:
             UnsupportedCombination: The audit has no such measure: it needs gold answers, or pairs.
         """
         if self.measure == ERRORS:
-            return result.error_share
+            return result.failures.share
         estimate = result.measured[0].measures.get(self.measure)
         if estimate is None:
             raise UnsupportedCombination(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +46,15 @@ NEGLIGIBLE = 0.02
 SAME_AS_TODAY = 0.9
 """Share of questions of which a remedy gives today's order, from which on it is what happens today."""
 
+
+class Listing(Enum):
+    """How the retriever lists, as far as the scores of the segments tell."""
+
+    BY_SCORE = "by score"
+    NOT_BY_SCORE = "not by score"
+    UNKNOWN = "unknown"
+
+
 EFFECT = 0.1
 """The difference in accuracy that an audit should see: it says how many questions that takes."""
 
@@ -59,11 +69,13 @@ class OrderEffect:
             of the gold segments.
         own_rule: P-value of salted orders changing outcomes that input orders do not; None unless that is so.
         needed: How many questions it takes to see `EFFECT` between the given order and others.
+        p_today: One-tailed p-value of the given order having more right answers than others.
     """
 
     p_values: Mapping[str, float]
     own_rule: float | None
     needed: int
+    p_today: float = 1.0
 
     @property
     def p(self) -> float:
@@ -74,6 +86,11 @@ class OrderEffect:
     def is_real(self) -> bool:
         """Whether it is more than chance."""
         return self.p <= ORDER_LEVEL
+
+    @property
+    def today_is_better(self) -> bool:
+        """Whether the given order has more right answers than others, so that it is not any order."""
+        return self.p_today <= LOSS_LEVEL
 
     @property
     def has_own_rule(self) -> bool:
@@ -140,16 +157,18 @@ class Effects:
         order: What the order does.
         remedies: What each remedy changes.
         better: Pairs of remedies of which the first is surely more accurate than the second.
+        listing: How the retriever lists.
     """
 
     order: OrderEffect
     remedies: tuple[RemedyEffect, ...]
     better: frozenset[tuple[str, str]]
+    listing: Listing = Listing.UNKNOWN
 
     @property
     def order_is_fixed(self) -> bool:
-        """Whether users get one order, however documents come in: today's is that of a remedy, such as by score."""
-        return any(each.same_as_today for each in self.remedies)
+        """Whether users get one order, however documents come in: today's is by score."""
+        return self.listing is Listing.BY_SCORE
 
 
 def assess(
@@ -158,6 +177,7 @@ def assess(
     calls: Mapping[str, float],
     same_as_today: Sequence[str] = (),
     seed: int = 0,
+    listing: Listing = Listing.UNKNOWN,
 ) -> Effects:
     """Test what the order does to a system, and what remedies change against today.
 
@@ -167,6 +187,7 @@ def assess(
         calls: Calls per answer with each remedy.
         same_as_today: Remedies that give (almost) every question today's order.
         seed: Seed of shuffles.
+        listing: How the retriever lists.
     """
     tried = {name: each for name, each in remedies.items() if name not in same_as_today}
     gains = {name: each.today - system.today for name, each in tried.items()}
@@ -183,23 +204,23 @@ def assess(
         for other in tried
         if calls[one] > calls[other] and paired_p_value(tried[one].today - tried[other].today, seed) <= LOSS_LEVEL
     )
-    return Effects(_order_effect(system, seed), effects, better)
+    return Effects(_order_effect(system, seed), effects, better, listing)
 
 
 def _order_effect(system: Outcomes, seed: int) -> OrderEffect:
     p_values = order_p_values(system.given, system.orders, seed)
-    for name, scores in (("slots", system.slot_scores), ("salted slots", system.salted_scores)):
-        p = variation_p_value(scores, seed)
-        if p is not None:
-            p_values[name] = p
+    p_slots, p_salted = (variation_p_value(each, seed) for each in (system.slot_scores, system.salted_scores))
+    if p_slots is not None:
+        p_values["slots"] = p_slots
+    ignores_input = min(holm(p_values).values()) > ORDER_LEVEL and np.nanmean(system.instability) <= NEGLIGIBLE
     own_rule = None
-    if system.salted.size and np.nanmean(system.instability) <= NEGLIGIBLE:
+    if system.salted.size and ignores_input:
         own_rule = order_p_values(system.given, system.salted, seed)["disagreement"]
-    return OrderEffect(p_values, own_rule, questions_needed(_today_less_others(system), EFFECT, ORDER_LEVEL))
-
-
-def _today_less_others(system: Outcomes) -> Floats:
-    return np.asarray(system.today - known_means(system.order_scores))
+    if p_salted is not None:
+        p_values["salted slots"] = p_salted
+    today_less_others = np.asarray(system.today - known_means(system.order_scores))
+    needed = questions_needed(today_less_others, EFFECT, ORDER_LEVEL)
+    return OrderEffect(p_values, own_rule, needed, paired_p_value(today_less_others, seed))
 
 
 def _remedy_effect(
@@ -236,15 +257,25 @@ def _remedy_effect(
 def choose(effects: Effects) -> RemedyEffect | None:
     """Return the remedy to recommend; None: leave it.
 
-    None if the order does nothing that chance does not do. Else a remedy that is better than today, or one that is
-    steadier and surely no loss, unless users get one order anyway. The cheapest of them, unless another is surely more
-    accurate.
+    None if the order does nothing that chance does not do. Else a remedy that is better than today. If there is none,
+    one that is steadier and surely no loss, provided that today's order is known to be no ranking: it is not by score,
+    and has no more right answers than others. Users get one order, and gain nothing from another that is only steadier;
+    whether their retriever keeps to that order, an audit of documents without scores cannot know.
     """
     if not effects.order.is_real:
         return None
-    better = [each for each in effects.remedies if each.is_better]
-    steadier = [each for each in effects.remedies if each.is_steadier and each.is_safe]
-    candidates = better or ([] if effects.order_is_fixed else steadier)
+    better = _cheapest([each for each in effects.remedies if each.is_better], effects)
+    is_any_order = effects.listing is Listing.NOT_BY_SCORE and not effects.order.today_is_better
+    return choose_steadier(effects) if better is None and is_any_order else better
+
+
+def choose_steadier(effects: Effects) -> RemedyEffect | None:
+    """Return the remedy to use if the order of the documents can change: it is steadier, and surely no loss."""
+    return _cheapest([each for each in effects.remedies if each.is_steadier and each.is_safe], effects)
+
+
+def _cheapest(candidates: Sequence[RemedyEffect], effects: Effects) -> RemedyEffect | None:
+    """Return the cheapest remedy, unless another is surely more accurate."""
     best: RemedyEffect | None = None
     for each in sorted(candidates, key=lambda one: (one.calls, -(one.gain.value if one.gain else 0.0))):
         if best is None or (each.name, best.name) in effects.better:

@@ -5,6 +5,7 @@ const asked = JSON.parse(document.getElementById("asked").textContent);
 const body = document.querySelector("#questions tbody");
 const search = document.getElementById("search");
 const show = document.getElementById("show");
+const more = document.getElementById("more");
 const known = (numbers) => numbers.filter((each) => each !== null);
 const mean = (numbers) => (numbers.length ? numbers.reduce((a, b) => a + b, 0) / numbers.length : null);
 const scores = (each, kinds) =>
@@ -20,7 +21,9 @@ const rows = asked.map((each, index) => {
 });
 const filters = { all: () => true, flips: (row) => row.flips, wrong: (row) => row.today !== null && row.today < 0.5,
                   failed: (row) => row.failed };
-let sortedBy = "index", descending = false;
+// A long list is shown in pages: shorter ones on a phone.
+const page = matchMedia("(max-width: 40rem)").matches ? 10 : 50;
+let sortedBy = "index", descending = false, limit = page;
 
 function element(name, text, className) {
   const made = document.createElement(name);
@@ -85,7 +88,7 @@ function render() {
   const wanted = search.value.toLowerCase();
   const chosen = rows.filter((row) => filters[show.value](row) && row.text.includes(wanted)).sort(compare);
   body.replaceChildren();
-  for (const row of chosen) {
+  for (const row of chosen.slice(0, limit)) {
     const line = element("tr", undefined, "question");
     line.tabIndex = 0;
     line.append(element("td", row.id), element("td", row.question, "text"), element("td", number(row.today)),
@@ -94,7 +97,14 @@ function render() {
     line.addEventListener("keydown", (event) => event.key === "Enter" && toggle(line, row.each));
     body.append(line);
   }
-  document.getElementById("count").textContent = `${chosen.length} of ${rows.length} questions`;
+  document.getElementById("count").textContent = `${chosen.length} of ${rows.length} question${rows.length === 1 ? "" : "s"}`;
+  more.textContent = `Show ${Math.min(page, chosen.length - limit)} more`;
+  more.hidden = chosen.length <= limit;
+}
+
+function renderAnew() {
+  limit = page;
+  render();
 }
 
 function csv() {
@@ -111,10 +121,14 @@ function csv() {
 document.querySelectorAll("#questions th button").forEach((button) => button.addEventListener("click", () => {
   descending = sortedBy === button.dataset.key ? !descending : false;
   sortedBy = button.dataset.key;
-  render();
+  renderAnew();
 }));
-search.addEventListener("input", render);
-show.addEventListener("change", render);
+search.addEventListener("input", renderAnew);
+show.addEventListener("change", renderAnew);
+more.addEventListener("click", () => {
+  limit += page;
+  render();
+});
 document.getElementById("export").addEventListener("click", () => {
   const link = element("a");
   link.href = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));

@@ -10,10 +10,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from invariant_rag.evaluation.audit.measures import ABOUT
-from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, summary, table
+from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, opening, summary, table
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.result import Audit
+
+NARROW = "(max-width: 40rem)"
+"""Media query of a phone; `page.css` and `page.js` have it too."""
 
 _COLUMNS = (
     ("id", "id"),
@@ -25,23 +28,28 @@ _COLUMNS = (
 )
 
 
-def html_report(audit: Audit, images: Mapping[str, bytes]) -> str:
-    """Return the page of an audit, with its plots and every question in it."""
+def html_report(audit: Audit, images: Mapping[str, tuple[bytes, bytes]]) -> str:
+    """Return the page of an audit, with its plots and every question in it.
+
+    Args:
+        audit: The audit.
+        images: Its plots by name, as PNG: for a wide screen, and for a narrow one.
+    """
     names, rows = table(audit)
     about = {key.replace("_", " "): text for key, text in ABOUT.items()}
     parts = [
         f"<h1>{escape(TITLE)}</h1>",
+        f'<section class="advice">{_opening(audit)}</section>',
         _facts(audit),
-        f'<section class="advice"><p>{escape(audit.advice.headline)}</p></section>',
         *(
             f"<h2>{escape(question)}</h2><ul>{''.join(f'<li>{escape(each)}</li>' for each in answers)}</ul>"
             for question, answers in audit.advice.sections[:-1]
         ),
         "<h2>Plots</h2>",
         *(
-            f'<figure><img alt="{name}" src="data:image/png;base64,{base64.b64encode(image).decode()}">'
-            f"<figcaption>{escape(CAPTIONS[name])}</figcaption></figure>"
-            for name, image in images.items()
+            f'<figure><picture><source media="{NARROW}" srcset="{_as_url(narrow)}"><img alt="{name}" '
+            f'src="{_as_url(wide)}"></picture><figcaption>{escape(CAPTIONS[name])}</figcaption></figure>'
+            for name, (wide, narrow) in images.items()
         ),
         _questions(),
         f"<h2>Measures, with 95% intervals</h2>{_table(['', *names], rows, about)}",
@@ -60,6 +68,10 @@ def html_report(audit: Audit, images: Mapping[str, bytes]) -> str:
     )
 
 
+def _as_url(image: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
+
+
 def _embedded(audit: Audit) -> str:
     """Return the questions as JSON that cannot end its script element, whatever a document contains."""
     text = json.dumps([each.as_dict() for each in audit.asked])  # ASCII only: an answer may hold half a surrogate pair
@@ -76,6 +88,10 @@ def _facts(audit: Audit) -> str:
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escape(text)}</dd>' for name, text in facts.items())}</dl>"
 
 
+def _opening(audit: Audit) -> str:
+    return "".join(f"<p><small>{title}</small>{escape(text)}</p>" for title, text in opening(audit))
+
+
 def _questions() -> str:
     head = "".join(f'<th><button data-key="{key}">{name}</button></th>' for key, name in _COLUMNS)
     return (
@@ -87,6 +103,7 @@ def _questions() -> str:
         '<option value="failed">with failed calls</option></select>'
         '<button id="export">Export as CSV</button><span id="count"></span></div>'
         f'<div class="scroll"><table id="questions"><thead><tr>{head}</tr></thead><tbody></tbody></table></div>'
+        '<p><button id="more"></button></p>'
     )
 
 

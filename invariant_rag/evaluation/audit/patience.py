@@ -35,12 +35,18 @@ class Patience:
     timeout: float | None = None
     pause: float = 0.25
 
-    def call(self, function: Callable[[], T], is_hopeless: Callable[[Exception], bool]) -> T:
+    def call(
+        self,
+        function: Callable[[], T],
+        is_hopeless: Callable[[Exception], bool],
+        on_failure: Callable[[Exception], object] = lambda _: None,
+    ) -> T:
         """Call a function until it returns.
 
         Args:
             function: The function.
             is_hopeless: Whether an error need not be tried again.
+            on_failure: Called with the error of each try that failed.
 
         Raises:
             Exception: The error of the last try. An `AuditFailed` is no error of a call, and is not tried again.
@@ -51,6 +57,7 @@ class Patience:
             except AuditFailed:
                 raise
             except Exception as error:
+                on_failure(error)
                 if attempt == self.retries or is_hopeless(error):
                     raise
                 asked = getattr(error, "retry_after", None)  # seconds that a server asks for

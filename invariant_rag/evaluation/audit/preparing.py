@@ -12,10 +12,11 @@ from invariant_rag.checks import check_items, check_number, check_text
 from invariant_rag.errors import AuditFailed
 from invariant_rag.evaluation.audit.answer_store import StoredAnswer
 from invariant_rag.evaluation.audit.call_plan import AuditDesign, Call, CallPlan, common_slots
-from invariant_rag.evaluation.audit.effects import SAME_AS_TODAY
+from invariant_rag.evaluation.audit.effects import SAME_AS_TODAY, Listing
 from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.evaluation.audit.remedies import AskFunction, Remedy, build_remedies
+from invariant_rag.evaluation.audit.remedies import AskFunction, Remedy, build_remedies, is_listed_by_score
 from invariant_rag.evaluation.audit.systems import System, ToInput, as_system
+from invariant_rag.shown import counted
 
 CHARACTERS_PER_TOKEN = 4
 """Of English text, about."""
@@ -42,13 +43,15 @@ class CallEstimate:
     seconds: float | None
 
     def __str__(self) -> str:
+        if not self.calls:
+            return "nothing"
         shares = ", ".join(f"{name} {count:,}" for name, count in self.by_remedy.items() if count)
         time = "time unknown until it is asked" if self.seconds is None else f"about {_duration(self.seconds)}"
-        return f"{self.calls:,} calls ({shares}), about {self.tokens:,} prompt tokens, {time}"
+        return f"{counted(self.calls, 'call')} ({shares}), about {counted(self.tokens, 'prompt token')}, {time}"
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds / 60:,.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+    return counted(round(seconds / 60), "minute") if seconds >= 120 else counted(round(seconds), "second")
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,15 @@ class Preparation:
             for index, remedy in enumerate(self.remedies)
             if index and self._share_as_given(index) >= SAME_AS_TODAY
         ]
+
+    @property
+    def listing(self) -> Listing:
+        """How the retriever lists (almost) every question: by score, the best first or at both ends, or otherwise."""
+        scored = [each for each in self.questions if len({segment.score for segment in each.segments} - {None}) > 1]
+        if len(scored) < SAME_AS_TODAY * sum(len(each.segments) > 1 for each in self.questions):
+            return Listing.UNKNOWN
+        by_score = sum(is_listed_by_score(each.segments) for each in scored)
+        return Listing.BY_SCORE if by_score >= SAME_AS_TODAY * len(scored) else Listing.NOT_BY_SCORE
 
     def _share_as_given(self, index: int) -> float:
         pairs = [(plans[index].repeats[0], plans[0].repeats[0]) for plans in self.plans]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import codecs
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from invariant_rag.errors import ExtraRequired, InvalidQuestion
+from invariant_rag.evaluation.audit.question_formats import rows_of
 from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.shown import shown
 
@@ -18,6 +21,34 @@ Entries = list[tuple[str, Any]]
 
 COLUMNS = ("id", "question", "segment", "title", "score", "gold", "answer", "pairwise")
 """Columns of a .csv file with one row per segment; others are kept with the question."""
+
+_DELIMITERS = ",;\t"
+"""Of a .csv file: a spreadsheet writes semicolons where the comma is a decimal sign, and tabs as Unicode text."""
+_QUESTION_COLUMNS = {"question", "user_input", "query"}
+_DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
+_BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_HINTS = {
+    ".jsonl": InvalidQuestion.hint,
+    ".json": 'A .json file is a list: [{"question": "...", "segments": ["...", ...], "answers": ["...", ...]}, ...].',
+    ".csv": "A .csv file has a row per segment (question,segment,score,gold,answer), or a row per question "
+    "(question,contexts,answer) with a JSON list of texts under contexts.",
+    ".yaml": "A .yaml file is a list of questions with segments and answers, or a configuration of promptfoo.",
+    "folder": "A row of a saved dataset has question, segments (or contexts: a list of texts), and answers.",
+    "": "A question has question, segments (a list of texts), and may have answers and gold.",
+}
+
+
+def hint_of(source: object) -> str:
+    """Return how questions are written in a file of this kind, in a folder, or in Python."""
+    if not isinstance(source, str | Path):
+        return _HINTS[""]
+    suffix = Path(source).suffix.lower() or "folder"
+    return _HINTS.get({".yml": ".yaml"}.get(suffix, suffix), InvalidQuestion.hint)
 
 
 def read_entries(path: Path) -> Entries:
@@ -36,13 +67,18 @@ def read_entries(path: Path) -> Entries:
         ".yaml": _parse_document,
         ".yml": _parse_document,
     }
-    if path.suffix not in parsers:
+    suffix = path.suffix.lower()
+    if suffix not in parsers:
         raise InvalidQuestion(f"{path}: expected a .jsonl, .json, .csv or .yaml file, or a folder of a saved dataset")
     try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_bytes(path)
+    except OSError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
-    return parsers[path.suffix](text, path)
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if content.startswith(mark)), "utf-8-sig")
+    try:
+        return parsers[suffix](content.decode(encoding), path)
+    except UnicodeDecodeError as error:
+        raise InvalidQuestion(f"{path}: cannot be read: {error}", hint="Save it as UTF-8.") from error
 
 
 def _parse_jsonl(text: str, path: Path) -> Entries:
@@ -52,8 +88,19 @@ def _parse_jsonl(text: str, path: Path) -> Entries:
             try:
                 entries.append((f"{path}, line {number}", parse_json(line)))
             except ValueError as error:
-                raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}") from error
+                hint = (
+                    "If the file is one document of JSON, over several lines, name it .json." if number == 1 else None
+                )
+                raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}", hint=hint) from error
+    if len(entries) == 1 and isinstance(entries[0][1], Mapping):
+        where, document = entries[0]
+        return _numbered(rows_of(document, where), where)
     return entries
+
+
+def _numbered(rows: list[Any], where: str) -> Entries:
+    """Return the rows of a document with their places, if it has several."""
+    return [(where if len(rows) == 1 else f"{where}, question {number}", row) for number, row in enumerate(rows, 1)]
 
 
 def _parse_document(text: str, path: Path) -> Entries:
@@ -69,6 +116,8 @@ def _parse_document(text: str, path: Path) -> Entries:
         default = document.get("defaultTest")
         shared = default.get("vars") or {} if isinstance(default, Mapping) else {}
         document = document["tests"]
+    elif isinstance(document, Mapping):
+        return _numbered(rows_of(document, str(path)), str(path))
     entries: Entries = []
     for number, each in enumerate(document if isinstance(document, list) else [document], start=1):
         if isinstance(each, str) and each.startswith("file://"):
@@ -84,20 +133,28 @@ def _parse_document(text: str, path: Path) -> Entries:
 def _parse_csv(text: str, path: Path) -> Entries:
     limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a segment may be long
     try:
-        rows = csv.DictReader(io.StringIO(text, newline=""))
+        delimiter = _delimiter(text)
+        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
         columns = list(rows.fieldnames or ())
         numbered = list(_numbered_rows(rows, path, len(columns)))
     except csv.Error as error:
         raise InvalidQuestion(f"{path}: expected CSV: {error}") from error
     finally:
         csv.field_size_limit(limit)
-    if "question" not in columns and not {"user_input", "query"} & {*columns}:
+    if not _QUESTION_COLUMNS & {*columns}:
         raise InvalidQuestion(
             f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {shown(columns)}"
         )
     if "segment" in columns:
-        return _join_rows(numbered)
+        return _join_rows(numbered, decimal_comma=delimiter != ",")
     return [(where, _one_row(row)) for where, row in numbered]
+
+
+def _delimiter(text: str) -> str:
+    """Return what separates the columns: the first that gives a column of questions, else the comma."""
+    header = text.partition("\n")[0].strip("\r")
+    split = ((each, next(csv.reader([header], delimiter=each), [])) for each in _DELIMITERS)
+    return next((each for each, names in split if _QUESTION_COLUMNS & {*names}), ",")
 
 
 def _numbered_rows(rows: csv.DictReader[str], path: Path, columns: int) -> Iterable[tuple[str, dict[str, str]]]:
@@ -111,7 +168,7 @@ def _numbered_rows(rows: csv.DictReader[str], path: Path, columns: int) -> Itera
         start = rows.line_num + 1
 
 
-def _join_rows(rows: Iterable[tuple[str, dict[str, str]]]) -> Entries:
+def _join_rows(rows: Iterable[tuple[str, dict[str, str]]], *, decimal_comma: bool) -> Entries:
     """Join the rows of one id (or question), which have a segment each."""
     entries: dict[str, tuple[str, dict[str, Any]]] = {}
     for where, row in rows:
@@ -126,7 +183,7 @@ def _join_rows(rows: Iterable[tuple[str, dict[str, str]]]) -> Entries:
             segment = {
                 "text": row["segment"],
                 "title": row.get("title") or None,
-                "score": _parse_number(row.get("score", ""), where),
+                "score": _parse_number(row.get("score", ""), where, decimal_comma),
                 "gold": _parse_bool(row.get("gold", ""), where),
             }
             entry["segments"].append(segment)
@@ -158,9 +215,10 @@ def _parse_bool(cell: str, where: str) -> bool:
     return values[cell.strip().lower()]
 
 
-def _parse_number(cell: str, where: str) -> float | None:
+def _parse_number(cell: str, where: str, decimal_comma: bool) -> float | None:
+    number = cell.replace(",", ".") if decimal_comma and _DECIMAL_COMMA.fullmatch(cell) else cell
     try:
-        return float(cell) if cell.strip() else None
+        return float(number) if cell.strip() else None
     except ValueError:
         raise InvalidQuestion(f"{where}: expected a number, got {cell!r}") from None
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
+
+from invariant_rag.errors import InvalidQuestion
+from invariant_rag.files import parse_json
 
 _QUESTIONS = ("question", "user_input", "query", "input")
 _SEGMENTS = ("segments", "retrieved_contexts", "contexts", "context", "documents")
 _ANSWERS = ("answers", "reference", "ground_truth", "ground_truths", "expected", "answer")
+_OTHERS = {
+    *("id", "gold", "pairwise", "said", "response", "multi_responses", "reference_contexts", "rubrics", "title"),
+    *("description", "metadata", "options", "threshold", "provider", "providers"),
+}
+"""Fields of this package, ragas, promptfoo and SQuAD that need no mention."""
+_SIMILAR = 0.75
+"""How alike a field and a known one are, of which it may be a misspelling."""
 _LITERAL_CHECKS = {"contains", "icontains", "equals", "contains-any", "icontains-any"}
 
 
@@ -17,12 +28,13 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
     A record of ragas has `user_input` (or `question`), `retrieved_contexts` (`contexts`) and `reference`
     (`ground_truth`); its `response` or, with `contexts`, its `answer` is what a system said, and no gold answer. A test
     of promptfoo has `vars`, and `assert` with `contains`, `equals` or their like. SQuAD has `context` and
-    `answers: {"text": [...]}`.
+    `answers: {"text": [...]}`. A test of promptfoo whose context is one text keeps it: its documents cannot be moved.
 
     >>> as_record({"user_input": "Who?", "retrieved_contexts": ["Ann."], "reference": "Ann"})
     {'question': 'Who?', 'segments': ['Ann.'], 'answers': 'Ann'}
     """
-    if isinstance(entry.get("vars"), Mapping):
+    is_promptfoo = isinstance(entry.get("vars"), Mapping)
+    if is_promptfoo:
         entry = _of_promptfoo(entry)
     record = dict(entry)
     if ("contexts" in record or "retrieved_contexts" in record) and {*_ANSWERS[1:4]} & {*record}:
@@ -33,13 +45,94 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
         if name is not None:
             found[ours] = record.pop(name)
     if isinstance(found.get("segments"), str) and "segments" not in entry:
-        found["segments"] = [found["segments"]]
+        found["segments"] = _listed(found["segments"]) or (found["segments"] if is_promptfoo else [found["segments"]])
     answers = found.get("answers")
     if isinstance(answers, Mapping) and "text" in answers:
         found["answers"] = answers["text"]
     if "reference_contexts" in record and "gold" not in record:
         found["gold"] = _places(found.get("segments"), record["reference_contexts"])
     return {**record, **found}
+
+
+def _listed(text: str) -> list[Any] | None:
+    """Return a list that is written as JSON; None if it is none."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = parse_json(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) else None
+
+
+def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the records of a document: of its columns, of the one list of records in it, or itself.
+
+    ragas and `datasets` write columns as lists, and pandas as mappings from the number of a row.
+
+    >>> rows_of({"question": ["Who?", "When?"], "contexts": [["Ann."], ["In May."]]}, "q.json")[1]
+    {'question': 'When?', 'contexts': ['In May.']}
+    >>> rows_of({"version": 1, "questions": [{"question": "Who?"}]}, "q.json")
+    [{'question': 'Who?'}]
+
+    Raises:
+        InvalidQuestion: Its columns have different rows.
+    """
+    name = next((name for name in _QUESTIONS if name in document), None)
+    if name is not None and isinstance(document[name], list | Mapping):
+        return _rows_of_columns(document, document[name], where)
+    lists = [each for each in document.values() if isinstance(each, list) and each]
+    records = [each for each in lists if all(isinstance(one, Mapping) for one in each)]
+    return records[0] if name is None and "vars" not in document and len(records) == 1 else [document]
+
+
+def _rows_of_columns(document: Mapping[str, Any], first: Any, where: str) -> list[Any]:
+    rows = list(first) if isinstance(first, Mapping) else range(len(first))
+    columns = {}
+    for name, column in document.items():
+        matches = (
+            isinstance(column, Mapping) and list(column) == rows
+            if isinstance(first, Mapping)
+            else (isinstance(column, list) and len(column) == len(rows))
+        )
+        if not matches:
+            raise InvalidQuestion(
+                f"{where}: expected columns of {len(rows)} rows each, as ragas and pandas write them; "
+                f"{name!r} has others",
+                hint="Write one record per question: in pandas, `to_json(path, orient='records', lines=True)`.",
+            )
+        columns[name] = column
+    return [{name: column[row] for name, column in columns.items()} for row in rows]
+
+
+def describe_unknown(extras: Iterable[tuple[Mapping[str, Any], set[str]]], *, misspelt_only: bool) -> str:
+    """Return a sentence or two on the fields of questions that mean nothing to an audit; "" if there are none.
+
+    Args:
+        extras: The other fields of each question, and which of `question`, `segments`, `answers` and `gold` it lacks.
+        misspelt_only: Whether to name only what may be a misspelling.
+    """
+    meant: dict[str, str] = {}
+    others: dict[str, None] = {}
+    for fields, missing in extras:
+        for name in fields.keys() - _OTHERS:
+            found = _meant(name, missing)
+            if found:
+                meant.setdefault(name, found)
+            else:
+                others.setdefault(name)
+    said = [f"{name!r} is no field of a question: did you mean {found!r}?" for name, found in sorted(meant.items())]
+    if others and not misspelt_only:
+        names = ", ".join(repr(name) for name in sorted(others))
+        said.append(f"Not used, but kept with the questions and shown in the report: {names}.")
+    return " ".join(said)
+
+
+def _meant(name: str, missing: set[str]) -> str | None:
+    """Return the known field of which a name may be a misspelling, among those that are missing."""
+    known = {"question": _QUESTIONS, "segments": _SEGMENTS, "answers": _ANSWERS, "gold": ("gold",)}
+    candidates = [each for field in sorted(missing) for each in known[field]]
+    return next(iter(get_close_matches(name.lower(), candidates, 1, _SIMILAR)), None)
 
 
 def _of_promptfoo(test: Mapping[str, Any]) -> dict[str, Any]:

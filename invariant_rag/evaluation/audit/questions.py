@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from invariant_rag.checks import check_flag, check_items, check_path, check_text, is_iterable
-from invariant_rag.errors import InvalidQuestion, InvalidSegment, UnsupportedCombination
-from invariant_rag.evaluation.audit.question_files import read_entries
-from invariant_rag.evaluation.audit.question_formats import as_record
+from invariant_rag.errors import FieldWarning, InvalidQuestion, InvalidSegment, UnsupportedCombination
+from invariant_rag.evaluation.audit.question_files import hint_of, read_entries
+from invariant_rag.evaluation.audit.question_formats import as_record, describe_unknown, rows_of
 from invariant_rag.evaluation.metrics import best_subspan_em
 from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.shown import shown
@@ -65,6 +67,12 @@ class Question:
         """Whether answers can be scored."""
         return bool(self.gold if self.pairwise else self.answers)
 
+    @property
+    def missing(self) -> set[str]:
+        """What is not known of it, out of `segments`, `answers` and `gold`."""
+        known = {"segments": self.segments, "answers": self.answers, "gold": self.gold}
+        return {name for name, each in known.items() if not each}
+
 
 def read_questions(
     source: str | Path | Iterable[Question | Mapping[str, Any]], retrieve: Retrieve | None
@@ -89,8 +97,13 @@ def read_questions(
         InvalidQuestion: The source cannot be read, an entry is invalid, or a question has no segments and there is no
             `retrieve`.
         ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
+
+    Warns:
+        FieldWarning: As `parse_questions` does.
     """
-    return [_complete(question, retrieve, where) for where, question in parse_questions(source)]
+    parsed = parse_questions(source)
+    with _hints_of(source):
+        return [_complete(question, retrieve, where) for where, question in parsed]
 
 
 def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]]) -> list[tuple[str, Question]]:
@@ -99,17 +112,41 @@ def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]])
     Raises:
         InvalidQuestion: The source cannot be read, or an entry is invalid.
         ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
+
+    Warns:
+        FieldWarning: Questions have fields that may be misspelt, or those of a file others that mean nothing here.
     """
-    if isinstance(source, str | Path):
-        entries = read_entries(check_path("questions", source, error=InvalidQuestion))
-    elif not is_iterable(source) or isinstance(source, bytes | Mapping):
-        raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
-    else:
-        entries = [(f"question {index}", each) for index, each in enumerate(source)]
-    if not entries:
-        raise InvalidQuestion("expected at least one question, got none")
-    parsed = [(where, _parse_question(entry, where)) for where, entry in entries]
+    with _hints_of(source):
+        entries = _entries_of(source)
+        if not entries:
+            raise InvalidQuestion("expected at least one question, got none")
+        parsed = [(where, _parse_question(entry, where)) for where, entry in entries]
+    is_file = isinstance(source, str | Path)
+    unknown = describe_unknown(((each.extra, each.missing) for _, each in parsed), misspelt_only=not is_file)
+    if unknown:
+        warnings.warn(FieldWarning(f"{source}: {unknown}" if is_file else unknown), stacklevel=2)
     return [(where, each if each.id else replace(each, id=str(i))) for i, (where, each) in enumerate(parsed)]
+
+
+def _entries_of(source: Any) -> list[tuple[str, Any]]:
+    """Return where each entry is, and what it says."""
+    if isinstance(source, str | Path):
+        return read_entries(check_path("questions", source, error=InvalidQuestion))
+    if not is_iterable(source) or isinstance(source, bytes):
+        raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
+    listed = rows_of(source, "questions") if isinstance(source, Mapping) else source
+    return [(f"question {index}", each) for index, each in enumerate(listed)]
+
+
+@contextmanager
+def _hints_of(source: Any) -> Iterator[None]:
+    """Let errors say how questions are written in a source of this kind, unless they say what else to do."""
+    try:
+        yield
+    except InvalidQuestion as error:
+        if error.hint != InvalidQuestion.hint:
+            raise
+        raise InvalidQuestion(str(error), hint=hint_of(source)) from error.__cause__
 
 
 def as_segment(value: Any) -> Segment:
@@ -168,13 +205,19 @@ def _parse_question(entry: Any, where: str) -> Question:
         raise InvalidQuestion(f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, got {_kind(entry)}")
     record = as_record(entry)
     if not isinstance(record.get("question"), str):
+        guess = describe_unknown([({str(name): 0 for name in record}, {"question"})], misspelt_only=True)
         raise InvalidQuestion(
             f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, with question as text, got "
-            f"{sorted(map(str, entry))}"
+            f"{sorted(map(str, entry))}{guess and f'. {guess}'}"
         )
     given = record.get("segments")
     given = () if given is None else given
-    if not is_iterable(given) or isinstance(given, str | Mapping):
+    if isinstance(given, str):
+        raise InvalidQuestion(
+            f"{where}: expected segments in a list, got one text",
+            hint="An audit moves documents, so list them one by one; in a test of promptfoo: context: [first, second].",
+        )
+    if not is_iterable(given) or isinstance(given, Mapping):
         raise InvalidQuestion(f"{where}: expected segments in a list, got {_kind(given)}")
     listed = list(given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
@@ -218,7 +261,10 @@ def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
 def _complete(question: Question, retrieve: Retrieve | None, where: str) -> Question:
     if not question.segments:
         if retrieve is None:
-            raise InvalidQuestion(f"{where}: no segments, and no retriever to find them with")
+            raise InvalidQuestion(
+                f"{where}: no segments, and no retriever to find them with",
+                hint="Give segments, a retriever, or documents to retrieve from (--docs).",
+            )
         question = replace(question, segments=tuple(as_segment(each) for each in retrieve(question.text)))
     return question if question.gold or question.pairwise else replace(question, gold=_find_gold(question))
 

@@ -175,8 +175,13 @@ class LongContextReorder(Rerank):
 
     def arrange(self, best_first: Order) -> Order:
         """Return the best segment first if their number is odd, last if it is even."""
-        odd = len(best_first) % 2
-        return best_first[1 - odd :: 2] + best_first[odd::2][::-1]
+        return tuple(best_first[rank] for rank in self.places(len(best_first)))
+
+    @staticmethod
+    def places(count: int) -> Order:
+        """Return the rank by score, 0 for the best, of the segment in each place."""
+        ranks, odd = tuple(range(count)), count % 2
+        return ranks[1 - odd :: 2] + ranks[odd::2][::-1]
 
 
 @dataclass(frozen=True)
@@ -313,6 +318,14 @@ def order_by_score(segments: Sequence[Segment]) -> Order:
     """Return the segments by score, best first, ties by content."""
     keys = [(-(each.score or 0.0), each.canonical_key) for each in segments]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def is_listed_by_score(segments: Sequence[Segment]) -> bool:
+    """Whether segments are listed best first, or the best at both ends, as far as their scores differ."""
+    scores = [each.score or 0.0 for each in segments]
+    best_first = sorted(scores, reverse=True)
+    at_ends = [best_first[index] for index in LongContextReorder.places(len(scores))]
+    return scores in (best_first, at_ends)
 
 
 def _without_salt(ask: Callable[[Question, Sequence[Segment]], Reply]) -> AskFunction:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from invariant_rag.checks import check_path
 from invariant_rag.evaluation.audit.measures import ABOUT
 from invariant_rag.evaluation.audit.page import html_report
-from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, summary, table
+from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, opening, summary, table
 from invariant_rag.files import make_folder, write_file
 
 if TYPE_CHECKING:
@@ -28,15 +28,16 @@ _MARKUP = re.compile(r"[\\`*_\[\]()#!|~:@]|(?<=www)\.", re.IGNORECASE)
 
 def write_report(audit: Audit, folder: str | Path) -> None:
     """Write `report.html`, which is self-contained, and `report.md` with `plots/` into a folder."""
-    from invariant_rag.evaluation.audit.plots import draw
+    from invariant_rag.evaluation.audit.plots import NARROW, draw
 
     target = check_path("folder", folder)
-    images = draw(audit)
+    images, narrow = draw(audit), draw(audit, NARROW)
     plots = make_folder(target / "plots")
     for name, image in images.items():
         write_file(plots / f"{name}.png", image)
     shown = [name for name in CAPTIONS if name in images]
-    pages = {"html": html_report(audit, {name: images[name] for name in shown}), "md": _markdown(audit, shown)}
+    both = {name: (images[name], narrow[name]) for name in shown}
+    pages = {"html": html_report(audit, both), "md": _markdown(audit, shown)}
     for kind, page in pages.items():  # an answer may contain half of a surrogate pair
         write_file(target / f"report.{kind}", page.encode("utf-8", errors="replace"))
 
@@ -49,7 +50,7 @@ def _markdown(audit: Audit, images: Sequence[str]) -> str:
         f"System: {_one_line(audit.system)}",
         f"{_one_line(audit.date)}, {_one_line(versions)}",
         _one_line(summary(audit)),
-        f"**{_one_line(audit.advice.headline)}**",
+        *(f"**{title}: {_one_line(text)}**" for title, text in opening(audit)),
     ]
     for question, answers in audit.advice.sections[:-1]:
         parts += [f"## {question}", "\n".join(f"- {_one_line(each)}" for each in answers)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from invariant_rag.evaluation.audit.measures import ABOUT, COSTS, RemedyMeasures
+from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.result import Audit
@@ -12,9 +13,9 @@ if TYPE_CHECKING:
 TITLE = "Does the order of the documents matter?"
 
 CAPTIONS = {
-    "slots": "Accuracy by the slot of the gold document, with 95% intervals. Left: the slot in the input, which "
-    "matters only to a system that keeps the order of its input. Right: the slot in salted canonical orders. A method "
-    "that sorts is flat on the left, and a fair one on the right as well.",
+    "slots": "Accuracy by the slot of the gold document, with 95% intervals. First: the slot in the input, which "
+    "matters only to a system that keeps the order of its input. Then: the slot in salted canonical orders. A method "
+    "that sorts is flat in the first, and a fair one in the second as well.",
     "flips": "Each question's probability that two random orders have different outcomes.",
     "cost": "Seconds per answer against accuracy in the order that the retriever gives: what users get today, and with "
     "each remedy. Without gold answers, against the questions that never flip.",
@@ -51,6 +52,12 @@ NOTES = (
 )
 
 
+def opening(audit: Audit) -> list[tuple[str, str]]:
+    """Return what a report begins with: whether the order matters, what users get today, and what to do."""
+    today = audit.advice.sections[0][1][0]
+    return [("Finding", audit.advice.verdict), ("Today", today), ("Recommendation", audit.advice.headline)]
+
+
 def table(audit: Audit) -> tuple[list[str], list[list[str]]]:
     """Return the names of the remedies, and a row of cells for every measure that one of them has."""
     rows = []
@@ -74,24 +81,22 @@ def differences(audit: Audit) -> list[list[str]]:
 
 def summary(audit: Audit) -> str:
     """Return a sentence or two on how much was asked."""
+    of = "" if audit.complete == audit.questions else f"{audit.complete:,} of "
     text = (
-        f"{audit.complete} of {audit.questions} questions were asked in full, with {audit.calls:,} different calls; "
+        f"{of}{counted(audit.questions, 'question')} asked, with {counted(audit.calls, 'different call')}; "
         f"accuracy is {audit.metric}, seed {audit.design.seed}."
     )
-    if str(audit.reused):
-        text += f" {audit.reused}"
-    if audit.failed:
-        most = "; ".join(f"{count} x {error}" for error, count in audit.errors)
-        text += f" {audit.failed:,} calls failed ({audit.error_share:.1%}): {most}. The next audit asks them again."
+    text += "".join(f" {each}" for each in (str(audit.reused), audit.failures.describe(audit.complete)) if each)
     if audit.unasked:
+        left = counted(audit.questions - audit.complete, "question")
         text += (
-            f" The budget left {audit.unasked} calls unasked: {audit.questions - audit.complete} questions are not in "
-            "these numbers. Start the audit again to go on."
+            f" The budget left {counted(audit.unasked, 'call')} unasked: {left} not in these numbers. Start the audit "
+            "again to go on."
         )
     if audit.out_of_slots:
         text += (
-            f" {audit.out_of_slots} of them have no gold document, or too few documents for {audit.design.slots} "
-            "slots, and are not in the accuracy by slot."
+            f" Not in the accuracy by slot: {counted(audit.out_of_slots, 'question')} without a gold document, or with "
+            f"too few documents for {audit.design.slots} slots."
         )
     return text
 

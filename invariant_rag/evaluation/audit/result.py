@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,9 +14,11 @@ from invariant_rag.errors import UnknownName
 from invariant_rag.evaluation.audit.advice import Advice
 from invariant_rag.evaluation.audit.call_plan import AuditDesign, CallPlan
 from invariant_rag.evaluation.audit.effects import Effects
+from invariant_rag.evaluation.audit.failures import Failures
 from invariant_rag.evaluation.audit.measures import RemedyMeasures
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.scoring import ScoredAnswer, ScoredPlan
+from invariant_rag.shown import counted
 
 GIVEN = "given"
 """Where an answer comes from: the order that the retriever gives. Others are `order`, `slot 1`..."""
@@ -96,9 +97,10 @@ class Reused:
     def __str__(self) -> str:
         said = []
         if self.answers:
-            said.append(f"{self.answers:,} answers reused from {self.since or 'an unknown date'}.")
+            said.append(f"{counted(self.answers, 'answer')} reused from {self.since or 'an unknown date'}.")
         if self.others:
-            said.append(f"{self.others:,} answers in the folder are of another system, or other questions or options.")
+            others = counted(self.others, "answer")
+            said.append(f"In the folder, and not used: {others} of another system, or to other questions or options.")
         return " ".join(said)
 
 
@@ -114,10 +116,8 @@ class Audit:
         design: How many calls are made about each question.
         questions: Number of questions.
         complete: Number of questions all of whose calls were made; the measures are about these.
-        calls: Number of different calls behind the measures.
         unasked: Number of calls that the budget did not allow.
-        failed: Number of calls that failed, whatever the retries; they are asked again by the next audit in the folder.
-        errors: The most frequent errors, with their counts.
+        failures: What failed of the calls behind the measures; they are asked again by the next audit in the folder.
         reused: Answers of an earlier audit.
         out_of_slots: Complete questions without gold segments, or with too few segments for the slots.
         measured: Measures of the system as it is, then of every remedy.
@@ -133,10 +133,8 @@ class Audit:
     design: AuditDesign
     questions: int
     complete: int
-    calls: int
     unasked: int
-    failed: int
-    errors: tuple[tuple[str, int], ...]
+    failures: Failures
     reused: Reused
     out_of_slots: int
     measured: tuple[RemedyMeasures, ...]
@@ -152,9 +150,19 @@ class Audit:
         raise UnknownName("measured remedy", name, [each.name for each in self.measured])
 
     @property
-    def error_share(self) -> float:
-        """Share of the calls behind the measures that failed."""
-        return self.failed / self.calls if self.calls else 0.0
+    def calls(self) -> int:
+        """Number of different calls behind the measures."""
+        return self.failures.calls
+
+    @property
+    def failed(self) -> int:
+        """Number of calls that failed, whatever the retries."""
+        return self.failures.failed
+
+    @property
+    def errors(self) -> tuple[tuple[str, int], ...]:
+        """The most frequent errors of tries, with their counts."""
+        return self.failures.errors
 
     @property
     def flips(self) -> list[AskedQuestion]:
@@ -168,6 +176,9 @@ class Audit:
         return {
             **{name: getattr(self, name) for name in names},
             "versions": dict(self.versions),
+            "failed_questions": self.failures.questions,
+            "tries": self.failures.tries,
+            "failed_tries": self.failures.failed_tries,
             "errors": [list(each) for each in self.errors],
             "reused": asdict(self.reused),
             "design": asdict(self.design),
@@ -197,6 +208,7 @@ def _effects_as_dict(effects: Effects) -> dict[str, Any]:
         "order_p": order.p,
         "order_p_values": dict(order.p_values),
         "questions_needed": order.needed,
+        "listing": effects.listing.value,
         "remedies": [asdict(each) for each in effects.remedies],
     }
 
@@ -245,8 +257,3 @@ def _asked_answer(remedy: str, kind: str, order: tuple[int, ...], reply: ScoredA
     text = None if reply is None else reply.text
     score = reply.score if reply is not None and isfinite(reply.score) else None
     return AskedAnswer(remedy, kind, order, text, score)
-
-
-def most_frequent(errors: Sequence[str], most: int = 5) -> tuple[tuple[str, int], ...]:
-    """Return the most frequent errors with their counts."""
-    return tuple(Counter(each[:300] for each in errors).most_common(most))

@@ -21,6 +21,9 @@ from invariant_rag.evaluation.ray_map import ray_map
 HOPELESS = 10
 """Calls of one kind that fail, without a single answer, before an audit stops."""
 
+LONGEST_ERROR = 300
+"""Characters of an error that are kept: a server may answer with a page."""
+
 
 @dataclass(frozen=True)
 class FailedCall:
@@ -28,17 +31,22 @@ class FailedCall:
 
     Attributes:
         call: The call.
-        error: Class and message of the error.
+        errors: Class and message of the error of each try.
     """
 
     call: Call
-    error: str
+    errors: tuple[str, ...]
+
+    @property
+    def error(self) -> str:
+        """Class and message of the error of the last try."""
+        return self.errors[-1]
 
 
 def make_call(
     call: Call, askers: Mapping[str, AskFunction], patience: Patience, known_failures: Sequence[str] = ()
 ) -> StoredAnswer | FailedCall:
-    """Call the system, and return its answer, or the error of the last try.
+    """Call the system, and return its answer, or the errors of all tries.
 
     Args:
         call: The call.
@@ -52,14 +60,17 @@ def make_call(
     segments = call.spec.listed(call.question)
     asker = askers[call.spec.asker]
     start = perf_counter()
+    errors: list[str] = []
     try:
         reply = patience.call(
-            lambda: asker(call.question, segments, call.spec.salt), lambda error: _named(error) in known_failures
+            lambda: asker(call.question, segments, call.spec.salt),
+            lambda error: _named(error) in known_failures,
+            lambda error: errors.append(_named(error)),
         )
     except AuditFailed:
         raise
-    except Exception as error:  # noqa: BLE001 - a system may raise anything; the share of errors is reported
-        return FailedCall(call, _named(error))
+    except Exception:  # noqa: BLE001 - a system may raise anything; the share of errors is reported
+        return FailedCall(call, tuple(errors))
     return StoredAnswer(
         key=call.key,
         asker=call.spec.asker,
@@ -69,11 +80,12 @@ def make_call(
         tokens=reply.tokens,
         seconds=perf_counter() - start,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        errors=tuple(errors),
     )
 
 
 def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
 
 
 class CallLog:

@@ -26,14 +26,16 @@ _SENTENCES = (
 """Ways to say which response is better, the clearest first."""
 _CONCLUSION = re.compile(r"\b(?i:therefore|thus|hence|overall|in conclusion|in summary|final verdict)\b")
 _FIRST = {"a", "1", "first"}
+_EMPHASIS = re.compile(r"\*+|`+|\b_+|_+\b")
+_BOXED = re.compile(r"\\boxed\{\W*(?:\\text\{)?\W*([ABab12])\W*\}")
 
 
 def parse_verdict(answer: str, segments: Sequence[Segment]) -> int | None:
     """Return which of two responses an answer names: by its text, or by a label (A, B, 1, 2, (a), (b), first, second).
 
-    A label may stand in double brackets, alone, or in a sentence that says which response is better. Of an answer that
-    names both so, the conclusion counts: the last line with brackets, or what follows the last "therefore" or its like.
-    None if the answer names neither, or both to the end.
+    A label may stand in double brackets or a box, alone, or in a sentence that says which response is better. Of an
+    answer that names both so, the conclusion counts: the last line with brackets, or what follows the last "therefore"
+    or its like. None if the answer names neither, or both to the end.
 
     >>> parse_verdict("I think response B is better.", [Segment("yes"), Segment("no")])
     1
@@ -41,6 +43,7 @@ def parse_verdict(answer: str, segments: Sequence[Segment]) -> int | None:
     0
     """
     said = normalise_answer(answer)
+    answer = _EMPHASIS.sub("", _BOXED.sub(r"[[\1]]", answer))
     texts = [normalise_answer(segment.text) for segment in segments]
     if texts.count(said) == 1:
         return texts.index(said)

@@ -47,9 +47,10 @@ def at_random(question: str, segments: Sequence[Segment]) -> str:
 
 
 def numbers(result: Audit | dict[str, object]) -> dict[str, object]:
-    """Everything that an audit found but seconds and dates."""
+    """Everything that an audit found but seconds, dates, and tries that a retry cured."""
     found = json.loads(json.dumps(result.as_dict() if isinstance(result, Audit) else result))
     for each in found["measured"]:
         del each["measures"]["seconds"]
         each["versus_as_it_is"].pop("seconds", None)
-    return dict(found, system="", date="", reused={}, advice=found["advice"]["choice"])
+    cured = {"tries": 0, "failed_tries": 0, "errors": []}
+    return dict(found, **cured, system="", date="", reused={}, advice=found["advice"]["choice"])

@@ -23,6 +23,7 @@ from invariant_rag.errors import (
 from invariant_rag.evaluation.audit import audit
 from invariant_rag.evaluation.audit.conditions import Condition
 from invariant_rag.evaluation.audit.diff import diff_audits
+from invariant_rag.evaluation.metrics import best_subspan_em
 from invariant_rag.segments import Segment
 from invariant_rag.testing import assert_order_invariant
 from tests.evaluation.audit.known import first, records, symmetric
@@ -108,14 +109,35 @@ def test_the_command_fails_on_a_condition_and_asks_nothing_when_dry(
     again = CliRunner().invoke(app, [*command, "--fail-on", "errors>5%"])
     assert again.exit_code == 0
     assert "answers reused from" in again.stderr
+    told = [
+        "Finding: No effect",
+        "Today: In the order",
+        "Recommendation: Leave it",
+        "What do you get",
+        "flip rate",
+        "Report:",
+    ]
+    places = [again.stdout.index(each) for each in told]
+    assert places == sorted(places)
+    assert places[0] == 0
+    known = CliRunner().invoke(app, [*command, "--dry-run"])
+    assert known.stdout.startswith("To ask: nothing. Answered already: ")
     early = CliRunner().invoke(app, ["audit", "questions.jsonl", "--out", "out", "--metric", "bleu", "--model", "none"])
     assert early.exit_code == 2
     assert "unknown metric" in early.stderr  # before a model is looked for
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["run", "--help"]])
+def test_help_shows_every_option_of_an_audit_and_how_two_are_compared(words: list[str]) -> None:
+    shown = " ".join(CliRunner().invoke(app, ["audit", *words]).stdout.split())
+    assert all(option in shown for option in ("QUESTIONS", "--out", "--fail-on", "--dry-run", "--system"))
+    assert "invariant-rag audit diff BEFORE AFTER" in shown
+    assert "Compare two audits" in CliRunner().invoke(app, ["audit", "diff", "--help"]).stdout
+
+
 def test_an_assertion_for_other_peoples_tests() -> None:
     assert_order_invariant(symmetric, records(4))
-    with pytest.raises(AssertionError, match=r"outcome of 4 of 4 questions; in one order, 0 change") as failed:
+    with pytest.raises(AssertionError, match=r"outcome of 4 of 4 questions; in one order, that of 0") as failed:
         assert_order_invariant(first, records(4), orders=4)
     assert "(right)" in str(failed.value)
     assert "(wrong)" in str(failed.value)
@@ -155,6 +177,8 @@ def test_a_gold_answer_that_everything_holds_is_refused(answer: str) -> None:
     asked = [{"question": "Who?", "segments": ["a", "b"], "answers": [answer]}]
     with pytest.raises(InvalidQuestion, match="question '0': expected gold answers with words"):
         audit(lambda question, segments: "a", asked, orders=2)
+    with pytest.raises(InvalidQuestion, match="expected gold answers with words"):
+        audit(lambda question, segments: "a", asked, orders=2, metric=best_subspan_em)
     audit(lambda question, segments: "a", asked, orders=2, metric="exact_match")
 
 

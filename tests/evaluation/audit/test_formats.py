@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from invariant_rag.errors import InvalidQuestion
+from invariant_rag.errors import FieldWarning, InvalidQuestion
 from invariant_rag.evaluation.audit.questions import Question, read_questions
 from invariant_rag.segments import Segment
 
@@ -17,7 +17,8 @@ EXPECTED = Question("Who?", (Segment("It was Ann."), Segment("Nobody.")), ("Ann"
 
 
 def test_the_questions_of_the_cookbook_are_read_with_all_of_their_fields() -> None:
-    questions = read_questions(ROOT / "cookbook" / "data" / "questions.jsonl", lambda question: ["a", "b"])
+    with pytest.warns(FieldWarning, match=r"questions\.jsonl: Not used, but kept .* in the report: 'article'\.$"):
+        questions = read_questions(ROOT / "cookbook" / "data" / "questions.jsonl", lambda question: ["a", "b"])
     assert len(questions) == 42
     assert questions[0].answers == ("orange and black",)
     assert questions[0].extra == {"article": "gesthaven.txt"}
@@ -72,7 +73,8 @@ tests:
 def test_tests_of_promptfoo_are_read(tmp_path: Path) -> None:
     (tmp_path / "promptfooconfig.yaml").write_text(PROMPTFOO)
     (tmp_path / "more.csv").write_text('question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
-    first, second = read_questions(tmp_path / "promptfooconfig.yaml", None)
+    with pytest.warns(FieldWarning, match="'tone'"):
+        first, second = read_questions(tmp_path / "promptfooconfig.yaml", None)
     assert first == EXPECTED
     assert first.extra["tone"] == "dry"
     assert (second.text, second.answers, second.gold) == ("When?", ("June",), (1,))
@@ -127,3 +129,92 @@ def test_what_is_wrong_is_named_with_its_line(name: str, content: str, message: 
 def test_an_empty_folder_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(InvalidQuestion, match=r"expected a folder with \.arrow"):
         read_questions(tmp_path, None)
+
+
+COLUMNS: list[dict[str, Any]] = [
+    {"question": ["Who?"], "contexts": [["It was Ann.", "Nobody."]], "ground_truth": ["Ann"], "answer": ["Bo"]},
+    {"user_input": {"0": "Who?"}, "retrieved_contexts": {"0": ["It was Ann.", "Nobody."]}, "reference": {"0": "Ann"}},
+    {"version": "1", "questions": [{"question": "Who?", "contexts": ["It was Ann.", "Nobody."], "expected": "Ann"}]},
+]
+
+
+@pytest.mark.parametrize("document", COLUMNS)
+def test_columns_and_a_list_in_a_document_are_read(document: dict[str, Any], tmp_path: Path) -> None:
+    assert read_questions(document, None) == [EXPECTED]
+    for name in ("q.json", "q.jsonl", "q.yaml"):  # a document of JSON is one of YAML
+        (tmp_path / name).write_text(json.dumps(document))
+        assert read_questions(tmp_path / name, None) == [EXPECTED]
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    with pytest.raises(InvalidQuestion, match=r"expected columns of 2 rows each, as ragas .* 'contexts' has others"):
+        read_questions({"question": ["a", "b"], "contexts": [["x"]]}, None)
+
+
+ROWS = "question;segment;score;gold;answer\nWho?;It was Ann.;0,5;1;Ann\nWho?;Nobody.;0,25;;\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_what_spreadsheets_write_is_read(encoding: str, delimiter: str, tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_bytes(ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
+    (found,) = read_questions(tmp_path / "q.csv", None)
+    assert found.answers == EXPECTED.answers
+    assert [each.score for each in found.segments] == [0.5, 0.25]
+    lines = tmp_path / "q.jsonl"
+    lines.write_bytes('{"question": "Wer?", "segments": ["Ä", "b"]}'.encode(encoding))
+    assert read_questions(lines, None)[0].segments[0].text == "Ä"
+
+
+def test_a_text_as_context_of_promptfoo_is_refused_with_what_to_do_and_a_list_in_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tests.yaml"
+    path.write_text("tests: [{vars: {question: \"Who?\", context: 'It was Ann. Nobody.'}}]")
+    with pytest.raises(InvalidQuestion, match="test 1: expected segments in a list, got one text") as refused:
+        read_questions(path, None)
+    assert "context: [first, second]" in refused.value.hint
+    path.write_text("""tests: [{vars: {question: "Who?", context: '["It was Ann.", "Nobody."]', expected: Ann}}]""")
+    assert read_questions(path, None) == [EXPECTED]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "hint"),
+    [
+        ("q.json", '[{"question": "a", "segments": [3]}]', "A .json file is a list"),
+        ("q.CSV", "text\nx\n", "A .csv file has a row per segment"),
+        ("q.yml", "tests: [3]", "A .yaml file is"),
+        ("q.jsonl", '{"question": "a", "segments": [3]}', "A line of a .jsonl file"),
+        ("q.jsonl", '{\n"question": "a"}', "name it .json"),
+        ("q.csv", b"question,segment\ncaf\xe9,b\n", "Save it as UTF-8"),
+        ("q.json", '[{"question": "a"}]', "a retriever, or documents"),
+    ],
+)
+def test_the_hint_is_about_this_kind_of_file(name: str, content: str | bytes, hint: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InvalidQuestion) as refused:
+        read_questions(tmp_path / name, None)
+    assert hint in refused.value.hint
+    with pytest.raises(InvalidQuestion) as refused:
+        read_questions([{"question": "a", "segments": [3]}], None)
+    assert refused.value.hint.startswith("A question has")
+
+
+def test_misspelt_fields_are_named_once_with_what_was_meant(tmp_path: Path) -> None:
+    asked = [{"question": "Who?", "segmnets": ["a"], "anwsers": ["Ann"], "page": 3} for _ in range(3)]
+    path = tmp_path / "q.json"
+    path.write_text(json.dumps(asked))
+    with pytest.warns(FieldWarning) as caught:
+        read_questions(path, lambda question: ["a", "b"])
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert "'anwsers' is no field of a question: did you mean 'answers'?" in message
+    assert "'segmnets' is no field of a question: did you mean 'segments'?" in message
+    assert message.endswith("shown in the report: 'page'.")
+    with pytest.warns(FieldWarning) as caught:  # who builds records knows what else is in them
+        read_questions(asked, lambda question: ["a", "b"])
+    assert "page" not in str(caught[0].message)
+    with pytest.raises(InvalidQuestion, match="did you mean 'question'"):
+        read_questions([{"qestion": "Who?"}], None)
+
+
+def test_fields_near_to_given_ones_and_fields_of_other_tools_are_not_misspelt() -> None:
+    read_questions([{"question": "q", "question_id": 3, "segments": ["a", "b"], "response": "x"}], None)

@@ -12,6 +12,7 @@ import pytest
 from invariant_rag.errors import AuditFailed
 from invariant_rag.evaluation.audit import Reply, audit
 from invariant_rag.evaluation.audit.patience import Patience
+from invariant_rag.evaluation.audit.report_text import summary
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import first, numbers, records
 
@@ -32,9 +33,13 @@ def test_one_exception_does_not_stop_an_audit_and_is_said(tmp_path: Path) -> Non
     stored = len((tmp_path / "answers.jsonl").read_text().splitlines())
     assert stored == result.calls - result.failed
     assert audit(failing, records(20), remedies=["sort"], out=tmp_path, retries=0).reused.answers == stored
+    assert result.failures.questions == 1
+    assert "20 questions asked, with" in summary(result)
+    assert f"{result.failed} calls failed ({result.failures.share:.1%}), about 1 of 20 questions" in summary(result)
+    assert "in full" not in summary(result)
 
 
-def test_a_failure_that_passes_is_tried_again_and_changes_no_number() -> None:
+def test_a_failure_that_passes_is_tried_again_changes_no_number_and_is_counted(tmp_path: Path) -> None:
     failed: set[tuple[str, ...]] = set()
 
     def flaky(question: str, segments: Sequence[Segment]) -> str:
@@ -44,10 +49,18 @@ def test_a_failure_that_passes_is_tried_again_and_changes_no_number() -> None:
             raise ConnectionError("try later")
         return first(question, segments)
 
-    result = audit(flaky, records(4), remedies=["sort"])
+    result = audit(flaky, records(4), remedies=["sort"], out=tmp_path)
     assert len(failed) == 3
     assert result.failed == 0
     assert numbers(result) == numbers(audit(first, records(4), remedies=["sort"]))
+    again = audit(flaky, records(4), remedies=["sort"], out=tmp_path)  # of stored answers
+    for each in (result, again):
+        assert (each.failures.failed_tries, each.failures.tries) == (3, each.calls + 3)
+        assert each.errors == (("ConnectionError: try later", 3),)
+    assert again.reused.answers == again.calls
+    share = f"{3 / (again.calls + 3):.1%}"
+    assert f"({share}), and a retry cured each of them: 3 x ConnectionError" in summary(again)
+    assert any(each.startswith(f"{share} of the tries failed") for each in again.advice.sections[0][1])
 
 
 def test_pauses_grow_and_an_error_that_no_retry_cured_is_not_retried_again() -> None:

@@ -274,7 +274,7 @@ def test_the_command_writes_a_folder_and_goes_on_from_it(tmp_path: Path, monkeyp
     assert json.loads(part.stdout)["complete"] == 1
     whole = CliRunner().invoke(app, command)
     assert whole.exit_code == 0, whole.output
-    assert "3 of 3 questions" in whole.stdout
+    assert "3 questions asked" in whole.stdout
     assert json.loads((out / "audit.json").read_text())["advice"]["headline"] in whole.stdout
     assert {path.name for path in out.iterdir()} == {
         "answers.jsonl",

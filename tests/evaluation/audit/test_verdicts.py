@@ -24,6 +24,10 @@ SEGMENTS = [Segment("one text"), Segment("another text")]
         ("The format is [[A]] or [[B]].\n[[B]]", 1),
         ("[[A]] or [[B]]", None),
         ("[[B]] is wrong.\nFinal verdict: [[A]]", 0),
+        ("Therefore, **Output (a)** is better.", 0),
+        ("__Therefore__, *Output* `(b)` is better.", 1),
+        (r"The verdict is $\boxed{B}$.", 1),
+        (r"\boxed{\text{(a)}}", 0),
     ],
 )
 def test_a_judge_that_explains_itself_is_read_by_its_conclusion(answer: str, expected: int | None) -> None:

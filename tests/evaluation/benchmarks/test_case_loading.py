@@ -146,9 +146,10 @@ def test_the_tree_of_lost_in_the_middle_is_read(files: Path, tmp_path: Path) -> 
     benchmark = BENCHMARKS["lost-in-the-middle"]
     settings = benchmark.parse_settings({"documents": 10})
     cases = [
-        load_cases(benchmark, DataSource(path), settings, Selection()) for path in (tmp_path / "qa_data", files / name)
+        load_cases(benchmark, DataSource(path), settings, Selection())
+        for path in (tmp_path / "qa_data", tmp_path, files / name)
     ]
-    assert cases[0] == cases[1]
+    assert cases[0] == cases[1] == cases[2]
 
 
 def test_lists_named_lines_and_lines_named_lists_are_read(tmp_path: Path) -> None:

@@ -66,9 +66,10 @@ def load(source: DataSource, settings: Settings, selection: Selection) -> list[C
         return [_closed_book(str(index), example, settings) for index, example in selection.sample(examples)]
     total = next((size for size in FILES if size >= count), count)
     name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
-    tree = f"{total}_total_documents/{name}"  # as in the authors' folder qa_data
-    in_tree = source.path is not None and (source.path / tree).is_file()
-    path = source.file(tree if in_tree else name, f"{PUBLIC}{tree}")
+    tree = f"{total}_total_documents/{name}"  # as in the authors' folder qa_data, and in their repository around it
+    folder = source.path
+    there = [each for each in (tree, f"qa_data/{tree}") if folder is not None and (folder / each).is_file()]
+    path = source.file(there[0] if there else name, f"{PUBLIC}{tree}")
     examples = read_examples(path)
     if any("input" in example for example in examples):
         examples = _parse_prompts(examples, path.with_name(ORACLE), source)

@@ -1,0 +1,69 @@
+"""The metrics of an audit: how an answer is compared with the gold answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from invariant_rag.errors import InvalidChoice, InvalidQuestion, UnknownName
+from invariant_rag.evaluation.audit.questions import Question
+from invariant_rag.evaluation.audit.scoring import Metric
+from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
+from invariant_rag.shown import shown
+
+
+@dataclass(frozen=True)
+class AnswerMetric:
+    """A metric of answers.
+
+    Attributes:
+        name: Name in reports.
+        score: Compares an answer with the gold answers: from 0 to 1.
+        needs_words: Whether a gold answer of which nothing is left without case, punctuation and articles cannot be
+            scored, since every answer contains it.
+    """
+
+    name: str
+    score: Metric
+    needs_words: bool = False
+
+    def check(self, questions: Sequence[Question]) -> None:
+        """Refuse gold answers that cannot be scored.
+
+        Raises:
+            InvalidQuestion: There is one.
+        """
+        for question in questions if self.needs_words else ():
+            for answer in question.answers:
+                if not normalise_answer(answer):
+                    raise InvalidQuestion(
+                        f"question {question.id!r}: expected gold answers with words, got {shown(answer)}: all hold it",
+                        hint="Leave it away, or choose the metric exact_match.",
+                    )
+
+
+METRICS = {
+    each.name: each
+    for each in (
+        AnswerMetric("best_subspan_em", best_subspan_em, needs_words=True),
+        AnswerMetric("exact_match", exact_match),
+        AnswerMetric("token_f1", token_f1),
+    )
+}
+
+
+def resolve_metric(metric: str | Metric) -> AnswerMetric:
+    """Return a metric by its name, or from its function.
+
+    Raises:
+        UnknownName: There is none of that name.
+        InvalidChoice: It is neither a name nor a function.
+    """
+    if isinstance(metric, str):
+        if metric not in METRICS:
+            raise UnknownName("metric", metric, METRICS)
+        return METRICS[metric]
+    if not callable(metric):
+        raise InvalidChoice(f"metric: expected a name or a function, got {type(metric).__name__}")
+    known = next((each for each in METRICS.values() if each.score is metric), None)
+    return known or AnswerMetric(getattr(metric, "__name__", "a metric of your own"), metric)
