@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from numbers import Integral
+from reprlib import Repr
 from typing import Any
 
 _LONGEST = 60
 _LONGEST_MESSAGE = 4000
+
+_BOUNDED = Repr()  # a few lists within one another may stand for 10**9 values
+_BOUNDED.maxlevel = 3
+_BOUNDED.maxlist = _BOUNDED.maxtuple = _BOUNDED.maxdict = _BOUNDED.maxset = _BOUNDED.maxfrozenset = 20
+_BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 4 * _LONGEST
 
 
 def shown(value: Any) -> str:
@@ -18,7 +24,7 @@ def shown(value: Any) -> str:
     if isinstance(value, Integral) and abs(int(value)) > 10**20:
         return "a number of more than 20 digits"
     try:
-        text = repr(value)
+        text = _BOUNDED.repr(value)
     except Exception:  # noqa: BLE001 - lists nested too deeply, or a faulty class of the caller
         return f"an object of {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST]}..."
