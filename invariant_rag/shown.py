@@ -16,9 +16,7 @@ _BOUNDED.maxlist = _BOUNDED.maxtuple = _BOUNDED.maxdict = _BOUNDED.maxset = _BOU
 _BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 4 * _LONGEST
 
 # Control characters except tab and newline, unpaired surrogates, bidirectional controls, and Unicode's line separators.
-_UNSAFE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean(text: str) -> str:

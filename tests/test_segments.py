@@ -254,7 +254,7 @@ def test_an_unknown_name_lists_the_choices() -> None:
     assert str(UnknownName("method", "rot", {"rotor", "pine"})) == "unknown method 'rot'; choose from 'pine', 'rotor'"
 
 
-class _Shade(str, Enum):
+class _Shade(str, Enum):  # noqa: UP042 - its str() is not its value
     RED = "red"
 
 

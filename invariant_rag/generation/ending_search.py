@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 
 from invariant_rag.errors import ExtraRequired, InvalidSchema
+from invariant_rag.locks import ForkSafeLock
 
 LONGEST = 16_384
 """Bytes of an ending at which to give up: a schema may describe no finite text."""
@@ -41,7 +41,7 @@ BROKEN = re.compile(
 PENDINGS = (b"", b"\xe0", b"\xed", b"\xf0", b"\xf4", b"\\")
 """Ends of a text that make a difference to what may follow."""
 
-_compiling = Lock()
+_compiling = ForkSafeLock()
 
 
 def byte_matcher(schema: str) -> Any:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_FLIPS = 10
 """Questions with flips in the Markdown file; the page has all."""
 
-# Markdown inside a line, formulas, and the bare addresses that GitHub links; each character may stand behind a backslash.
+# Markdown inside a line, formulas, and bare addresses that GitHub links; each character may stand behind a backslash.
 _MARKUP = re.compile(r"[\\`*_\[\]()#!|~:@$]|(?<=www)\.", re.IGNORECASE)
 
 
