@@ -12,14 +12,15 @@ import copyreg
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from invariant_rag.shown import shortened, shown
+from invariant_rag.shown import clean, shortened, shown
 
 
 class InvariantRAGError(Exception):
     """Base class of every error that the library raises.
 
     Args:
-        message: What was expected and what was given. A message that quotes a long text is cut in its middle.
+        message: What was expected and what was given. A message that quotes a long text is cut in its middle, and
+            control characters of texts and file names are replaced.
         hint: What to do about it; default: the `hint` of the class. Added to the traceback as a note (PEP 678).
     """
 
@@ -28,8 +29,8 @@ class InvariantRAGError(Exception):
     """The field of a request that is wrong, as a server names it; None in a process of its own."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(shortened(message))
-        self.hint = type(self).hint if hint is None else hint
+        super().__init__(clean(shortened(message)))
+        self.hint = type(self).hint if hint is None else clean(hint)
         if self.hint:
             self.add_note(self.hint)
 

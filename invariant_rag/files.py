@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from contextlib import suppress
@@ -93,6 +94,19 @@ def encode_json(document: Any, *, indent: int | None = None, default: Any = None
     '{"a": "é \\ud800"}'
     """
     return json.dumps(document, indent=indent, ensure_ascii=False, default=default).encode("utf-8", "backslashreplace")
+
+
+def finite(document: Any) -> Any:
+    """Return plain data with None for NaN and infinities, which JSON does not have, though Python writes them.
+
+    >>> finite({"score": float("inf"), "listed": [1.5, float("nan")]})
+    {'score': None, 'listed': [1.5, None]}
+    """
+    if isinstance(document, dict):
+        return {key: finite(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [finite(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 def make_folder(folder: Path) -> Path:

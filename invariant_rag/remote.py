@@ -20,6 +20,7 @@ from weakref import finalize
 from invariant_rag import errors
 from invariant_rag.checks import check_number, check_real, check_text
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, RemoteError
+from invariant_rag.prompts.tools import ToolCall
 from invariant_rag.segments import Field, Segment, SegmentSet, Slot
 
 if TYPE_CHECKING:
@@ -242,14 +243,11 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) and not (isinstance(value, float) and not math.isfinite(value))
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _call(call: ToolCall | Mapping[str, Any]) -> dict[str, Any]:
     """Return the call of a tool in OpenAI's shape, whose arguments are a text."""
-    described = call if isinstance(call, Mapping) else call.to_dict()
-    function = described.get("function", described)
-    arguments = function.get("arguments", function.get("args", {}))
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    function = {"name": function["name"], "arguments": text}
-    return {"id": str(described.get("id") or ""), "type": "function", "function": function}
+    found = ToolCall.of(call)
+    function = {"name": found.name, "arguments": json.dumps(dict(found.arguments))}
+    return {"id": found.id, "type": "function", "function": function}
 
 
 def _refusal(response: httpx.Response) -> errors.InvariantRAGError:

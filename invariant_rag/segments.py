@@ -60,6 +60,11 @@ def _canonical_json(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
+def _rendered(value: Any) -> str:
+    """Return a value as a slot renders it. The order in which mappings and sets list what they hold does not matter."""
+    return _canonical_json(value) if isinstance(value, Mapping | Set | list | tuple) else str(value)
+
+
 def _none_first(value: Any) -> tuple[Any, ...]:
     """Return a sort key for an optional value: None sorts before every other value."""
     return () if value is None else (value,)
@@ -131,12 +136,15 @@ class Segment:
     def canonical_key(self) -> tuple[Any, ...]:
         """Sort key that depends on the content alone: text, token ids, title, metadata, score, sources.
 
-        Segments with equal keys are equal.
+        Segments with equal keys are equal, and slots render them alike: scores of 1, 1.0 and True are three scores.
         """
         try:
             metadata = _canonical_json(self.metadata)
+            rendered = tuple(sorted((name, _rendered(value)) for name, value in self.metadata.items()))
         except RecursionError as error:
             raise InvalidSegment("metadata: expected values nested less deeply") from error
+        except ValueError as error:  # a circle, or an int with thousands of digits
+            raise InvalidSegment(f"metadata: expected values that can be written: {error}") from error
         return (
             self.text,
             _none_first(self.token_ids),
@@ -144,6 +152,8 @@ class Segment:
             metadata,
             _none_first(self.score),
             tuple(each.canonical_key for each in self.sources),
+            rendered,
+            str(self.score),
         )
 
     @cached_property
@@ -194,13 +204,18 @@ class Slot:
         '[1] Ferries: Ferries leave at noon.'
         """
         pieces = (*self.before, segment.text, *self.after)
-        return "".join(str(value_of(segment, each.key, "")) if isinstance(each, Field) else each for each in pieces)
+        return "".join(field_text(segment, each.key) if isinstance(each, Field) else each for each in pieces)
 
 
 def value_of(segment: Segment, key: str, default: Any = None) -> Any:
     """Return what a `Field` stands for: the title, the score, or the metadata of that key, if a segment has it."""
     own = segment.title if key == "title" else segment.score if key == "score" else None
     return segment.metadata.get(key, default) if own is None else own
+
+
+def field_text(segment: Segment, key: str) -> str:
+    """Return the text that a `Field` puts into a slot; "" if the segment has no such value."""
+    return _rendered(value_of(segment, key, ""))
 
 
 class SegmentSet(Sequence[Segment]):

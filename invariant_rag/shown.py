@@ -1,12 +1,31 @@
-"""How a message shows a value that somebody passed: short, and whatever the value is."""
+"""How a message shows a value or a text from outside: short, and without control characters."""
 
 from __future__ import annotations
 
+import re
 from numbers import Integral
+from reprlib import Repr
 from typing import Any
 
 _LONGEST = 60
 _LONGEST_MESSAGE = 4000
+
+_BOUNDED = Repr()  # a few lists within one another may stand for 10**9 values
+_BOUNDED.maxlevel = 3
+_BOUNDED.maxlist = _BOUNDED.maxtuple = _BOUNDED.maxdict = _BOUNDED.maxset = _BOUNDED.maxfrozenset = 20
+_BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 4 * _LONGEST
+
+# Control characters except tab and newline, unpaired surrogates, bidirectional controls, and Unicode's line separators.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    r"""Return text without control characters, for a terminal or a page: neither documents nor file names are trusted.
+
+    >>> clean("notes\x1b[2J.txt") == "notes\ufffd[2J.txt"
+    True
+    """
+    return _UNSAFE.sub("\ufffd", text)
 
 
 def shown(value: Any) -> str:
@@ -18,7 +37,7 @@ def shown(value: Any) -> str:
     if isinstance(value, Integral) and abs(int(value)) > 10**20:
         return "a number of more than 20 digits"
     try:
-        text = repr(value)
+        text = _BOUNDED.repr(value)
     except Exception:  # noqa: BLE001 - lists nested too deeply, or a faulty class of the caller
         return f"an object of {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST]}..."

@@ -18,6 +18,8 @@ from invariant_rag import (
     SelfConsistency,
 )
 from invariant_rag.errors import InvalidChoice, InvalidOption, InvalidPrompt, InvalidTool
+from invariant_rag.prompts import ToolCall
+from invariant_rag.remote import chat_messages
 
 
 @pytest.mark.parametrize("value", ["3", [], 1.5, object(), 0])
@@ -42,6 +44,26 @@ def test_the_margin_of_routing_is_a_finite_number(model: InvariantModel, value: 
 def test_tools_are_a_list(model: InvariantModel) -> None:
     with pytest.raises(InvalidTool, match="expected a list of tools, got 3"):
         model.chat_prompt("q", ["a"], tools=3)  # type: ignore[arg-type]
+
+
+CIRCLE: dict[str, Any] = {}
+CIRCLE["again"] = CIRCLE
+
+
+@pytest.mark.parametrize("value", [b"x", {1, 2}, object(), [{"deep": b"x"}], {b"x": 1}, CIRCLE])
+def test_what_no_json_can_say_is_no_argument_of_a_tool(model: InvariantModel, value: Any) -> None:
+    function = {"name": "now", "arguments": {"fine": 1, "wrong": value}}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "wrong": value}}}
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: ToolCall.of(called["tool_calls"][0]),  # type: ignore[arg-type]
+        lambda: model.chat_prompt(messages=[{"role": "user", "content": "q"}, called]),
+        lambda: model.chat_prompt("q", ["a"], tools=[tool]),
+        lambda: chat_messages([called]),
+    )
+    for use in uses:
+        with pytest.raises(InvalidTool, match=r"expected JSON as .*now.* as 'wrong'"):
+            use()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ import pickle
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
+from enum import Enum
 from fractions import Fraction
+from itertools import permutations
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag import Prompt, Segment, SegmentSet
+from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag.api_models import canonical_order, content_ordering, set_text
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidPrompt,
@@ -26,7 +30,8 @@ from invariant_rag.errors import (
     TokenizerRequired,
     UnknownName,
 )
-from invariant_rag.segments import document_rendering, plain_rendering
+from invariant_rag.segments import Field, Slot, document_rendering, plain_rendering
+from invariant_rag.testing import tiny_model, toy_tokenizer
 
 texts = st.text(st.characters(codec=None, max_codepoint=0x10FFFF), max_size=8)
 metadata = st.dictionaries(texts, st.none() | st.integers() | texts | st.lists(st.booleans(), max_size=2), max_size=3)
@@ -147,6 +152,7 @@ def test_token_ids_of_any_integer_kind_become_plain_ints() -> None:
         lambda: Segment(b"bytes"),  # type: ignore[arg-type]
         lambda: Segment(None),  # type: ignore[arg-type]
         lambda: Segment("a", title=3),  # type: ignore[arg-type]
+        lambda: Segment("a", metadata={"n": 10**5000}).canonical_key,
         lambda: Segment("a", metadata={1: 2}),  # type: ignore[dict-item]
         lambda: Segment("a", metadata=[("a", 1)]),  # type: ignore[arg-type]
         lambda: Segment("a", score=math.nan),
@@ -197,7 +203,8 @@ def test_what_is_no_text_of_a_prompt_is_refused_with_a_hint(build: Callable[[], 
 
 
 def test_any_real_number_is_a_score() -> None:
-    assert Segment("a", score=np.float32(0.5)) == Segment("a", score=Fraction(1, 2))  # type: ignore[arg-type]
+    assert Segment("a", score=np.float32(0.5)) == Segment("a", score=0.5)  # type: ignore[arg-type]
+    assert Segment("a", score=Fraction(1, 2)).score == 0.5  # type: ignore[arg-type]
 
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=3), st.randoms())
@@ -245,3 +252,53 @@ def test_every_error_says_what_to_do() -> None:
 
 def test_an_unknown_name_lists_the_choices() -> None:
     assert str(UnknownName("method", "rot", {"rotor", "pine"})) == "unknown method 'rot'; choose from 'pine', 'rotor'"
+
+
+class _Shade(str, Enum):  # noqa: UP042 - its str() is not its value
+    RED = "red"
+
+
+class _Odd(float):
+    def __str__(self) -> str:
+        return "odd"
+
+
+ALIKE = [
+    ({"score": 1}, {"score": 1.0}),
+    ({"score": 1}, {"score": True}),
+    ({"score": 0.0}, {"score": -0.0}),
+    ({"score": 0.5}, {"score": Fraction(1, 2)}),
+    ({"score": 0.5}, {"score": _Odd(0.5)}),
+    ({"metadata": {"score": 0.0}}, {"metadata": {"score": -0.0}}),
+    ({"metadata": {"score": "red"}}, {"metadata": {"score": _Shade.RED}}),
+    ({"metadata": {"score": 0.5}}, {"metadata": {"score": _Odd(0.5)}}),
+    ({"metadata": {"score": (1,)}}, {"metadata": {"score": [1]}}),
+    ({"metadata": {"score": [date(2020, 1, 1)]}}, {"metadata": {"score": ["2020-01-01"]}}),
+    ({"metadata": {"score": {"x": 1, "y": 2}}}, {"metadata": {"score": {"y": 2, "x": 1}}}),
+    ({"metadata": {"score": [{"x": 1, "y": 2}]}}, {"metadata": {"score": ({"y": 2, "x": 1},)}}),
+    ({"metadata": {"score": {0, 8}}}, {"metadata": {"score": {8, 0}}}),
+    ({"metadata": {"score": {"a", "b"}}}, {"metadata": {"score": frozenset({"b", "a"})}}),
+]
+"""Fields that Python or JSON holds for equal, and that str() does not write alike."""
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_slots_give_one_prompt_whatever_the_order_of_segments_with_odd_fields(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    slots = [Slot((f"[{number}] ", Field("score"), " "), ("\n",)) for number in range(3)]
+    texts, outputs = set(), set()
+    lm = InvariantModel(tiny_model("llama", num_hidden_layers=1, vocab_size=261), toy_tokenizer())
+    for order in permutations([Segment("a", **one), Segment("a", **other), Segment("b")]):
+        listed = SegmentSet(order, slots=slots)
+        ranks = canonical_order(listed, content_ordering("lexical"))
+        texts.add(set_text(listed.permuted(ranks)))
+        outputs.add(lm.logits(Prompt("p", listed, "q")).numpy().tobytes())
+    assert (len(texts), len(outputs)) == (1, 1)
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_equal_segments_are_rendered_alike_by_slots(one: dict[str, Any], other: dict[str, Any]) -> None:
+    slot = Slot((Field("score"),))
+    first, second = Segment("a", **one), Segment("a", **other)
+    assert first != second or slot.render(first) == slot.render(second)

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from invariant_rag import __version__
 from invariant_rag.cli import audit, bench, models
 from invariant_rag.cli.ask import ask
-from invariant_rag.cli.console import accept_any_text, print_text
+from invariant_rag.cli.console import accept_any_text, handle_errors, print_text
 from invariant_rag.cli.explain import explain
 from invariant_rag.cli.reproduce import reproduce
 from invariant_rag.cli.search_dimension import search_dimension
 from invariant_rag.cli.serve import serve
 
+
+class _Commands(TyperGroup):
+    """Handles the errors of every command, of --help and of --version: stdout may be a full disk."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            with handle_errors():
+                return super().main(*args, **extra)
+        except typer.Exit as error:
+            sys.exit(error.exit_code)
+
+
 app = typer.Typer(
-    invoke_without_command=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    cls=_Commands,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 app.command()(ask)
 app.command()(explain)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,17 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from invariant_rag.errors import InvariantRAGError, OutOfMemory
+from invariant_rag.shown import clean
 
 _PROSE = {"about", "cost", "detail", "models", "paper", "settings"}
 """Columns that are wrapped in a narrow terminal."""
-
-# Control characters except tab and newline, unpaired surrogates, and bidirectional controls.
-_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
-
-
-def clean(text: str) -> str:
-    """Return text without control characters: neither documents nor file names are trusted."""
-    return _UNSAFE.sub("\ufffd", text)
 
 
 def accept_any_text() -> None:

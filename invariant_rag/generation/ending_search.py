@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock
 from time import thread_time
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from invariant_rag.errors import ExtraRequired, InvalidSchema
+from invariant_rag.locks import ForkSafeLock
 
 LONGEST = 16_384
 """Bytes of an ending at which to give up: a schema may describe no finite text."""
@@ -52,7 +52,7 @@ PENDINGS = (b"", b"\xe0", b"\xed", b"\xf0", b"\xf4", b"\\")
 """Ends of a text that make a difference to what may follow."""
 
 _ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")
-_compiling = Lock()
+_compiling = ForkSafeLock()
 
 
 class Budget:

@@ -10,7 +10,6 @@ import copy
 import json
 from collections.abc import Iterable
 from functools import lru_cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -32,6 +31,7 @@ from invariant_rag.generation.ending_search import (
     pending,
     shortest_ending,
 )
+from invariant_rag.locks import ForkSafeLock
 from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _KNOWN = 256
 """Endings to remember: more than one step can find. Most tokens can be followed by one that is known."""
 
-_lock = Lock()
+_lock = ForkSafeLock()
 
 
 class Vocabulary:

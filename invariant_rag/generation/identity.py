@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -17,6 +16,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 
 from invariant_rag.generation.fingerprint import foreign_code
+from invariant_rag.locks import ForkSafeLock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +27,7 @@ _PLAIN = (str, bytes, bool, int, float, complex, type(None), Path, torch.dtype, 
 
 _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str]] = WeakKeyDictionary()
 _tokens: dict[int, tuple[ReferenceType[Any], str]] = {}
-_lock = Lock()
+_lock = ForkSafeLock()
 
 
 def identity(lm: InvariantModel) -> str:

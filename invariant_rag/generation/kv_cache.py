@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from invariant_rag.checks import check_number, check_path, check_text
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.kv_cache_files import DiskStore, Entry, stem_of
 from invariant_rag.generation.kv_cache_redis import RedisStore
+from invariant_rag.locks import ForkSafeLock
 from invariant_rag.shown import shown
 
 EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
@@ -103,7 +103,7 @@ class KeyValueCache:
         self._namespace = check_text("namespace", namespace)
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._stats = CacheStats()
-        self._lock = RLock()
+        self._lock = ForkSafeLock()
         room = check_number("max_disk_bytes", max_disk_bytes, 0)
         if folder is not None and redis_url is not None:
             raise InvalidChoice("expected a folder or redis_url, got both", hint="Entries are stored in one place.")

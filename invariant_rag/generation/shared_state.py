@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from threading import Lock, RLock, get_ident
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from invariant_rag.attention.alibi import Alibi
@@ -15,6 +15,7 @@ from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import probe
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.fingerprint import fingerprint
+from invariant_rag.locks import ForkSafeLock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +44,7 @@ class ModelLock:
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()
+        self._lock = ForkSafeLock()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -92,7 +93,7 @@ class SharedState:
     rotations: list[PositionEncoding]
     lock: ModelLock = field(default_factory=ModelLock)
     entry_layout: tuple[object, EntryLayout] | None = None
-    _reading: Lock = field(default_factory=Lock)
+    _reading: ForkSafeLock = field(default_factory=ForkSafeLock)
     _begun: int = 0
     _digest: tuple[int, str] = (0, "")
 

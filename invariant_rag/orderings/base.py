@@ -31,8 +31,8 @@ class Candidate:
 
     @property
     def tie_breaker(self) -> tuple[Any, ...]:
-        """Secondary sort key: the segment's content, then the token ids. Only exact duplicates have equal ones."""
-        return (*self.segment.canonical_key, self.token_ids)
+        """Secondary sort key: the segment's content, token ids and text. Only exact duplicates have equal ones."""
+        return (*self.segment.canonical_key, self.token_ids, self.text or "")
 
 
 class Ordering(ReadOnly):

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidPrompt
+from invariant_rag.locks import ForkSafeLock
 from invariant_rag.prompts.control_tokens import control_tokens, rendered_probes
 from invariant_rag.segments import TokenIds, replace_surrogates
 from invariant_rag.shown import shown
@@ -82,7 +82,7 @@ class Literals:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, control: Mapping[int, str]) -> None:
         self.control = control
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._sample = list(tokenizer(_SAMPLE, add_special_tokens=False, verbose=False)["input_ids"])
         self._normalizer = None if self._backend is None else self._backend.normalizer
         whole_words = {each.content for each in tokenizer.added_tokens_decoder.values() if each.single_word}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from invariant_rag.prompts.decorations import counts_up
 from invariant_rag.prompts.known_documents import KnownDocument, occurrences
 from invariant_rag.prompts.set_runs import Found, Gap, SetRun, understand
-from invariant_rag.segments import Field, Segment, Slot, value_of
+from invariant_rag.segments import Field, Segment, Slot, field_text, value_of
 
 
 def is_order_free(members: Sequence[Found], understood: SetRun, documents: Sequence[KnownDocument]) -> bool:
@@ -107,7 +107,7 @@ def _representatives(kinds: Sequence[tuple[str, ...]]) -> Iterable[int]:
 
 
 def _rendered(pieces: Iterable[str | Field], segment: Segment) -> str:
-    return "".join(str(value_of(segment, each.key, "")) if isinstance(each, Field) else each for each in pieces)
+    return "".join(field_text(segment, each.key) if isinstance(each, Field) else each for each in pieces)
 
 
 def _joined(gap: Gap) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
+from invariant_rag.locks import ForkSafeLock
 from invariant_rag.orderings.base import Candidate
 from invariant_rag.prompts.literal_text import CUT, Literals, leading, literals_of
 from invariant_rag.segments import (
@@ -24,7 +24,7 @@ from invariant_rag.segments import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TOKENIZER_LOCK = Lock()  # of tokenizers that cannot be copied: a call may leave state behind
+_TOKENIZER_LOCK = ForkSafeLock()  # of tokenizers that cannot be copied: a call may leave state behind
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Tool:
         parameters: JSON schema of its arguments: of an object.
 
     Raises:
-        InvalidTool: The name or the schema is none.
+        InvalidTool: The name or the schema is none, or the schema is no JSON.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Tool:
             raise InvalidTool(
                 f"expected a JSON schema of an object as parameters of tool {self.name!r}, got {shown(self.parameters)}"
             )
+        _check_json(f"parameters of tool {self.name!r}", self.parameters)
 
     @classmethod
     def of(cls, tool: Tool | Mapping[str, Any]) -> Tool:
@@ -85,6 +86,9 @@ class ToolCall:
         id: Identifies the call in the result's message. A function of the prompt and of the call's place in the answer.
         name: Name of the tool.
         arguments: Its arguments.
+
+    Raises:
+        InvalidTool: A field has the wrong type, or an argument is no JSON.
     """
 
     id: str
@@ -96,6 +100,7 @@ class ToolCall:
         check_text("name", self.name, error=InvalidTool)
         if not isinstance(self.arguments, Mapping):
             raise InvalidTool(f"expected an object as arguments of {self.name!r}, got {shown(self.arguments)}")
+        _check_json(f"arguments of {self.name!r}", self.arguments)
         object.__setattr__(self, "arguments", dict(self.arguments))
 
     @classmethod
@@ -130,6 +135,14 @@ class ToolCall:
         """Return the call in the shape that transformers documents for `tool_calls` of a message."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
         return {"type": "function", "id": self.id, "function": function}
+
+
+def _check_json(what: str, fields: Mapping[Any, Any]) -> None:
+    for name, value in fields.items():
+        try:
+            json.dumps({name: value})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidTool(f"expected JSON as {what}, got {shown(value)} as {shown(name)}") from error
 
 
 def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from invariant_rag.cli import app
 from invariant_rag.cli.console import print_error, print_skipped, print_table
-from invariant_rag.errors import ModelNotFound, RetrievalError
+from invariant_rag.errors import DocumentSkipped, ModelNotFound, RetrievalError
 from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.rag.readers import warn_skipped
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [["bench", "xquad"], ["search-dimension"], ["bench", "speed", "--shape", "tiny"], None]
@@ -149,13 +150,34 @@ def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path: Path, tiny
 
 
 def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:
-    bad = "\x1b]0;owned\x07\x1b[2Jevil\u202e.txt"
+    controls = {*"\x1b\x07\u202e\u200e\u200f\u061c\u2028\u2029"}
+    bad = f"\x1b]0;owned\x07\x1b[2Jevil{''.join(controls)}.txt"
     print_error(f"{bad}: cannot be read", f"rename {bad}")
     print_skipped([RetrievalError(bad)])
     print_table([{"name": bad}], as_json=False)
     printed = "".join(capsys.readouterr())
     assert printed.count("evil") == 4
-    assert not {"\x1b", "\x07", "\u202e"} & set(printed)
+    assert not controls & set(printed)
+    with pytest.warns(DocumentSkipped, match="evil") as warned:
+        warn_skipped(RetrievalError(bad, hint=bad))
+    assert not controls & {*str(warned[0].message), *str(RetrievalError("", hint=bad).hint)}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+@pytest.mark.parametrize("arguments", [["methods"], ["--help"], ["bench", "list", "--json"]])
+def test_a_listing_that_finds_no_room_says_so(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from invariant_rag.cli import app; app()", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: [Errno 28]")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_terminal_of_ascii_shows_the_rest_as_escapes(tmp_path: Path, tiny_folder: Path) -> None:

@@ -74,7 +74,8 @@ def _as_url(image: bytes) -> str:
 
 def _embedded(audit: Audit) -> str:
     """Return the questions as JSON that cannot end its script element, whatever a document contains."""
-    text = json.dumps([each.as_dict() for each in audit.asked])  # ASCII only: an answer may hold half a surrogate pair
+    # ASCII only: an answer may hold half a surrogate pair.
+    text = json.dumps([each.as_dict() for each in audit.asked], allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

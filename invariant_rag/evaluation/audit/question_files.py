@@ -58,7 +58,7 @@ def read_entries(path: Path) -> Entries:
         InvalidQuestion: It cannot be read, or is in none of the formats.
         ExtraRequired: It is a folder of `datasets`, and pyarrow is not installed.
     """
-    if path.is_dir():
+    if _is_folder(path):
         return _read_dataset(path)
     parsers: dict[str, Callable[[str, Path], Entries]] = {
         ".jsonl": _parse_jsonl,
@@ -79,6 +79,13 @@ def read_entries(path: Path) -> Entries:
         return parsers[suffix](content.decode(encoding), path)
     except UnicodeDecodeError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error}", hint="Save it as UTF-8.") from error
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:  # its name is too long
+        raise InvalidQuestion(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _parse_jsonl(text: str, path: Path) -> Entries:
@@ -105,11 +112,11 @@ def _numbered(rows: list[Any], where: str) -> Entries:
 
 def _parse_document(text: str, path: Path) -> Entries:
     """Parse a list of questions, or a configuration of promptfoo with its `tests`."""
-    import yaml
+    from invariant_rag.evaluation.audit.yaml_files import parse_yaml
 
     try:
-        document = parse_json(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        document = parse_json(text) if path.suffix.lower() == ".json" else parse_yaml(text)
+    except ValueError as error:
         raise InvalidQuestion(f"{path}: cannot be parsed: {error}") from error
     shared: Mapping[str, Any] = {}
     if isinstance(document, Mapping) and "tests" in document:
@@ -201,7 +208,7 @@ def _parse_cell(cell: str) -> Any:
     for parse in (parse_json, ast.literal_eval):
         try:
             found = parse(cell)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # TypeError: a list as a key
             continue
         if isinstance(found, list):
             return found

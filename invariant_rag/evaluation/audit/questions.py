@@ -119,7 +119,8 @@ def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]])
     with _hints_of(source):
         entries = _entries_of(source)
         if not entries:
-            raise InvalidQuestion("expected at least one question, got none")
+            where = f"{source}: " if isinstance(source, str | Path) else ""
+            raise InvalidQuestion(f"{where}expected at least one question, got none")
         parsed = [(where, _parse_question(entry, where)) for where, entry in entries]
     is_file = isinstance(source, str | Path)
     unknown = describe_unknown(((each.extra, each.missing) for _, each in parsed), misspelt_only=not is_file)

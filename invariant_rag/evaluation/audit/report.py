@@ -15,6 +15,7 @@ from invariant_rag.evaluation.audit.measures import ABOUT
 from invariant_rag.evaluation.audit.page import html_report
 from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, opening, summary, table
 from invariant_rag.files import make_folder, write_file
+from invariant_rag.shown import clean
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.result import AskedQuestion, Audit
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 MOST_FLIPS = 10
 """Questions with flips in the Markdown file; the page has all."""
 
-# Markdown inside a line, and the bare addresses that GitHub links; each character may stand behind a backslash.
-_MARKUP = re.compile(r"[\\`*_\[\]()#!|~:@]|(?<=www)\.", re.IGNORECASE)
+# Markdown inside a line, formulas, and bare addresses that GitHub links; each character may stand behind a backslash.
+_MARKUP = re.compile(r"[\\`*_\[\]()#!|~:@$]|(?<=www)\.", re.IGNORECASE)
 
 
 def write_report(audit: Audit, folder: str | Path) -> None:
@@ -38,8 +39,8 @@ def write_report(audit: Audit, folder: str | Path) -> None:
     shown = [name for name in CAPTIONS if name in images]
     both = {name: (images[name], narrow[name]) for name in shown}
     pages = {"html": html_report(audit, both), "md": _markdown(audit, shown)}
-    for kind, page in pages.items():  # an answer may contain half of a surrogate pair
-        write_file(target / f"report.{kind}", page.encode("utf-8", errors="replace"))
+    for kind, page in pages.items():
+        write_file(target / f"report.{kind}", clean(page).encode())
 
 
 def _markdown(audit: Audit, images: Sequence[str]) -> str:

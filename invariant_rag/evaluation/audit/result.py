@@ -18,6 +18,7 @@ from invariant_rag.evaluation.audit.failures import Failures
 from invariant_rag.evaluation.audit.measures import RemedyMeasures
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.scoring import ScoredAnswer, ScoredPlan
+from invariant_rag.files import finite
 from invariant_rag.shown import counted
 
 GIVEN = "given"
@@ -66,18 +67,23 @@ class AskedQuestion:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return everything as plain data; a number that JSON does not have is None."""
         asked = self.question
-        return {
+        document = {
             "id": asked.id,
             "question": asked.text,
             "answers": list(asked.answers),
             "gold": list(asked.gold),
-            "segments": [{"title": each.title, "text": each.text, "score": each.score} for each in asked.segments],
+            "segments": [
+                {"title": each.title, "text": each.text, "score": None if each.score is None else float(each.score)}
+                for each in asked.segments
+            ],
             "extra": {name: _plain(value) for name, value in asked.extra.items()},
             "flips": self.flips,
             "asked": [asdict(each) for each in self.answers],
         }
+        plain: dict[str, Any] = finite(document)
+        return plain
 
 
 @dataclass(frozen=True)
@@ -171,9 +177,9 @@ class Audit:
         return [self.asked[index] for index in ranked if self.asked[index].flips]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return everything as plain data; a number that JSON does not have is None."""
         names = ("system", "date", "metric", "questions", "complete", "calls", "unasked", "failed", "out_of_slots")
-        return {
+        document = {
             **{name: getattr(self, name) for name in names},
             "versions": dict(self.versions),
             "failed_questions": self.failures.questions,
@@ -187,6 +193,8 @@ class Audit:
             "effects": _effects_as_dict(self.effects),
             "asked": [each.as_dict() for each in self.asked],
         }
+        plain: dict[str, Any] = finite(document)
+        return plain
 
 
 def _measures_as_dict(each: RemedyMeasures) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from collections.abc import Sequence
+from fractions import Fraction
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,9 +23,10 @@ from tests.evaluation.audit.known import first, records
 ACTIVE = (
     "![x](https://evil.test/1.png) ![x][ref] [link](javascript:alert(1)) <https://evil.test> <img src=//evil.test/2> "
     "https://evil.test/3 www.evil.test `code` *em* __strong__ ~~gone~~ \\![y](http://evil.test/4) &lt;b&gt; "
-    "&#33;[z](u) [ref]: https://evil.test/5"
+    "&#33;[z](u) [ref]: https://evil.test/5 $x$"
 )
 HOSTILE = '</td><script>document.title="taken"</script>| `x` \n# heading'
+CONTROLS = "\x00\x07\x08\x1b[31m\x7f\x9b\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ud800"
 
 
 def hostile_first(question: str, segments: Sequence[Segment]) -> str:
@@ -60,8 +63,43 @@ def test_no_answer_and_no_name_of_a_system_becomes_markup_in_markdown(tmp_path: 
         assert sum(each.type == "strong_open" for each in inline) == 3
         assert "https://" not in text  # which GitHub would link
         assert "www." not in text
+        assert not re.search(r"(?<!\\)\$", text)  # which GitHub would set as a formula
         shown = "".join(each.content for each in inline)
         assert " ".join(ACTIVE.split()) in shown  # as the name of the system, to the letter
+
+
+def test_no_control_character_of_a_text_is_in_the_report(tmp_path: Path) -> None:
+    questions = records(2)
+    for each in questions:
+        each["question"] += CONTROLS
+
+    def answer(question: str, segments: Sequence[Segment]) -> str:
+        return first(question, segments)[-3:] + CONTROLS
+
+    audit(answer, questions, out=tmp_path, remedies=[], repeats=1, name=f"name{CONTROLS}")
+    for kind in ("md", "html"):
+        text = (tmp_path / f"report.{kind}").read_bytes().decode()
+        assert "[31m" in text
+        assert not {*CONTROLS} - {*"[31m"} & {*text}
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_what_is_no_number_of_json_is_null_in_the_page_and_in_audit_json(tmp_path: Path) -> None:
+    questions: list[dict[str, object]] = records(2)
+    scores = [math.inf, -math.inf, 0.5, Fraction(1, 3)]
+    segments = [{"text": text, "score": score} for text, score in zip(["right0", "b", "c", "d"], scores, strict=True)]
+    odd = {"question": "Who?", "segments": segments, "answers": ["right0"], "note": math.nan, "notes": [math.nan]}
+    audit(first, [*questions, odd], out=tmp_path, remedies=[], repeats=1)
+    embedded = re.search(r'id="asked">(.*?)</script>', (tmp_path / "report.html").read_text())
+    assert embedded is not None
+    whole = json.loads((tmp_path / "audit.json").read_text(), parse_constant=refuse_constant)
+    asked = json.loads(embedded[1], parse_constant=refuse_constant)
+    assert asked == whole["asked"]
+    assert [each["score"] for each in asked[2]["segments"]] == [None, None, 0.5, 1 / 3]
+    assert asked[2]["extra"] == {"note": None, "notes": "[nan]"}
 
 
 class Page(HTMLParser):
