@@ -147,8 +147,8 @@ def run(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
-        for each in caught:
-            print_note(f"note: {each.message}")
+        for warning in caught:
+            print_note(f"note: {warning.message}")
         generation: dict[str, Any] = {}
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}

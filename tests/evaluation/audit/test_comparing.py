@@ -92,7 +92,8 @@ def test_what_is_no_condition_is_refused() -> None:
 def test_the_command_fails_on_a_condition_and_asks_nothing_when_dry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "questions.jsonl").write_text("\n".join(json.dumps(each) for each in records(3)))
+    asked = [{**each, "page": 3} for each in records(3)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(json.dumps(each) for each in asked))
     (tmp_path / "dry_system.py").write_text("def first(question, segments):\n    return segments[0].text\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -100,6 +101,7 @@ def test_the_command_fails_on_a_condition_and_asks_nothing_when_dry(
     dry = CliRunner().invoke(app, [*command, "--dry-run"])
     assert dry.exit_code == 0, dry.output
     assert "Nothing was asked" in dry.stdout
+    assert dry.stderr.count("note: questions.jsonl: Not used, but kept with the questions") == 1
     assert "calls (as it is" in dry.stdout
     assert not (tmp_path / "out" / "audit.json").exists()
     failing = CliRunner().invoke(app, [*command, "--fail-on", "flip-rate>5%", "--fail-on", "today>99%"])
