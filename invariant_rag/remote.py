@@ -21,7 +21,7 @@ from invariant_rag import errors
 from invariant_rag.checks import check_number, check_real, check_text
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, RemoteError
 from invariant_rag.prompts.tools import ToolCall
-from invariant_rag.segments import Field, Segment, SegmentSet, Slot
+from invariant_rag.segments import Field, Segment, SegmentSet, Slot, field_text
 
 if TYPE_CHECKING:
     import httpx
@@ -234,7 +234,7 @@ def _slot(slot: Slot) -> dict[str, Any]:
 def _document(segment: Segment) -> dict[str, Any]:
     if segment.token_ids is not None:
         raise InvalidSegment("expected text: a server takes no token ids of segments")
-    metadata = {key: value if _is_plain(value) else str(value) for key, value in segment.metadata.items()}
+    metadata = {key: value if _is_plain(value) else field_text(segment, key) for key, value in segment.metadata.items()}
     title = {} if segment.title is None else {"title": segment.title}
     return {"id": segment.content_hash, "text": segment.text, "metadata": metadata, **title}
 

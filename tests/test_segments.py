@@ -30,6 +30,7 @@ from invariant_rag.errors import (
     TokenizerRequired,
     UnknownName,
 )
+from invariant_rag.remote import content_parts
 from invariant_rag.segments import Field, Slot, document_rendering, plain_rendering
 from invariant_rag.testing import tiny_model, toy_tokenizer
 
@@ -302,3 +303,5 @@ def test_equal_segments_are_rendered_alike_by_slots(one: dict[str, Any], other: 
     slot = Slot((Field("score"),))
     first, second = Segment("a", **one), Segment("a", **other)
     assert first != second or slot.render(first) == slot.render(second)
+    sent = [content_parts([each])[0]["document"]["metadata"] for each in (first, second)]
+    assert first != second or [str(each) for each in sent[0].values()] == [str(each) for each in sent[1].values()]

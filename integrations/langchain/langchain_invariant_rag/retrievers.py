@@ -10,6 +10,7 @@ from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
 from invariant_rag.rag.text import join_chunks
+from invariant_rag.shown import shown
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
@@ -53,7 +54,12 @@ def _deduplicate(documents: Iterable[Document]) -> Iterator[Document]:
     for document in documents:
         groups.setdefault(to_segment(document).content_hash, []).append(document)
     for group in groups.values():
-        yield min(group, key=lambda document: to_segment(document).canonical_key)
+        yield min(group, key=_content)
+
+
+def _content(document: Document) -> tuple[Any, ...]:
+    """Return a sort key. Documents with equal ones are alike, to the order of what their metadata hold."""
+    return (to_segment(document).canonical_key, repr(document.metadata))
 
 
 def _join_chunks(documents: Sequence[Document], source: str, position: str) -> Iterator[Document]:
@@ -67,9 +73,16 @@ def _join_chunks(documents: Sequence[Document], source: str, position: str) -> I
                     f"expected chunks with {position!r} in their metadata, got {sorted(document.metadata)}",
                     hint="Split with add_start_index=True, or set the key: as_segments(..., position=...).",
                 )
-            sources.setdefault(document.metadata[source], []).append(document)
+            offset, name = document.metadata[position], document.metadata[source]
+            if not isinstance(offset, int) or not isinstance(name, str | int | float | None):
+                raise RetrievalError(
+                    f"expected chunks with a number as {position!r} and a text as {source!r} in their metadata, got "
+                    f"{shown(offset)} and {shown(name)}",
+                    hint="Set the keys: as_segments(..., join_by=..., position=...).",
+                )
+            sources.setdefault(name, []).append(document)
     for chunks in sources.values():
-        chunks.sort(key=lambda document: (document.metadata[position], document.page_content))
+        chunks.sort(key=lambda document: (document.metadata[position], document.page_content, *_content(document)))
         text = join_chunks((document.metadata[position], document.page_content) for document in chunks)
         yield Document(page_content=text, metadata=chunks[0].metadata)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -157,3 +158,26 @@ def test_chunks_of_one_source_are_joined_in_its_order() -> None:
         assert {each.page_content for each in found} == {joined, "alone"}
     with pytest.raises(RetrievalError, match="start_index"):
         as_segments(Listed(documents=DOCUMENTS), join_by="source").invoke("")
+
+
+def test_equal_chunks_and_documents_keep_the_metadata_of_the_same_one_in_any_order() -> None:
+    chunks = [
+        Document("a", metadata={"source": "s", "start_index": 0, "title": "T"}),
+        Document("a", metadata={"source": "s", "start_index": 0, "title": "U"}),
+        Document("b", metadata={"source": "s", "start_index": 5}),
+    ]
+    nested = [Document("a", metadata={"k": {"x": 1, "y": 2}}), Document("a", metadata={"k": {"y": 2, "x": 1}})]
+    for documents, join_by in ((chunks, "source"), (nested, None)):
+        found = {
+            tuple(sorted(map(repr, as_segments(Listed(documents=list(order)), join_by=join_by).invoke(""))))
+            for order in permutations(documents)
+        }
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"start_index": None}, {"start_index": "0"}, {"source": ["s"]}])
+def test_chunks_whose_place_is_no_number_or_whose_source_is_no_text_are_refused(wrong: dict[str, Any]) -> None:
+    place = {"source": "s", "start_index": 0}
+    chunks = [Document("a", metadata={**place, **wrong}), Document("b", metadata=place)]
+    with pytest.raises(RetrievalError, match="expected chunks with a number as 'start_index' and a text as 'source'"):
+        as_segments(Listed(documents=chunks), join_by="source").invoke("")

@@ -100,6 +100,31 @@ def read_result(folder: Path) -> dict[str, Any]:
         raise AuditFailed(
             f"{path}: no result of an audit: {error}", hint="Name the --out folder of an audit."
         ) from error
-    if not isinstance(found, dict) or "asked" not in found or "measured" not in found:
+    if not _fits(found, _SHAPE) or not all(each["asked"] for each in found["asked"]):
         raise AuditFailed(f"{path}: no result of an audit of this version", hint="Audit once more into that folder.")
-    return found
+    return dict(found)
+
+
+_SHAPE: Any = {
+    "system": str,
+    "date": str,
+    "measured": list,
+    "asked": [
+        {
+            "question": str,
+            "flips": bool,
+            "segments": [{"title": str | None, "text": str}],
+            "asked": [{"remedy": str, "kind": str, "score": int | float | None}],
+        }
+    ],
+}
+"""What is read of a result: somebody may have edited the file."""
+
+
+def _fits(found: Any, shape: Any) -> bool:
+    """Return whether plain data has the keys and the types of a shape; a list in it holds the shape of each."""
+    if isinstance(shape, dict):
+        return isinstance(found, dict) and all(name in found and _fits(found[name], shape[name]) for name in shape)
+    if isinstance(shape, list):
+        return isinstance(found, list) and all(_fits(each, shape[0]) for each in found)
+    return isinstance(found, shape)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from invariant_rag.errors import InvalidQuestion
+from invariant_rag.errors import AuditFailed, InvalidQuestion
+from invariant_rag.evaluation.audit import audit
+from invariant_rag.evaluation.audit.diff import diff_audits
 from invariant_rag.evaluation.audit.questions import parse_questions
+from tests.evaluation.audit.known import first, records
 
 TEST = "tests:\n- question: Who?\n  segments: [a]\n  "
 LAUGHS = "x: &a0 [l, l, l, l, l, l, l, l, l, l]\n" + "".join(
@@ -75,3 +80,41 @@ def test_a_message_about_a_value_that_stands_for_many_is_made_at_once() -> None:
     with pytest.raises(InvalidQuestion, match=r"expected gold .*, got list \[\[") as caught:
         parse_questions([{"question": "Who?", "segments": ["a"], "gold": value}])
     assert len(str(caught.value)) < 200
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("audited")
+    audit(first, records(1), out=folder, remedies=[], repeats=1)
+    return dict(json.loads((folder / "audit.json").read_text()))
+
+
+PLACES: list[tuple[str | int, ...]] = [
+    ("system",),
+    ("asked",),
+    ("asked", 0),
+    ("asked", 0, "question"),
+    ("asked", 0, "flips"),
+    ("asked", 0, "segments", 0),
+    ("asked", 0, "segments", 0, "title"),
+    ("asked", 0, "segments", 0, "text"),
+    ("asked", 0, "asked"),
+    ("asked", 0, "asked", 0),
+    ("asked", 0, "asked", 0, "remedy"),
+    ("asked", 0, "asked", 0, "score"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_result_that_somebody_edited_is_refused_by_its_path(
+    place: tuple[str | int, ...], result: dict[str, Any], tmp_path: Path
+) -> None:
+    for wrong in ({}, ["a"]):
+        edited = copy.deepcopy(result)
+        around: Any = edited
+        for each in place[:-1]:
+            around = around[each]
+        around[place[-1]] = wrong
+        (tmp_path / "audit.json").write_text(json.dumps(edited))
+        with pytest.raises(AuditFailed, match=r"audit\.json: no result of an audit of this version"):
+            diff_audits(tmp_path, tmp_path)
