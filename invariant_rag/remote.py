@@ -236,7 +236,8 @@ def _document(segment: Segment) -> dict[str, Any]:
         raise InvalidSegment("expected text: a server takes no token ids of segments")
     metadata = {key: value if _is_plain(value) else field_text(segment, key) for key, value in segment.metadata.items()}
     title = {} if segment.title is None else {"title": segment.title}
-    return {"id": segment.content_hash, "text": segment.text, "metadata": metadata, **title}
+    score = {} if segment.score is None or not math.isfinite(segment.score) else {"score": float(segment.score)}
+    return {"id": segment.content_hash, "text": segment.text, "metadata": metadata, **title, **score}
 
 
 def _is_plain(value: Any) -> bool:

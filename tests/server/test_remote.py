@@ -49,6 +49,14 @@ def test_numbers_around_documents_stay_where_they_are(remote: RemoteModel, embed
     assert len(set(replies)) == 1
 
 
+def test_scores_reach_the_slots_and_the_ordering_of_the_server(remote: RemoteModel, embedded: InvariantModel) -> None:
+    scored = [Segment(text, score=score) for text, score in zip(FLAGS, (0.25, 2.5, 0.5), strict=False)]
+    slots = [Slot((Field("score"), ": "), ("\n",)) for _ in scored]
+    messages = [{"role": "user", "content": [SegmentSet(scored, slots=slots), QUESTION]}]
+    local = embedded.generate(embedded.chat_prompt(messages=messages), max_new_tokens=1)
+    assert remote.chat(messages, max_tokens=1)["usage"]["prompt_tokens"] == local.usage.prompt_tokens
+
+
 def test_a_remote_completion_is_the_same_in_every_order(remote: RemoteModel) -> None:
     def parts(order: tuple[str, ...]) -> list[object]:
         return ["Read:\n", SegmentSet(order), f"\n{QUESTION}"]
