@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from invariant_rag.errors import ExtraRequired, InvalidSchema
-from invariant_rag.locks import ForkSafeLock
 
 LONGEST = 16_384
 """Bytes of an ending at which to give up: a schema may describe no finite text."""
@@ -52,7 +51,6 @@ PENDINGS = (b"", b"\xe0", b"\xed", b"\xf0", b"\xf4", b"\\")
 """Ends of a text that make a difference to what may follow."""
 
 _ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")
-_compiling = ForkSafeLock()
 
 
 class Budget:
@@ -127,14 +125,15 @@ def _byte_compiler() -> Any:
 def new_matcher(compiler: Any, schema: str) -> Any:
     """Return a matcher of a schema over a compiler's vocabulary. It terminates with the text, without a stop token.
 
+    Several threads may compile at the same time; others run meanwhile, also those of Python.
+
     Raises:
         InvalidSchema: xgrammar does not take the schema.
     """
-    with _compiling:
-        try:
-            grammar = compiler.compile_json_schema(schema, any_whitespace=False)
-        except RuntimeError as error:
-            raise InvalidSchema(f"xgrammar does not take this schema: {_said(error)}") from error
+    try:
+        grammar = compiler.compile_json_schema(schema, any_whitespace=False)
+    except RuntimeError as error:
+        raise InvalidSchema(f"xgrammar does not take this schema: {_said(error)}") from error
     return import_xgrammar().GrammarMatcher(grammar, terminate_without_stop_token=True)
 
 

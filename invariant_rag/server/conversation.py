@@ -85,11 +85,11 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
         raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
     if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):
         raise InvalidRequest("expected documents beside prompts of text alone", param="documents")
-    check_ids([*request.documents, *_documents(request.prompt)])
     calls = []
     for prompt in prompts:
         documents = [SegmentSet(map(segment_of, request.documents)), "\n"] if request.documents else []
         recognition = recognize([Turn("user", (*documents, *prompt))])
+        check_ids(_sets(recognition.turns))
         calls.append(
             Call(
                 turns=recognition.turns,
@@ -131,9 +131,8 @@ def conversation(
     """Return turns in which every segment is in a set, the question, and why order may matter all the same.
 
     Raises:
-        InvalidRequest: There are documents, and no user message; or two have one id.
+        InvalidRequest: There are documents, and no user message; or two of a set have one id.
     """
-    check_ids([*documents, *(each for message in messages for each in _documents(message.content))])
     turns = [Turn(_role(each), tuple(_parts(each.content))) for each in messages]
     asked = next((index for index in reversed(range(len(turns))) if turns[index].role == "user"), None)
     question = "" if asked is None else turns[asked].text.strip()
@@ -146,6 +145,7 @@ def conversation(
         found[asked] = Turn("user", (segments, "\nQuestion: ", *found[asked].parts))
         if not any(turn.role == "system" for turn in found):
             found.insert(0, Turn("system", (DEFAULT_SYSTEM,)))
+    check_ids(_sets(found))
     return tuple(found), question, _warnings(recognition.findings)
 
 
@@ -237,11 +237,9 @@ def _parts(content: str | Sequence[TextPart | DocumentPart | SetPart] | None) ->
             yield segment_of(part.document) if isinstance(part, DocumentPart) else set_of(part)
 
 
-def _documents(content: Any) -> Iterator[Document]:
-    """Yield the documents of a content with parts; a text has none, nor have token ids."""
-    for part in content if isinstance(content, list) else ():
-        if isinstance(part, DocumentPart | SetPart):
-            yield from [part.document] if isinstance(part, DocumentPart) else part.documents
+def _sets(turns: Iterable[Turn]) -> Iterator[SegmentSet]:
+    for turn in turns:
+        yield from (part for part in turn.parts if isinstance(part, SegmentSet))
 
 
 def _prompts(prompt: Any) -> list[list[Any]]:

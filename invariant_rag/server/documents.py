@@ -38,19 +38,20 @@ def segment_of(document: Document | str) -> Segment:
     return Segment(text, title=document.title, metadata=metadata, score=document.score)
 
 
-def check_ids(documents: Iterable[Document | str]) -> None:
-    """Check that an id names one document: citations and reports name documents by it.
+def check_ids(sets: Iterable[SegmentSet]) -> None:
+    """Check that an id names one document of its set. Other sets may number their documents anew, as turns do.
 
     Raises:
-        InvalidRequest: Two documents of different contents have one id.
+        InvalidRequest: Two documents of different contents in one set have one id.
     """
-    found: dict[str, Document] = {}
-    for each in documents:
-        if isinstance(each, Document) and each.id is not None:
-            first = found.setdefault(each.id, each)
-            if (first.title, first.text, first.data) != (each.title, each.text, each.data):
+    for each in sets:
+        found: dict[str, Segment] = {}
+        for segment in each:
+            identifier = document_id(segment)
+            if found.setdefault(identifier, segment).content_hash != segment.content_hash:
                 raise InvalidRequest(
-                    f"documents: expected an id for each document, got two that are called {shown(each.id)}",
+                    "documents: expected an id for each document of a set, got two that are called "
+                    f"{shown(identifier)}",
                     param="documents",
                     hint="Leave the ids away, or give each document its own.",
                 )
@@ -149,25 +150,29 @@ def report_of_request(
 
 
 def citations_of(text: str, question: str, prompt: Prompt, order: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the parts of an answer that documents hold word for word, or that name one, in Cohere v2's shape."""
+    """Return the parts of an answer that documents hold word for word, or that name one, in Cohere v2's shape.
+
+    A source has the number of its set, too, from 0: the ids of two sets may be the same.
+    """
     found: dict[tuple[int, int], list[CitedSpan]] = {}
     for span in cite_spans(text, question, prompt.segments, order, numbers_of(prompt)):
         found.setdefault((span.start, span.end), []).append(span)
+    set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each]
     return [
         {
             "start": start,
             "end": end,
             "text": text[start:end],
-            "sources": [_source(each.segment) for each in spans],
+            "sources": [_source(each.segment, set_of_segment[each.index]) for each in spans],
             "type": "TEXT_CONTENT",
         }
         for (start, end), spans in found.items()
     ]
 
 
-def _source(segment: Segment) -> dict[str, Any]:
+def _source(segment: Segment, number: int) -> dict[str, Any]:
     identifier = document_id(segment)
     document = {**segment.metadata, "id": identifier, "text": segment.text}
     if segment.title is not None:
         document["title"] = segment.title
-    return {"type": "document", "id": identifier, "document": document}
+    return {"type": "document", "id": identifier, "set": number, "document": document}

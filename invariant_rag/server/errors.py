@@ -157,7 +157,7 @@ _TAGS = ("text", "document", "documents")
 """What it adds after the number of a part of a message."""
 
 _STARLETTE = {404: "not_found", 405: "method_not_allowed"}
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 501: "invalid_request_error"}
 _FAULT = "The server failed. The request id tells its operator where to look."
 
 

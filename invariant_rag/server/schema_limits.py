@@ -21,6 +21,11 @@ MOST_REPETITIONS = 200
 """Of all counts on the way to one value, multiplied: an array of 10 arrays of 20 items has 200."""
 MOST_REQUIRED = 1_000
 """Counted characters and items that no answer can do without, of all values together: 10 texts of 50 have 500."""
+MOST_MASKED = 50_000_000
+"""Edges of the automata of patterns and lengths, times tokens of the vocabulary: about 20 seconds of a processor.
+
+A grammar tells for each character that is counted which tokens may follow it.
+"""
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _LENGTHS = ("minLength", "maxLength")
@@ -48,6 +53,29 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     _check_all(tools, [each["function"].get("parameters") for each in tools])
 
 
+def check_masked(schemas: Sequence[Any], vocabulary: int) -> float:
+    """Check schemas that were checked for themselves, together and for the vocabulary of a model.
+
+    Args:
+        schemas: JSON schemas.
+        vocabulary: How many tokens there are.
+
+    Returns:
+        What compiling them takes, as `MOST_MASKED` counts it.
+
+    Raises:
+        InvalidSchema: They take too long to compile.
+    """
+    work = _work_of(schemas)
+    if work * vocabulary > MOST_MASKED:
+        raise InvalidSchema(
+            f"expected patterns and lengths of texts with automata of at most {MOST_MASKED // vocabulary:,} edges "
+            f"together, for a model with {vocabulary:,} tokens, got {work:,.0f}",
+            hint=_HINT,
+        )
+    return work * vocabulary
+
+
 def _check_all(whole: Sequence[Any], schemas: Sequence[Any]) -> None:
     """Check each of several things with schemas in them, and what those schemas ask for together."""
     for each in whole:
@@ -61,8 +89,7 @@ def _check_all(whole: Sequence[Any], schemas: Sequence[Any]) -> None:
             f"{MOST_REQUIRED} characters and items together, got {shown(required)}",
             hint=_HINT,
         )
-    texts = {text for each in schemas for text in _texts(each)}
-    if sum(map(_work, texts)) > MOST_WORK:
+    if _work_of(schemas) > MOST_WORK:
         raise InvalidSchema(
             f"expected patterns and lengths of texts with automata of at most {MOST_WORK:,} edges together, got more",
             hint=_HINT,
@@ -90,6 +117,10 @@ def _texts(part: Any) -> Iterator[str | tuple[int, int]]:
         yield least, most
     for each in part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ():
         yield from _texts(each)
+
+
+def _work_of(schemas: Sequence[Any]) -> float:
+    return sum(map(_work, {text for each in schemas for text in _texts(each)}))
 
 
 def _work(text: str | tuple[int, int]) -> float:

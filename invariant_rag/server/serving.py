@@ -31,6 +31,7 @@ _SPARE_CONNECTIONS = 256
 _NO_HTTP = {
     400: "expected a request of HTTP/1.1, got something else",
     431: "expected a head of at most 64 KiB, got a longer one",
+    501: "expected no Transfer-Encoding but chunked, got another one",
 }
 
 

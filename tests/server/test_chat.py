@@ -82,10 +82,20 @@ def test_the_answer_cites_the_documents_that_hold_it(client: openai.OpenAI) -> N
             "start": 0,
             "end": 5,
             "text": "white",
-            "sources": [{"type": "document", "id": "doc 0", "document": {"id": "doc 0", "text": FLAGS[0]}}],
+            "sources": [{"type": "document", "id": "doc 0", "set": 0, "document": {"id": "doc 0", "text": FLAGS[0]}}],
             "type": "TEXT_CONTENT",
         }
     ]
+
+
+def test_each_set_may_number_its_documents_anew_and_a_citation_names_the_set(client: openai.OpenAI) -> None:
+    mills, flags = ([{"id": str(place), "text": each[place]} for place in (0, 1)] for each in (FLAGS[2:], FLAGS))
+    mill = [{"type": "documents", "documents": mills}, {"type": "text", "text": "What does the mill grind?"}]
+    turns = [{"role": "user", "content": mill}, {"role": "assistant", "content": "barley"}]
+    messages = [*turns, {"role": "user", "content": QUESTION}]
+    (choice,) = ask(client, flags, messages=messages).choices
+    sources = [source for each in choice.message.citations for source in each["sources"]]
+    assert [(each["set"], each["id"], each["document"]["text"]) for each in sources] == [(1, "0", FLAGS[0])]
 
 
 def test_documents_that_were_read_before_come_from_the_cache(client: openai.OpenAI) -> None:

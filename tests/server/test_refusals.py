@@ -95,6 +95,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "seed": (CHAT, chat(seed=1 << 64), 400, "seed", f"{-(1 << 63)} to {(1 << 64) - 1}"),
     "seeds": (CHAT, chat(seed=(1 << 64) - 1, n=2), 400, "seed", f"at most {(1 << 64) - 2} with n=2"),
     "ids": (CHAT, chat(documents=SAME_ID), 400, "documents", "'1'"),
+    "ids of a message": (CHAT, said({"type": "documents", "documents": SAME_ID}), 400, "documents", "'1'"),
+    "ids of a completion": (TEXT, {"prompt": "a", "documents": SAME_ID}, 400, "documents", "'1'"),
     "slots": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].before[0].colour", "unknown field"),
     "field": (CHAT, said(FIELD), 400, "messages", "'colour'"),
     "judge and given": (JUDGE, judged(ordering="given"), 400, "invariant.ordering", "'given'"),
@@ -188,6 +190,7 @@ def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
         (b"GARBAGE\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000, 431),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
     ],
 )
 def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(head: bytes, status: int, http: httpx.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,9 +34,13 @@ from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
 from invariant_rag.server.errors import TooLarge
 from invariant_rag.server.fields import about
+from invariant_rag.server.schema_limits import MOST_MASKED, check_masked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_QUICK = MOST_MASKED / 20
+"""What compiles in about a second."""
 
 
 class ModelEngine(ABC):
@@ -58,6 +63,7 @@ class ModelEngine(ABC):
         self._max_prompt_tokens = max_prompt_tokens
         self._chosen: dict[Choices, InvariantModel] = {}
         self._lock = Lock()
+        self._compiling = Lock()
 
     @property
     def context_window(self) -> int | None:
@@ -111,6 +117,27 @@ class ModelEngine(ABC):
                     lm = self.for_tenant(self.lm.with_method(**wanted), choices)
                 self._chosen[choices] = lm
             return lm
+
+    @contextmanager
+    def compiling(self, schemas: Sequence[Any], abandoned: Event) -> Iterator[None]:
+        """Wait until schemas may be compiled: those that take seconds one after another, others at once.
+
+        Raises:
+            CancelledError: It was abandoned.
+            InvalidSchema: They take too long with the vocabulary of the model.
+        """
+        size = self.lm.model.config.get_text_config(decoder=True).vocab_size
+        if check_masked(schemas, size) < _QUICK:
+            yield
+            return
+        while not abandoned.is_set():
+            if self._compiling.acquire(timeout=0.05):
+                try:
+                    yield
+                finally:
+                    self._compiling.release()
+                return
+        raise CancelledError
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
         """Answer a request; see `Engine.answer`.
@@ -198,7 +225,7 @@ class _Request:
 
     def one(self, index: int, emit: Emit, abandoned: Event) -> tuple[Generation, Choice]:
         """Generate one answer."""
-        options = self._options(index)
+        options = self._options(index, abandoned)
         if not self._call.stream:
             generation = self._engine.generate(self._lm, self.prompt, options, abandoned)
             kept = self._kept
@@ -219,7 +246,7 @@ class _Request:
     def _kept(self) -> frozenset[int]:
         return self._calling.kept_tokens if self._call.chat and self._call.schema is None else frozenset()
 
-    def _options(self, index: int) -> dict[str, Any]:
+    def _options(self, index: int, abandoned: Event) -> dict[str, Any]:
         """Return the keywords of `generate`."""
         call, sampling = self._call, self._call.sampling
         options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens}
@@ -232,10 +259,11 @@ class _Request:
         if self._stops_model:
             options["stop_strings"] = list(self._stops_model)
         if call.schema is not None:
-            with about("response_format"):
+            with about("response_format"), self._engine.compiling([call.schema], abandoned):
                 return constrain(self._lm, dict(call.schema), **options).options
         if call.tools:
-            with about("tools"):
+            parameters = [each["function"].get("parameters") for each in call.tools]
+            with about("tools"), self._engine.compiling(parameters, abandoned):
                 return self._calling.constrain(self.prompt, **options).options
         return options
 
