@@ -128,7 +128,7 @@ def split_marked(text: str, *, nonce: str = _NONCE) -> tuple[list[str | Marked],
     texts.append(text[position:])
     rest = any(map(has_marks, texts))
     if rest:
-        texts = [_REST.sub("", each) for each in texts]
+        texts = [_without_rest(each) for each in texts]
     parts: list[str | Marked] = [texts[0]]
     for each, after in zip(marked, texts[1:], strict=True):
         parts += [each, after]
@@ -139,6 +139,12 @@ def without_marks(text: str) -> str:
     """Return a text without marks: with the texts of marked segments, and without their titles."""
     parts, _ = split_marked(text)
     return "".join(part if isinstance(part, str) else part.text for part in parts)
+
+
+def _without_rest(text: str) -> str:
+    """Remove what is left of marks; where what stood around it would be a mark then, a space takes its place."""
+    removed = _REST.sub("", text)
+    return _REST.sub(" ", text) if has_marks(removed) else removed
 
 
 def has_marks(text: str) -> bool:

@@ -78,7 +78,7 @@ def test_every_method_of_the_registry_has_its_contract() -> None:
     covered = {
         each.method if isinstance(each.method, str) else each.method.name for each in MethodContract.__subclasses__()
     }
-    assert covered == set(METHODS)
+    assert covered >= set(METHODS)  # other tests have contracts of their own
 
 
 def test_every_backend_is_compared_with_the_reference() -> None:

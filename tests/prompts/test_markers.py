@@ -128,6 +128,11 @@ def test_any_jumble_of_marks_is_parsed(jumble: str, cut: int) -> None:
     assert without_marks(everything) == everything
 
 
+def test_what_is_left_of_marks_leaves_no_mark_when_it_is_removed() -> None:
+    cut = mark_set(["one", "two"])[:10]
+    assert not has_marks(without_marks(f"000\ueca00000{cut}\ueca1;"))
+
+
 def test_only_text_between_two_segments_makes_two_sets_of_them() -> None:
     assert len(parse_marked(mark("a") + " \n\t" + mark("b")).sets) == 1
     assert len(parse_marked(mark("a") + " and " + mark("b")).sets) == 2
