@@ -156,6 +156,14 @@ class KeyValueCache:
         """Return whether the folder, or Redis, has an entry, without reading it; it then counts as used now."""
         return self._store is not None and self._store.touch(stem_of(check_text("key", key), self._namespace))
 
+    def discard(self, key: str) -> None:
+        """Forget one entry, in memory and in the folder or Redis; nothing happens if there is none."""
+        stem = stem_of(check_text("key", key), self._namespace)
+        with self._lock:
+            self._remove(stem)
+        if self._store is not None:
+            self._store.discard(stem)
+
     def put(self, key: str, entry: Entry) -> None:
         """Store an entry.
 

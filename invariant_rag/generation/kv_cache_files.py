@@ -186,7 +186,7 @@ class DiskStore:
             return False
         except OSError as error:  # no permission: it may be there, but what happens to it is up to others
             _logger.warning("cannot mark %s as used: %s", stem, error)
-            return self._path(stem).exists()
+            return os.path.exists(self._path(stem))  # noqa: PTH110 - that of pathlib raises for a folder of others
         return True
 
     def write(self, stem: str, entry: Entry) -> bool:

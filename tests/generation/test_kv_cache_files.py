@@ -244,3 +244,33 @@ def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its
         assert cache.stats().damaged == 0
     assert any(found.values())
     assert unfinished, "at least one writer was killed while it wrote"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or os.getuid() != 0, reason="only root can become another user")
+def test_a_folder_of_another_user_holds_nothing_for_this_one(tmp_path: Path) -> None:
+    for each in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        each.chmod(0o755)
+    folder = tmp_path / "cache"
+    cache = KeyValueCache(folder=folder)
+    cache.put("x", entry(10))
+    child = os.fork()
+    if not child:
+        os.setuid(65534)
+        try:
+            found = KeyValueCache(0, folder=folder).is_stored("x")
+        except BaseException:  # noqa: BLE001 - nothing of the parent's test may run on here
+            os._exit(2)
+        os._exit(int(found))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.is_stored("x")
+
+
+def test_an_entry_that_is_discarded_is_gone_from_memory_and_folder(tmp_path: Path) -> None:
+    cache = KeyValueCache(folder=tmp_path)
+    cache.put("x", entry(10))
+    cache.put("y", entry(10))
+    cache.discard("x")
+    cache.discard("never stored")
+    assert (cache.get("x"), cache.is_stored("x")) == (None, False)
+    assert cache.is_stored("y")
+    assert cache.stats().entries == 1

@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.embedded import EMBEDDED
 
 from tests.servers import RedisServer
 from vllm_invariant_rag import ClearRefusals, EntryUnusable, RequestRefused, UnsupportedServer, VLLMError
 from vllm_invariant_rag.checkpoint import fingerprint
-from vllm_invariant_rag.http_engine import _raise_for
+from vllm_invariant_rag.http_engine import HTTPEngine, _raise_for
 from vllm_invariant_rag.middleware import FACTS_PATH
 from vllm_invariant_rag.parameters import SetParameters, admit
 from vllm_invariant_rag.server_facts import facts_of
@@ -95,6 +96,29 @@ def test_a_failed_request_is_told_why_and_others_are_not_touched(tmp_path: Path)
     assert (fine.status_code, fine.json()) == (200, {"choices": []})
     other = {"error": {"message": "engine died", "type": "Other", "code": 500}}
     assert call(Application(tmp_path, 500, other), "POST", "/v1/completions", json=body).json() == other
+
+
+def test_a_server_without_the_connector_says_so(tmp_path: Path) -> None:
+    application = Application(tmp_path, 200, {"data": []})
+    application.state.vllm_config = Config(tmp_path, "OtherConnector")
+    told = call(application, "GET", FACTS_PATH)
+    assert (told.status_code, told.json()["error"]["type"]) == (501, "UnsupportedServer")
+    with pytest.raises(UnsupportedServer, match="OtherConnector"):
+        _raise_for(told.status_code, told.content)
+
+
+def test_an_engine_that_died_is_not_explained_by_the_request(tmp_path: Path) -> None:
+    died = {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}}
+    for body in (named([1, 2, 3]), {"prompt": "text", "model": "/models/invariant_rag"}):
+        assert call(Application(tmp_path, 500, died), "POST", "/v1/completions", json=body).json() == died
+    failed = call(Application(tmp_path), "POST", "/v1/completions", json={"prompt": "x", "model": "invariant_rag"})
+    assert failed.json() == INTERNAL
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://[::1"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidChoice, match="expected an address"):
+        HTTPEngine(url)
 
 
 def test_a_server_that_reads_from_redis_tells_its_address_without_the_password(redis: RedisServer) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from invariant_rag import InvariantModel, Prompt
+from invariant_rag.generation.kv_cache_files import read_entry, to_bytes
 
 from tests.documents import documents, question
 from tests.servers import Server
@@ -138,6 +139,21 @@ def test_missing_and_torn_files_are_clear_errors_also_in_streams(
         assert answer.status_code == (200 if stream else 424)
     stream_answer = on_server.stream(prompt, **LENGTH)
     assert "".join(stream_answer) == lm.generate(prompt, **LENGTH).text
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_an_entry_with_heads_of_another_size_is_never_read_and_is_written_anew(
+    size: int, server: Server, lm: InvariantModel, folder: Path
+) -> None:
+    prompt, before = prompt_of(lm, 320 + size), set(folder.glob("*.kv"))
+    prefilled = prefill(PrefillWorker(lm, folder), lm, prompt)
+    (path,) = set(folder.glob("*.kv")) - before
+    wrong = [tuple(each.repeat(1, 1, 2)[..., :size] for each in pair) for pair in read_entry(path)]
+    path.write_bytes(to_bytes(wrong, path.stem))
+    answer = server.post(body_of(prefilled))
+    assert (answer.status_code, answer.json()["error"]["type"]) == (424, "EntryUnusable")
+    healed = VLLMBackend(lm, url=server.url).generate(prompt, **LENGTH)
+    assert_same(healed, lm.generate(prompt, **LENGTH))
 
 
 def test_a_chat_request_takes_the_token_ids_of_a_prefilled_prompt(

@@ -45,7 +45,7 @@ def worker(
     cache: KeyValueCache, size: int = 1, rank: int = 0, block_size: int = 4
 ) -> tuple[WorkerSide, dict[int, Any]]:
     heads = local_heads(HEADS, size, rank)
-    side = WorkerSide(cache, CacheShape(LAYERS, HEADS, heads, torch.float32, block_size))
+    side = WorkerSide(cache, CacheShape(LAYERS, HEADS, heads, SIZE, torch.float32, block_size))
     layers = {index: Layer(heads.stop - heads.start, slots=20 * block_size) for index in range(LAYERS)}
     side.register_layers(layers)
     return side, layers
@@ -115,6 +115,9 @@ def refusals() -> Sequence[tuple[str, Entry]]:
         ("heads", entry(heads=HEADS - 1)),
         ("layers", entry()[:1]),
         ("float32", entry(dtype=torch.float16)),
+        ("size of a head", [(keys[..., :4], values[..., :4]) for keys, values in entry()]),
+        ("size of a head", [(keys.flatten(), values.flatten()) for keys, values in entry()]),
+        ("size of a head", [(keys[None], values[None]) for keys, values in entry()]),
     ]
 
 
@@ -131,3 +134,11 @@ def test_what_does_not_fit_is_written_nowhere_and_its_blocks_are_failures(
     assert side.take_failed_blocks() == {3, 9, 1, 2, 4, 11, 12, 13}
     assert side.take_failed_blocks() == set()
     assert why in caplog.text
+
+
+def test_a_kernel_that_fails_costs_one_request(cache: KeyValueCache, caplog: pytest.LogCaptureFixture) -> None:
+    side, layers = worker(cache)
+    layers[1].kv_cache = torch.zeros(2, 1, HEADS, SIZE)  # too few slots: an IndexError
+    side.load(Load("a", "key", TOKENS, 0, (7, 3, 9)))
+    assert side.take_failed_blocks() == {7, 3, 9}
+    assert "request a fails: IndexError" in caplog.text

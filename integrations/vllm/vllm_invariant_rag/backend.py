@@ -309,7 +309,7 @@ class VLLMBackend(InvariantModel):
         except EntryUnusable:
             if emitted:  # a preempted request that could not load again: its tokens are out already
                 raise
-            self._connection.worker.prefill(self, prepared)
+            self._connection.worker.prefill(self, prepared, anew=True)
             completions = engine.complete(request, on_tokens, sampling.stopped)
         if streamer is not None:
             streamer.end()
@@ -330,7 +330,7 @@ class VLLMBackend(InvariantModel):
     ) -> list[Completion]:
         """Return a result. If keys and values were lost between prefill and load, prefill and run once more."""
         if isinstance(result, EntryUnusable):
-            self._connection.worker.prefill(self, prepared)
+            self._connection.worker.prefill(self, prepared, anew=True)
             return self._connection.engine.complete(request)
         if isinstance(result, Exception):
             raise result

@@ -149,6 +149,7 @@ def _cache_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Cac
         layers=model.get_total_num_hidden_layers(),
         heads=heads,
         local_heads=local_heads(heads, parallel.tensor_parallel_size, get_tensor_model_parallel_rank()),
+        head_size=model.get_head_size(),
         dtype=model.dtype,
         block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
     )

@@ -9,6 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import httpx
+from invariant_rag.checks import check_text
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.shown import shown
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
 from vllm_invariant_rag.errors import (
@@ -36,10 +39,13 @@ class HTTPEngine(Engine):
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = check_text("url", url).rstrip("/").removesuffix("/v1")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_AT_ONCE)
-        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+        try:
+            self._client = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+        except httpx.InvalidURL as error:
+            raise InvalidChoice(f"url: expected an address such as http://127.0.0.1:8000, got {url!r}") from error
 
     def facts(self) -> ServerFacts:
         """Return what it serves; see `Engine`."""
@@ -50,7 +56,13 @@ class HTTPEngine(Engine):
                 hint="Start it with --middleware vllm_invariant_rag.middleware.ClearRefusals.",
             )
         _raise_for(response.status_code, response.content)
-        return ServerFacts(**response.json())
+        try:
+            return ServerFacts(**response.json())
+        except (TypeError, ValueError) as error:
+            raise UnsupportedServer(
+                f"expected a vLLM at {self.url} that tells what it serves, got {shown(response.text)}",
+                hint="Is it the address of a vLLM with this version's middleware?",
+            ) from error
 
     def check_ready(self) -> None:
         """Ask whether it is up; see `Engine`."""
@@ -169,7 +181,7 @@ def _raise_for(status: int, content: bytes) -> None:
         kind, message = str(error.get("type")), str(error.get("message"))
     except (ValueError, KeyError, TypeError, AttributeError):
         kind, message = "", content.decode(errors="replace")[:500]
-    known = {each.__name__: each for each in (EntryUnusable, RequestRefused)}
+    known = {each.__name__: each for each in (EntryUnusable, RequestRefused, UnsupportedServer)}
     if kind in known:
         raise known[kind](message)
     if kind == "InternalServerError" and message == "Internal server error":  # vLLM's answer for failed loads

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.kv_cache import KeyValueCache
 
-from vllm_invariant_rag.errors import EntryUnusable, RequestRefused
+from vllm_invariant_rag.errors import EntryUnusable, RequestRefused, UnsupportedServer
 from vllm_invariant_rag.parameters import COMPUTES_PROMPT, FIELD, SALT_PREFIX, admit
 from vllm_invariant_rag.server_facts import ServerFacts, facts_of
 from vllm_invariant_rag.store import open_cache
@@ -32,6 +33,7 @@ FACTS_PATH = "/v1/invariant_rag"
 _MARKS = (FIELD.encode(), SALT_PREFIX.encode())
 _STATUS = {RequestRefused: 400, EntryUnusable: 424}
 _FAILED = 500
+_FAILED_LOAD = "Internal server error"  # vLLM's words where the connector fails a request; it has others where it dies
 _STREAMED_ERROR = b'data: {"error"'
 
 
@@ -66,7 +68,10 @@ class ClearRefusals:
         """Return a `send` that replaces a successful answer by what the server serves."""
 
         async def answer(_: bytes) -> tuple[int, dict[str, Any]]:
-            return 200, asdict((await self._serves(scope)).facts)
+            try:
+                return 200, asdict((await self._serves(scope)).facts)
+            except UnsupportedServer as error:
+                return _described(error, 501)
 
         return _replacing(200, answer, send)
 
@@ -74,7 +79,10 @@ class ClearRefusals:
         """Return a `send` that replaces the error of a failed request by its reason."""
 
         async def answer(content: bytes) -> tuple[int, dict[str, Any]]:
-            return await asyncio.to_thread(_reason, body, content, await self._serves(scope))
+            try:
+                return await asyncio.to_thread(_reason, body, content, await self._serves(scope))
+            except UnsupportedServer as error:
+                return _described(error, 501)
 
         async def in_streams(message: Message) -> None:
             content = message.get("body", b"")
@@ -114,21 +122,27 @@ def _reason(body: bytes, content: bytes, served: _Served) -> tuple[int, dict[str
         served: What the server serves.
     """
     original: dict[str, Any] = json.loads(content)
-    if original["error"].get("type") != "InternalServerError":
+    if original["error"].get("message") != _FAILED_LOAD:
         return int(original["error"].get("code") or _FAILED), original
     try:
         request = json.loads(body)
         _check(request, served)
     except (RequestRefused, EntryUnusable) as error:
-        status = _STATUS[type(error)]
-        return status, {"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": status}}
+        return _described(error, _STATUS[type(error)])
     return _FAILED, original
+
+
+def _described(error: InvariantRAGError, status: int) -> tuple[int, dict[str, Any]]:
+    """Return status and error object of an error."""
+    return status, {"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": status}}
 
 
 def _check(request: dict[str, Any], served: _Served) -> None:
     """Raise the reason for which the connector failed a request, if it did."""
     transfer = request.get("kv_transfer_params")
     transfer = transfer if isinstance(transfer, dict) else {}
+    if FIELD not in transfer and not str(request.get("cache_salt")).startswith(SALT_PREFIX):
+        return
     ids = transfer.get("prompt_token_ids", request.get("prompt"))
     if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
         raise RequestRefused(

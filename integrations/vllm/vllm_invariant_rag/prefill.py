@@ -96,12 +96,13 @@ class PrefillWorker:
         other.tenant = check_text("tenant", tenant)
         return other
 
-    def prefill(self, lm: InvariantModel, prepared: PreparedPrompt) -> Prefilled:
+    def prefill(self, lm: InvariantModel, prepared: PreparedPrompt, *, anew: bool = False) -> Prefilled:
         """Write the keys and values of everything before the last text of a prompt, unless they are stored.
 
         Args:
             lm: The model, with the choices that the prompt was prepared with.
             prepared: The prompt, from `lm.prepare_to_generate`.
+            anew: Write them also if something is stored: vLLM could not load it.
 
         Raises:
             EntryUnusable: They could not be written.
@@ -133,6 +134,8 @@ class PrefillWorker:
         key = parameters.key(self.model, token_ids)
         shift = len(indices) - int(prepared.positions[len(copies)])
         with lm.prefiller.exclusive():  # whoever waits for the lock finds what the one before it wrote
+            if anew:
+                self.cache.discard(key)
             found = self._write(key, lambda: self._entry(lm, prefix, indices, shift))
         return Prefilled(token_ids, parameters.salt(self.model, key), parameters.as_json(), len(copies) if found else 0)
 

@@ -33,6 +33,7 @@ class CacheShape:
         layers: Layers of the whole model.
         heads: Key-value heads of the whole model.
         local_heads: Those of this worker.
+        head_size: Size of a head.
         dtype: Dtype of the model.
         block_size: Tokens of a block.
     """
@@ -40,6 +41,7 @@ class CacheShape:
     layers: int
     heads: int
     local_heads: slice
+    head_size: int
     dtype: torch.dtype
     block_size: int
 
@@ -67,8 +69,10 @@ class WorkerSide:
             if load.key is None:
                 raise EntryUnusable("the scheduler refused the request")
             self._write(self._checked(self._cache.get(load.key), load), load)
-        except EntryUnusable as error:
-            _logger.error("request %s fails: %s", load.request_id, error)
+        except UnsupportedServer:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an entry does to vLLM's kernel, other requests go on
+            _logger.error("request %s fails: %s: %s", load.request_id, type(error).__name__, error)
             self._failed_blocks.update(load.loaded_blocks(self._shape.block_size))
 
     def take_failed_blocks(self) -> set[int]:
@@ -87,11 +91,11 @@ class WorkerSide:
         if entry is None:
             raise EntryUnusable(f"no keys and values {load.key}: never written, removed for space, or damaged")
         shape, tensors = self._shape, [tensor for pair in entry for tensor in pair]
-        sizes = {(tensor.shape[0], tensor.shape[1]) for tensor in tensors}
-        if len(entry) != shape.layers or sizes != {(shape.heads, load.tokens)}:
+        sizes, expected = {tuple(tensor.shape) for tensor in tensors}, (shape.heads, load.tokens, shape.head_size)
+        if len(entry) != shape.layers or sizes != {expected}:
             raise EntryUnusable(
-                f"expected {shape.layers} layers with {shape.heads} heads and {load.tokens} tokens, got {len(entry)} "
-                f"layers with {sorted(sizes)}"
+                f"expected {shape.layers} layers with tensors of {expected} (heads, tokens, size of a head), got "
+                f"{len(entry)} layers with {sorted(sizes)}"
             )
         if dtypes := {tensor.dtype for tensor in tensors} - {shape.dtype}:
             raise EntryUnusable(f"expected keys and values in {shape.dtype}, vLLM's dtype, got {dtypes.pop()}")
