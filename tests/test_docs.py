@@ -106,6 +106,12 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {*paths(navigation)} == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
 
 
+def test_the_pages_of_the_site_load_nothing_from_elsewhere() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert settings["theme"]["font"] is False
+    assert "offline" not in settings["plugins"]  # every page would load a script from unpkg.com
+
+
 def test_every_figure_of_the_documentation_is_drawn_by_a_script() -> None:
     scripts = {path.stem for path in (DOCS / "figures").glob("*.py")} - {"style"}
     drawn = {path.stem for path in (DOCS / "figures").glob("*.svg")}

@@ -147,8 +147,7 @@ def line(measured: Mapping[str, Any]) -> str:
     orders = len(plain["slots"])
     return (
         f"One question is luck. Over {measured['questions']} questions, {measured['documents']} documents and {orders} "
-        f"orders (measured on {measured['date']}, "
-        "not just now; `make effect` does it again):\n"
+        f"orders (measured on {measured['date']}, not just now; `make effect` does it again):\n"
         f"  answers that change with the order: plain model {show(plain['flips'])}%, RoToR {show(ours['flips'])}%\n"
         f"  right in every order: plain model {show(plain['worst'])}%, RoToR {show(ours['worst'])}%"
     )
