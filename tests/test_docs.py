@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from invariant_rag import audit
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
+from invariant_rag.evaluation.audit.report import write_report
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -104,6 +106,24 @@ def test_every_page_is_in_the_navigation() -> None:
 
     navigation = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
     assert {*paths(navigation)} == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def test_the_pages_of_the_site_load_nothing_from_elsewhere() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert settings["theme"]["font"] is False
+    assert "offline" not in settings["plugins"]  # every page would load a script from unpkg.com
+
+
+def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path: Path) -> None:
+    text = (DOCS / "tutorials" / "audit.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(CODE.findall(text)[0].partition("\n\nfor system in")[0], names)
+    write_report(audit(names["first"], names["questions"]), tmp_path)
+    report = re.sub(r"\\|\*\*", "", (tmp_path / "report.md").read_text(encoding="utf-8"))
+    lines = shown.split("\n\n")
+    assert len(lines) == 10
+    assert [line.strip() for line in lines if line.strip() not in report] == []
 
 
 def test_every_figure_of_the_documentation_is_drawn_by_a_script() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from invariant_rag.cli import app
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -76,6 +80,22 @@ def test_what_needs_an_extra_names_it(printed: list[str]) -> None:
     for line, extra in zip(printed[3:], EXTRAS, strict=True):
         assert f'pip install "invariant-rag[{extra}]"' in line
     assert "bm25" in printed[3]
+
+
+@pytest.mark.parametrize("name", ["cookbook/audit/github-actions.yml", "docs/tutorials/audit.md", "README.md"])
+def test_whoever_is_told_to_audit_is_told_to_install_the_extra(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    line = text.index('pip install "invariant-rag[evaluation]"')
+    assert name == "README.md" or line < text.index("invariant-rag audit")
+    assert "pip install invariant-rag\n" not in text or name == "README.md"
+
+
+def test_the_commands_for_documents_of_your_own_run_without_extras() -> None:
+    texts = [CliRunner().invoke(app).stdout, (ROOT / "README.md").read_text(encoding="utf-8")]
+    for text in texts:
+        (command,) = re.findall(r'invariant-rag ask "Who approves travel\?" ([^\n`]+)', text)
+        assert "--retriever bm25" in command
+        assert 'pip install "invariant-rag[retrieval]"' in text
 
 
 def test_every_extra_that_an_error_names_is_defined() -> None:

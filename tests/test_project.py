@@ -59,6 +59,7 @@ def test_the_map_says_in_a_few_words_what_a_module_holds() -> None:
 def test_what_the_questions_of_the_map_point_to_exists() -> None:
     rows = re.findall(r"^\| (.+\?) \| (.+) \|$", CONTRIBUTING, re.MULTILINE)
     assert len(rows) >= 25
+    assert len({question for question, _ in rows}) == len(rows), "a question stands twice"
     wrong = []
     for question, answer in rows:
         quoted = re.findall(r"`([^`]+)`", answer)

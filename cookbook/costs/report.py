@@ -14,10 +14,9 @@ def table(measured: dict[str, Any]) -> str:
     """One setting: ratios to the plain model, with the spread of two of them."""
     setting = measured["setting"]
     title = (
-        f"### {setting['tokens']:,} tokens, {setting['segments']} segments\n\n"
-        f"Shape {setting['shape']}, {setting['layers'] or 'all'} layers, {setting['dtype']}, "
-        f"{setting['repeats']} rounds. "
-        f"Floor of bidirectional attention: {measured['floor']:.3f}.\n"
+        f"### {setting['tokens']:,} tokens, {setting['segments']} segments, {setting['layers'] or 'all'} layers, "
+        f"{setting['repeats']} rounds\n\n"
+        f"Shape {setting['shape']}, {setting['dtype']}. Floor of bidirectional attention: {measured['floor']:.3f}.\n"
     )
     lines = [
         "| | first token | lowest to highest | fastest | further tokens | lowest to highest | all | peak memory |",
@@ -63,7 +62,9 @@ def serving_table(measured: dict[str, Any]) -> str:
 def main() -> None:
     """Fill the page in."""
     measured = [each for file in sorted(HERE.glob("*/speed.json")) for each in _load(file)]
-    measured.sort(key=lambda each: (each["setting"]["tokens"], each["setting"]["segments"]))
+    measured.sort(
+        key=lambda each: (each["setting"]["tokens"], -each["setting"]["repeats"], each["setting"]["segments"])
+    )
     machine = measured[0]["environment"]
     about = (
         f"Measured on: {machine['device']}, {machine['threads']} threads; torch {machine['torch']}, transformers "

@@ -21,7 +21,7 @@ PAGE = """\
 
 {questions} questions, each over the same {documents} documents, asked {orders} times: only the place of the document
 that holds the answer changes. The model is the embedded one (1.2 million parameters), which was trained on fewer
-documents: here its weakness is real. Written by `make effect`; measured on {date} with version {version}.
+documents: here its weakness is real. Written by `make effect`; measured on {date}.
 
 ![accuracy by place](effect.svg)
 
@@ -96,7 +96,7 @@ def describe(measured: Mapping[str, Any], published: Mapping[str, Mapping[str, l
     undecided = change["low"] <= 0 <= change["high"]
     said = "is no more than noise here" if undecided else "is more than noise here"
     return PAGE.format(
-        **{name: measured[name] for name in ("questions", "documents", "date", "version")},
+        **{name: measured[name] for name in ("questions", "documents", "date")},
         orders=len(readers["plain model"]["slots"]),
         table="\n".join(lines),
         published="\n".join(rows),
@@ -147,8 +147,7 @@ def line(measured: Mapping[str, Any]) -> str:
     orders = len(plain["slots"])
     return (
         f"One question is luck. Over {measured['questions']} questions, {measured['documents']} documents and {orders} "
-        f"orders (measured on {measured['date']}, version {measured['version']}, "
-        "not just now; `make effect` does it again):\n"
+        f"orders (measured on {measured['date']}, not just now; `make effect` does it again):\n"
         f"  answers that change with the order: plain model {show(plain['flips'])}%, RoToR {show(ours['flips'])}%\n"
         f"  right in every order: plain model {show(plain['worst'])}%, RoToR {show(ours['worst'])}%"
     )

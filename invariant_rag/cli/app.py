@@ -57,7 +57,11 @@ Try it; these need no network, no GPU and no documents of yours:
   invariant-rag explain                which document saw which, at what distance, and what the answer owes to each
   invariant-rag methods                the ways to read documents as a set, and what each costs
 
-Then with your own: invariant-rag ask "Who approves travel?" --docs FOLDER --model Qwen/Qwen2.5-7B-Instruct
+Then with your own documents and model:
+
+  invariant-rag ask "Who approves travel?" --docs FOLDER --retriever bm25 --model Qwen/Qwen2.5-7B-Instruct
+
+The other retriever, faiss, needs: pip install "invariant-rag[retrieval]"
 All commands: invariant-rag --help"""
 
 

@@ -28,6 +28,6 @@ def test_the_demo_ends_with_many_questions_and_says_when_they_were_asked() -> No
         [sys.executable, str(FOLDER / "page.py"), "--line"], check=True, capture_output=True, text=True, timeout=60
     )
     assert f"{MEASURED['questions']} questions" in done.stdout
-    assert f"measured on {MEASURED['date']}, version {MEASURED['version']}, not just now" in done.stdout
+    assert f"measured on {MEASURED['date']}, not just now" in done.stdout
     flips = MEASURED["readers"]["plain model"]["flips"]
     assert f"plain model {100 * flips['value']:.1f} ({100 * flips['low']:.1f} to" in done.stdout
