@@ -81,8 +81,8 @@ def _one_line(text: str) -> str:
 
 
 def _answers(flip: AskedQuestion) -> str:
-    """Return the answers of the system as it is to the input orders, with their counts, as it wrote them."""
-    texts = [each.text for each in flip.answers if each.remedy == flip.answers[0].remedy and each.text is not None]
+    """Return the answers of the system as it is, one for each input order, with their counts, as it wrote them."""
+    texts = [each.text for each in flip.by_order if each.text is not None]
     answers = Counter(texts).most_common()
     shown = "; ".join(f"{count} x {shorten(text, 80) or '(nothing)'}" for text, count in answers[:5])
     return shown + (f"; and {len(answers) - 5} others" if len(answers) > 5 else "")
