@@ -63,7 +63,7 @@ class AskedQuestion:
 
     @property
     def by_order(self) -> tuple[AskedAnswer, ...]:
-        """Answers of the system as it is, one for each input order: the first to the given order, and those to others."""
+        """Answers of the system as it is, one for each input order: the first to the given order, then to others."""
         own = [each for each in self.answers if each.remedy == self.answers[0].remedy]
         given = [each for each in own if each.kind == GIVEN]
         return (*given[:1], *(each for each in own if each.kind == OTHER))
