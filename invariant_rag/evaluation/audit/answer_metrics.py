@@ -39,7 +39,7 @@ class AnswerMetric:
             for answer in question.answers:
                 if not normalise_answer(answer):
                     raise InvalidQuestion(
-                        f"question {question.id!r}: expected gold answers with words, got {shown(answer)}: all hold it",
+                        f"{question.source or f'question {question.id!r}'}: expected gold answers with words, got {shown(answer)}: all hold it",
                         hint="Leave it away, or choose the metric exact_match.",
                     )
 
