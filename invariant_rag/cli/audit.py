@@ -25,6 +25,7 @@ from invariant_rag.cli.console import (
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import RetrievalError, UnsupportedCombination
 from invariant_rag.files import make_folder
+from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
@@ -146,13 +147,12 @@ def run(
     from invariant_rag.evaluation.audit.conditions import Condition
     from invariant_rag.evaluation.audit.questions import parse_questions
 
-    if out is None and not dry_run:
-        raise typer.BadParameter("--out is missing: name a folder for answers and report, or ask with --dry-run")
     with handle_errors():
-        if out is not None and not dry_run:
-            make_folder(out)
+        if not dry_run:
+            _make_out(out)
         conditions = [Condition.parse(each) for each in fail_on or ()]
         resolve_metric(metric)
+        check_documents(docs or ())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
@@ -215,6 +215,12 @@ def run(
         print_error(f"{each.text} holds: {each.value(result):.1%}", "")
     if broken:
         raise typer.Exit(1)
+
+
+def _make_out(out: Path | None) -> None:
+    if out is None:
+        raise typer.BadParameter("--out is missing: name a folder for answers and report, or ask with --dry-run")
+    make_folder(out)
 
 
 def _announce(estimate: CallEstimate, reused: Reused) -> None:

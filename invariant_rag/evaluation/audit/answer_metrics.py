@@ -38,8 +38,9 @@ class AnswerMetric:
         for question in questions if self.needs_words else ():
             for answer in question.answers:
                 if not normalise_answer(answer):
+                    where = question.source or f"question {question.id!r}"
                     raise InvalidQuestion(
-                        f"{question.source or f'question {question.id!r}'}: expected gold answers with words, got {shown(answer)}: all hold it",
+                        f"{where}: expected gold answers with words, got {shown(answer)}: all hold it",
                         hint="Leave it away, or choose the metric exact_match.",
                     )
 
