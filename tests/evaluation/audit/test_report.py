@@ -23,7 +23,8 @@ from tests.evaluation.audit.known import first, records
 ACTIVE = (
     "![x](https://evil.test/1.png) ![x][ref] [link](javascript:alert(1)) <https://evil.test> <img src=//evil.test/2> "
     "https://evil.test/3 www.evil.test `code` *em* __strong__ ~~gone~~ \\![y](http://evil.test/4) &lt;b&gt; "
-    "&#33;[z](u) [ref]: https://evil.test/5 $x$"
+    "&#33;[z](u) [ref]: https://evil.test/5 $x$ [1, 2](https://evil.test/6) "
+    "[1, 2]: //evil.test ![3, 4] a_b_c x_ _y_ :tada: #1"
 )
 HOSTILE = '</td><script>document.title="taken"</script>| `x` \n# heading'
 CONTROLS = "\x00\x07\x08\x1b[31m\x7f\x9b\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ud800"
@@ -142,6 +143,10 @@ def test_the_markdown_shows_its_plots_and_the_numbers_of_the_audit(folder: Path)
     found = json.loads((folder / "audit.json").read_text())
     assert unescape(MarkdownIt().render(markdown)).count(found["advice"]["headline"]) == 1
     assert unescape(MarkdownIt().render(markdown)).index(found["advice"]["headline"]) < 1500
+    for needless in (r"\:", r"\(", r"\)", r"\!", r"\[0.", r"\[+", r"hostile\_first"):
+        assert needless not in markdown.partition("## Questions that change most")[0]
+    assert re.search(r"\d\d:\d\d:\d\d", markdown)
+    assert re.search(r"\(p (=|&lt;) 0\.\d{3}\)", markdown)
     spread = next(each for each in found["measured"] if each["name"] == "sort")["measures"]["salted_spread"]["value"]
     assert re.search(rf"\| salted spread \|[^|]*\| {spread:.3f} ", markdown)
 
