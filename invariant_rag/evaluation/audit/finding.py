@@ -131,7 +131,7 @@ def rounded_up(count: int) -> int:
     >>> rounded_up(1399), rounded_up(102), rounded_up(59)
     (1400, 110, 59)
     """
-    step = 10 ** max(0, len(str(count)) - 2)
+    step = int("1" + "0" * (len(str(count)) - 2))
     return -(-count // step) * step
 
 

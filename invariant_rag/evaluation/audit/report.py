@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 MOST_FLIPS = 10
 """Questions with flips in the Markdown file; the page has all."""
 
-# An interval in brackets is no link. The rest is Markdown inside a line, and what GitHub makes of bare addresses, names,
-# numbers of issues, formulas and emojis; each character may stand behind a backslash. Where brackets are escaped,
-# parentheses and exclamation marks are no markup; neither are underscores inside a word.
+# An interval in brackets is no link. The rest is Markdown inside a line, and what GitHub makes of bare addresses,
+# names, numbers of issues, formulas and emojis; each character may stand behind a backslash. Where brackets are
+# escaped, parentheses and exclamation marks are no markup; neither are underscores inside a word.
 _MARKUP = re.compile(
     r"(?P<interval>\[[+-]?[\d.]+%?, [+-]?[\d.]+%?\](?![(\[:]))|"
     r"[\\`*\[\]|~@$]|(?<![^\W_])_|_(?![^\W_])|^#|#(?=\d)|:(?=//|[+-]1:|[\w+-]*[a-z][\w+-]*:)|(?<=www)\.",
