@@ -9,7 +9,8 @@ Errors of arguments and files keep the built-in class that Python users expect.
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from invariant_rag.shown import clean, shortened, shown
@@ -75,6 +76,12 @@ class CacheWarning(InvariantRAGError, UserWarning):
     hint = "Remove the hooks while the cache is in use, or use with_cache(None)."
 
 
+def _guess(name: object, choices: Sequence[str]) -> str:
+    """Return what may be meant by a misspelt name, for the end of a message; "" if no choice is like it."""
+    close = get_close_matches(name.lower(), choices, 1) if isinstance(name, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 class UnknownName(InvariantRAGError, ValueError):
     """A name that is not in a registry."""
 
@@ -88,10 +95,11 @@ class UnknownName(InvariantRAGError, ValueError):
     }
 
     def __init__(self, kind: str, name: object, choices: Iterable[str], *, hint: str | None = None) -> None:
-        listed = ", ".join(repr(choice) for choice in sorted(choices))
+        choices = sorted(choices)
+        listed = ", ".join(map(repr, choices))
         if kind in self._COMMANDS:
             hint = f"{self.hint} `{self._COMMANDS[kind]}` tells what each is."
-        super().__init__(f"unknown {kind} {shown(name)}; choose from {listed}", hint=hint)
+        super().__init__(f"unknown {kind} {shown(name)}; choose from {listed}{_guess(name, choices)}", hint=hint)
 
 
 class InvalidChoice(InvariantRAGError, ValueError):

@@ -252,7 +252,9 @@ def test_every_error_says_what_to_do() -> None:
 
 
 def test_an_unknown_name_lists_the_choices() -> None:
-    assert str(UnknownName("method", "rot", {"rotor", "pine"})) == "unknown method 'rot'; choose from 'pine', 'rotor'"
+    assert str(UnknownName("method", "x", {"rotor", "pine"})) == "unknown method 'x'; choose from 'pine', 'rotor'"
+    for name in ("rotr", "RoToR"):
+        assert str(UnknownName("method", name, ["pine", "rotor"])).endswith("'rotor'; did you mean 'rotor'?")
 
 
 class _Shade(str, Enum):  # noqa: UP042 - its str() is not its value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, Asked, asked
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
+from invariant_rag.rag.readers import check_documents
 from invariant_rag.rag.text import truncate
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def ask(
     else:
         print_text(", ".join(f"{key} {value}" for key, value in described.items()), style="dim")
         if check:
-            _print_check(check)
+            _print_check(check, described["method"])
     if check and check.broken:
         print_error(
             f"{described['method']} with ordering {described['ordering']} promises one output for every order, "
@@ -115,6 +116,7 @@ def load_rag(
     loading_options: dict[str, Any],
 ) -> tuple[RAG, dict[str, float]]:
     """Index the documents, load the model, and return both with the seconds that each took."""
+    check_documents(wanted.paths)
     with progress_bar("Indexing documents"):
         # These import torch, which takes seconds: show the bar meanwhile.
         from invariant_rag.generation.model import InvariantModel
@@ -188,7 +190,7 @@ def _print_citations(citations: Iterable[Citation]) -> None:
         print_text(f"    {truncate(segment.text, 200)}", style="dim")
 
 
-def _print_check(check: OrderCheck) -> None:
+def _print_check(check: OrderCheck, method: str) -> None:
     print_text(f"\nOrder check: the order given and {check.orders} random ones (seed {check.seed})", style="bold")
     if check.identical:
         print_text(
@@ -199,6 +201,16 @@ def _print_check(check: OrderCheck) -> None:
         _print_counts(check.answers)
     print_text(f"  plain model: {check.plain_distinct} different outputs, with these answers", style="yellow")
     _print_counts(check.plain_answers)
+    plain, ours = (_changed(answers) for answers in (check.plain_answers, check.answers))
+    print_text(
+        f"\nThe plain model changed its answer in {plain} of {check.orders + 1} orders; {method} in {ours}.",
+        style="bold",
+    )
+
+
+def _changed(answers: Sequence[tuple[str, int]]) -> str:
+    """Return in how many orders another answer was given than the most frequent one."""
+    return str(sum(count for _, count in answers[1:]) or "none")
 
 
 def _print_counts(answers: Iterable[tuple[str, int]]) -> None:

@@ -25,6 +25,7 @@ from invariant_rag.cli.console import (
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import RetrievalError, UnsupportedCombination
 from invariant_rag.files import make_folder
+from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
@@ -62,8 +63,12 @@ def run(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder for answers and report. An audit into the same folder reuses its answers.")
-    ],
+        Path | None,
+        typer.Option(
+            help="Folder for answers and report. An audit into the same folder reuses its answers.",
+            show_default="needed, but for --dry-run",
+        ),
+    ] = None,
     model: options.Model = None,
     method: options.Method = "sequential",
     ordering: options.Ordering = None,
@@ -120,7 +125,9 @@ def run(
         typer.Option(help="Name of the system. Answers stored under it are reused, whatever has changed."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Set stored answers aside, and ask everything anew.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls it takes, and make none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many calls it takes; make none, and write nothing.")
+    ] = False,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(metavar="CONDITION", help='Exit with 1 if it holds: "flip-rate>5%", "today<80%". Repeatable.'),
@@ -141,14 +148,18 @@ def run(
     from invariant_rag.evaluation.audit.questions import parse_questions
 
     with handle_errors():
-        make_folder(out)
+        if not dry_run:
+            _make_out(out)
         conditions = [Condition.parse(each) for each in fail_on or ()]
         resolve_metric(metric)
+        check_documents(docs or ())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
         for warning in caught:
             print_note(f"note: {warning.message}")
+        if not any(question.has_gold for question in asked):
+            print_note("No gold answers: only changes can be measured.")
         generation: dict[str, Any] = {}
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
@@ -177,7 +188,8 @@ def run(
             **generation,
         }
         if dry_run:
-            _print_estimate(estimate_calls(audited, asked, out=out, workers=workers, **planned), as_json)
+            known = None if fresh else out
+            _print_estimate(estimate_calls(audited, asked, out=known, workers=workers, **planned), as_json)
             return
         result = audit(
             audited,
@@ -205,6 +217,12 @@ def run(
         raise typer.Exit(1)
 
 
+def _make_out(out: Path | None) -> None:
+    if out is None:
+        raise typer.BadParameter("--out is missing: name a folder for answers and report, or ask with --dry-run")
+    make_folder(out)
+
+
 def _announce(estimate: CallEstimate, reused: Reused) -> None:
     if str(reused):
         print_note(str(reused))
@@ -220,7 +238,7 @@ def _print_estimate(estimate: CallEstimate, as_json: bool) -> None:
     print_text(f"To ask: {estimate}.{known} Nothing was asked.")
 
 
-def _print_result(result: Audit, out: Path) -> None:
+def _print_result(result: Audit, out: Path | None) -> None:
     from invariant_rag.evaluation.audit.report_text import opening, summary, table
 
     for title, text in opening(result):
@@ -232,7 +250,9 @@ def _print_result(result: Audit, out: Path) -> None:
     names, rows = table(result)
     print_text("")
     print_table([dict(zip(["measure", *names], row, strict=True)) for row in rows], as_json=False)
-    print_text(f"\n{summary(result)}\nReport: {out / 'report.html'}", style="dim")
+    print_text(f"\n{summary(result)}", style="dim")
+    if out is not None:
+        print_text(f"Report: {out / 'report.html'}", style="dim")
 
 
 @app.command("diff")

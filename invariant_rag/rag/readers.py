@@ -112,10 +112,31 @@ def _resolved(file: Path) -> str:
 
 def _list_files(path: Path) -> Iterator[Path | RetrievalError]:
     """Yield the supported files in a folder, or the file itself."""
+    if _is_folder(path):
+        yield from _search_folder(path)
+    else:
+        yield path
+
+
+def check_documents(paths: Iterable[str | Path]) -> None:
+    """Refuse paths that `load_documents` refuses, before anything is read.
+
+    Raises:
+        RetrievalError: A path does not exist, or a file has another suffix.
+    """
+    for each in paths:
+        _is_folder(check_path("path of documents", each, error=RetrievalError))
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder, and not a supported file.
+
+    Raises:
+        RetrievalError: It is neither.
+    """
     try:
         if path.is_dir():
-            yield from _search_folder(path)
-            return
+            return True
         there = path.exists()
     except OSError as error:  # in a folder that may not be read
         raise RetrievalError(f"{path}: {error.strerror}") from error
@@ -125,7 +146,7 @@ def _list_files(path: Path) -> Iterator[Path | RetrievalError]:
         raise RetrievalError(
             f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {_supported_suffixes()}"
         )
-    yield path
+    return False
 
 
 def _search_folder(folder: Path) -> list[Path | RetrievalError]:

@@ -102,6 +102,11 @@ def test_check_order_compares_with_the_plain_model(ask: Run) -> None:
     assert "6 of 6 outputs identical, bit for bit" in printed.stdout
     assert f"plain model: {check['plain_distinct']} different outputs" in printed.stdout
     assert "Asking in 5 orders" in printed.stderr
+    changed = 6 - check["plain_answers"][0]["count"]
+    assert (
+        printed.stdout.splitlines()[-1]
+        == f"The plain model changed its answer in {changed} of 6 orders; rotor in none."
+    )
 
 
 def test_a_broken_promise_ends_with_code_1_and_says_so(ask: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +169,6 @@ def test_documents_may_follow_as_a_shell_pattern_gives_them(docs: Path, tiny_fol
         (("--method", "rotr"), "unknown method 'rotr'; choose from"),
         (("--ordering", "lexcal"), "unknown ordering 'lexcal'; choose from"),
         (("--retriever", "fais"), "unknown retriever 'fais'; choose from 'bm25', 'faiss'"),
-        (("--docs", "no-such-folder"), "no-such-folder"),
     ],
 )
 def test_an_error_is_one_line_and_code_2(ask: Run, options: tuple[str, ...], message: str) -> None:
@@ -174,6 +178,17 @@ def test_an_error_is_one_line_and_code_2(ask: Run, options: tuple[str, ...], mes
     [line] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert message in line
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", [("ask", QUESTION), ("explain", QUESTION), ("audit", "q.jsonl", "--out", "out")])
+def test_a_path_that_does_not_exist_is_named_before_anything_is_loaded(
+    command: tuple[str, ...], docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.jsonl").write_text('{"question": "Who?"}')
+    result = run(*command, "--docs", docs, "--docs", "no-such-folder", "--model", "no-such-model")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: no such file or folder: no-such-folder\n")  # and no bar before it
 
 
 def test_an_error_shows_its_hint(ask: Run) -> None:

@@ -14,7 +14,7 @@ from invariant_rag.evaluation.audit.effects import (
     choose_steadier,
 )
 from invariant_rag.evaluation.audit.failures import Failures
-from invariant_rag.evaluation.audit.finding import Finding, Kind, single_slot
+from invariant_rag.evaluation.audit.finding import Finding, Kind, SingleSlot, rounded_up, single_slot
 from invariant_rag.evaluation.audit.measures import RemedyMeasures
 from invariant_rag.evaluation.statistics import Estimate
 from invariant_rag.shown import counted
@@ -33,6 +33,9 @@ _ACTIONS = {
     "vote": "Ask in several rotations of the sorted documents and take the majority",
     "plain": "Use the plain model",
 }
+
+_BY_SCORE = ("rerank", "top-3", "long-context-reorder")
+"""Remedies that list by score."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def advise(measured: Sequence[RemedyMeasures], effects: Effects, questions: int,
         choice = "make verdicts readable"
         headline = "Have the judge name a response, as A, B or [[A]]: some of its verdicts name neither."
     elif best is not None:
-        choice, headline = best.name, f"{_change(best, system, remedies[best.name])}{_one_slot(finding, system)}"
+        choice, headline = best.name, _recommend(best, finding, system, remedies[best.name])
     else:
         choice, headline = LEAVE_IT, _leave(finding, system, effects, remedies)
     sections = (
@@ -122,7 +125,7 @@ def _other_orders(finding: Finding, system: RemedyMeasures) -> tuple[str, ...]:
             f"{_percent(found['worst'])}, in its best {_percent(found['best'])}."
         )
         said.append(f"{_percent(found['flip_rate'])} of the questions are right in one order and wrong in another.")
-        said.append(f"The wording alone says less: it changes for {_percent(found['wording_rate'])} of the questions.")
+        said.append(f"Wording, right or wrong aside, changes for {_percent(found['wording_rate'])} of the questions.")
     else:
         said.append(f"{_percent(found['flip_rate'])} of the questions are answered otherwise in another order.")
     if system.slot_chance is not None and "slot_spread" in found:
@@ -130,13 +133,12 @@ def _other_orders(finding: Finding, system: RemedyMeasures) -> tuple[str, ...]:
             f"Between the slots of the gold document accuracy differs by up to {_percent(found['slot_spread'])}; "
             f"chance alone would make it {system.slot_chance:.1%}."
         )
-    return (*said, *filter(None, [_one_slot(finding, system).strip()]))
+    slot = _one_slot(finding, system)
+    return tuple(said) if slot is None else (*said, slot.description)
 
 
-def _one_slot(finding: Finding, system: RemedyMeasures) -> str:
-    """Return " " and what is to be known of a system that reads one slot alone; "" if nothing shows that it does."""
-    said = single_slot(system) if finding.kind is Kind.MATTERS else ""
-    return f" {said}" if said else ""
+def _one_slot(finding: Finding, system: RemedyMeasures) -> SingleSlot | None:
+    return single_slot(system) if finding.kind is Kind.MATTERS else None
 
 
 def _noise(finding: Finding, system: RemedyMeasures) -> tuple[str, ...]:
@@ -173,6 +175,16 @@ def _remedy_sentence(effect: RemedyEffect, measured: RemedyMeasures) -> str:
     return f"{effect.name}: {'; '.join(parts)}."
 
 
+def _recommend(best: RemedyEffect, finding: Finding, system: RemedyMeasures, measured: RemedyMeasures) -> str:
+    """Return what a remedy gives; before that, to rerank, if that is what it does to a system that reads one slot."""
+    change, slot = _change(best, system, measured), _one_slot(finding, system)
+    if slot is None:
+        return change
+    if slot.missed and best.name in _BY_SCORE:
+        return f"{slot.advice} {change} {slot.description}"
+    return f"{change} {slot.description}{f' {slot.advice}' if slot.missed else ''}"
+
+
 def _change(best: RemedyEffect, system: RemedyMeasures, measured: RemedyMeasures) -> str:
     """Return what a remedy gives, and that it is to be used."""
     flips, before = measured.measures["flip_rate"].value, system.measures["flip_rate"].value
@@ -189,12 +201,17 @@ def _action(remedy: RemedyEffect) -> str:
 def _leave(finding: Finding, system: RemedyMeasures, effects: Effects, remedies: dict[str, RemedyMeasures]) -> str:
     """Return why nothing is recommended."""
     if finding.kind is Kind.MATTERS:
-        return f"{_why_no_remedy(finding, system, effects, remedies)}{_one_slot(finding, system)}"
-    few = f"{finding.asked} too few to tell; about {finding.needed:,} would do."
+        slot = _one_slot(finding, system)
+        if slot is not None and slot.missed:
+            return (
+                f"{slot.advice} {slot.description} No remedy that was tried is surely better than what you get today."
+            )
+        why = _why_no_remedy(finding, system, effects, remedies)
+        return why if slot is None else f"{why} {slot.description}"
     said = {
         Kind.OWN_RULE: "Leave the order of your documents: it changes nothing, for the system orders them by a rule of "
         "its own.",
-        Kind.UNKNOWN: f"Leave it for now: {few}",
+        Kind.UNKNOWN: f"Leave it for now: {finding.asked} too few to tell; {finding.more}.",
         Kind.NOISE: "Leave the order: it is not what changes the answers.",
         Kind.NOTHING: "Leave the order: it does not matter here.",
     }[finding.kind]
@@ -242,21 +259,34 @@ def _why_no_remedy(
     steadier = [each for each in effects.remedies if each.is_steadier]
     possible = [each for each in steadier if not each.is_loss]
     if possible:
-        return _why_not_steadier(min(possible, key=lambda each: each.calls), known, finding.questions)
+        likeliest = min(possible, key=lambda each: (_seems_loss(each), each.calls))
+        return _why_not_steadier(likeliest, system, remedies[likeliest.name], finding.questions)
     if steadier:
         return "Leave it: what stops flips gives fewer right answers than you get today. Keep your retriever's order."
     return "Leave it: the order matters, and no remedy that was tried is surely better than what you get today."
 
 
-def _why_not_steadier(remedy: RemedyEffect, has_gold: bool, questions: int) -> str:
-    if not has_gold:
+def _seems_loss(remedy: RemedyEffect) -> bool:
+    """Return whether a remedy was right less often than what users get today, be it by chance."""
+    return remedy.gain is not None and remedy.gain.value < 0
+
+
+def _why_not_steadier(remedy: RemedyEffect, system: RemedyMeasures, measured: RemedyMeasures, questions: int) -> str:
+    if remedy.gain is None:
         return (
             f"Leave it until you know the right answers: {remedy.name} would stop flips, but without gold answers "
             "nobody knows what it costs."
         )
+    asked = counted(questions, "question")
+    if _seems_loss(remedy):
+        with_it, today = measured.measures["today"].value, system.measures["today"].value
+        return (
+            f"Leave it: {remedy.name} stops flips, but was right less often here ({with_it:.1%} against {today:.1%}); "
+            f"{asked} cannot tell whether by chance."
+        )
     return (
-        f"Leave it for now: {remedy.name} would stop flips, but {counted(questions, 'question')} cannot rule out that "
-        f"it loses more than {100 * MAX_LOSS:.0f} points; about {remedy.needed:,} would do."
+        f"Leave it for now: {remedy.name} would stop flips, but {asked} cannot rule out that it loses more than "
+        f"{100 * MAX_LOSS:.0f} points; about {rounded_up(remedy.needed):,} would do."
     )
 
 

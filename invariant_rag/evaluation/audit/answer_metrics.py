@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from invariant_rag.errors import InvalidChoice, InvalidQuestion, UnknownName
 from invariant_rag.evaluation.audit.questions import Question
-from invariant_rag.evaluation.audit.scoring import Metric
+from invariant_rag.evaluation.audit.scoring import RIGHT, Metric
 from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
 from invariant_rag.shown import shown
 
@@ -19,12 +19,14 @@ class AnswerMetric:
     Attributes:
         name: Name in reports.
         score: Compares an answer with the gold answers: from 0 to 1.
+        meaning: Which answers are right, in words.
         needs_words: Whether a gold answer of which nothing is left without case, punctuation and articles cannot be
             scored, since every answer contains it.
     """
 
     name: str
     score: Metric
+    meaning: str
     needs_words: bool = False
 
     def check(self, questions: Sequence[Question]) -> None:
@@ -36,8 +38,9 @@ class AnswerMetric:
         for question in questions if self.needs_words else ():
             for answer in question.answers:
                 if not normalise_answer(answer):
+                    where = question.source or f"question {question.id!r}"
                     raise InvalidQuestion(
-                        f"question {question.id!r}: expected gold answers with words, got {shown(answer)}: all hold it",
+                        f"{where}: expected gold answers with words, got {shown(answer)}: all hold it",
                         hint="Leave it away, or choose the metric exact_match.",
                     )
 
@@ -45,9 +48,13 @@ class AnswerMetric:
 METRICS = {
     each.name: each
     for each in (
-        AnswerMetric("best_subspan_em", best_subspan_em, needs_words=True),
-        AnswerMetric("exact_match", exact_match),
-        AnswerMetric("token_f1", token_f1),
+        AnswerMetric("best_subspan_em", best_subspan_em, "it contains a gold answer", needs_words=True),
+        AnswerMetric("exact_match", exact_match, "it is a gold answer, case, punctuation and articles aside"),
+        AnswerMetric(
+            "token_f1",
+            token_f1,
+            f"it shares enough words with a gold answer: accuracy is the mean of token F1, and {RIGHT} is enough",
+        ),
     )
 }
 
@@ -66,4 +73,13 @@ def resolve_metric(metric: str | Metric) -> AnswerMetric:
     if not callable(metric):
         raise InvalidChoice(f"metric: expected a name or a function, got {type(metric).__name__}")
     known = next((each for each in METRICS.values() if each.score is metric), None)
-    return known or AnswerMetric(getattr(metric, "__name__", "a metric of your own"), metric)
+    return known or _own_metric(getattr(metric, "__name__", "a metric of your own"), metric)
+
+
+def meaning_of(name: str) -> str:
+    """Return which answers are right by the metric of a name, in words."""
+    return METRICS[name].meaning if name in METRICS else f"{name} gives at least {RIGHT}"
+
+
+def _own_metric(name: str, metric: Metric) -> AnswerMetric:
+    return AnswerMetric(name, metric, meaning_of(name))

@@ -47,6 +47,7 @@ class AnswerStore:
 
     Args:
         path: The file; created if it does not exist.
+        writes: Whether answers are added to the file; else nothing is written, and another process may write it.
 
     Raises:
         AuditFailed: A line is no answer.
@@ -54,10 +55,10 @@ class AnswerStore:
         UnusableFile: The file cannot be opened.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, writes: bool = True) -> None:
         self.answers: dict[str, StoredAnswer] = {}
         self._lock = Lock()
-        self._file = None if path is None else LineFile(path, _parse_answer, _unreadable)
+        self._file = None if path is None else LineFile(path, _parse_answer, _unreadable, writes=writes)
         for answer in [] if self._file is None else self._file.lines:
             self.answers.setdefault(answer.key, answer)
 

@@ -185,7 +185,7 @@ def audit(
 def estimate_calls(
     system: Any, questions: Questions, *, out: str | Path | None = None, workers: int = 1, **options: Any
 ) -> CallEstimate:
-    """Estimate what an audit will take. No call is made.
+    """Estimate what an audit will take. No call is made, and nothing is written.
 
     Args:
         system: The system.
@@ -195,11 +195,9 @@ def estimate_calls(
         options: Other arguments of `audit` that decide what is asked.
     """
     check_number("workers", workers, 1)
-    folder = AuditFolder.of(out)
+    folder = AuditFolder.of(out, writes=False)
     prepared = prepare(system, questions, identities=folder.identities, **options)
-    store = folder.open_store(fresh=False)
-    store.close()
-    return prepared.estimate(store.answers, workers)
+    return prepared.estimate(folder.read_answers(), workers)
 
 
 def _reused(prepared: Preparation, store: AnswerStore) -> Reused:

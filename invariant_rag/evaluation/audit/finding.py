@@ -92,44 +92,100 @@ class Finding:
         return f"{counted(self.questions, 'question')} {'is' if self.questions == 1 else 'are'}"
 
     @property
+    def more(self) -> str:
+        """How many questions to ask, if they were too few."""
+        return f"ask about {rounded_up(self.needed):,}"
+
+    @property
     def verdict(self) -> str:
         """Whether the order matters, in a sentence."""
         p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}"
-        above = f"{p}; it would count from {ORDER_LEVEL} down"
-        too_few = f"{self.asked} too few to tell: about {self.needed:,} would do"
+        above = f"{p}; below {ORDER_LEVEL} would count"
         if self.kind is Kind.MATTERS:
-            return f"The order of the documents matters: chance alone hardly changes as much ({p})."
+            return f"The order of the documents matters: it changes answers more than chance explains ({p})."
         if self.kind is Kind.OWN_RULE:
             return (
                 "The order in which documents are given does not matter, but hashes before the documents do: the "
                 "system seems to order them by a rule of its own, and that order matters."
             )
         if self.kind is Kind.UNKNOWN and self.noise is not None:
-            return f"Answers change even when nothing is moved; whether the order adds to that ({above}), {too_few}."
+            return (
+                "Answers change even when the same order is asked twice. Whether the order adds to that cannot be told "
+                f"from {counted(self.questions, 'question')} ({above}): {self.more}."
+            )
         if self.kind is Kind.UNKNOWN:
-            return f"No effect of the order was found ({above}), but {too_few}."
+            return f"No effect of the order was found ({above}), but {self.asked} too few to tell: {self.more}."
         if self.kind is Kind.NOISE:
-            return f"Answers change even when nothing is moved; the order adds nothing that counts ({above})."
+            return (
+                f"Answers change even when the same order is asked twice; the order adds nothing that counts ({above})."
+            )
         return (
             f"The order of the documents makes no difference that counts ({above}), and "
             f"{self.asked} enough to see one of 10 points."
         )
 
 
-def single_slot(system: RemedyMeasures) -> str:
-    """Return sentences about a system that reads one slot (almost) alone; "" about any other, and about judges."""
+def rounded_up(count: int) -> int:
+    """Return a count with two digits that count, and no less: an estimate is no more exact than that.
+
+    >>> rounded_up(1399), rounded_up(102), rounded_up(59)
+    (1400, 110, 59)
+    """
+    step = int("1" + "0" * (len(str(count)) - 2))
+    return -(-count // step) * step
+
+
+@dataclass(frozen=True)
+class SingleSlot:
+    """The one slot that a system reads (almost) alone.
+
+    Attributes:
+        index: The slot, from 0 on.
+        slots: How many slots were compared.
+        right: Accuracy with the right document in it.
+        elsewhere: The best accuracy with that document in any other slot.
+        missed: Whether surely fewer answers are right today, so that today's order rarely puts that document there.
+    """
+
+    index: int
+    slots: int
+    right: float
+    elsewhere: float
+    missed: bool
+
+    @property
+    def place(self) -> str:
+        """The slot in words."""
+        ends = {0: "the first slot", self.slots - 1: "the last slot"}
+        return ends.get(self.index, f"slot {self.index + 1} of {self.slots}")
+
+    @property
+    def advice(self) -> str:
+        """What to do, in a sentence."""
+        where = {0: "comes first", self.slots - 1: "comes last"}.get(self.index, f"comes into {self.place}")
+        alone = "almost alone" if self.elsewhere else "alone"
+        return f"Rerank so that the best document {where}: the system answers from {self.place} {alone}."
+
+    @property
+    def description(self) -> str:
+        """What was measured, in sentences."""
+        elsewhere = f"at most {self.elsewhere:.1%}" if self.elsewhere else "none"
+        today = " Today it rarely is there." if self.missed else ""
+        return (
+            f"The system reads one slot (almost) alone: with the right document in {self.place}, {self.right:.1%} of "
+            f"the answers are right, in any other {elsewhere}. So everything rides on the order in which your "
+            f"retriever lists.{today}"
+        )
+
+
+def single_slot(system: RemedyMeasures) -> SingleSlot | None:
+    """Return the slot that a system reads (almost) alone; None for any other system, and for judges."""
     ranked = sorted(range(len(system.slots)), key=lambda slot: -system.slots[slot].value)
     if len(ranked) < 2 or "position_consistency" in system.measures:
-        return ""
+        return None
     best, others = system.slots[ranked[0]], [system.slots[slot] for slot in ranked[1:]]
     if best.low <= STANDS_OUT * max(each.high for each in others):
-        return ""
-    ends = {0: "the first slot", len(ranked) - 1: "the last slot"}
-    place = ends.get(ranked[0], f"slot {ranked[0] + 1} of {len(ranked)}")
+        return None
     today = system.measures.get("today")
-    missed = "" if today is None or today.high >= best.low else " Put the best document there: today it rarely is."
-    return (
-        f"The system reads one slot (almost) alone: with the right document in {place}, {best.value:.1%} of the "
-        f"answers are right, in any other at most {max(each.value for each in others):.1%}. So everything rides on the "
-        f"order in which your retriever lists.{missed}"
-    )
+    missed = today is not None and today.high < best.low
+    return SingleSlot(ranked[0], len(ranked), best.value, max(each.value for each in others), missed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, UnusableFile
-from invariant_rag.evaluation.audit.answer_store import AnswerStore
+from invariant_rag.evaluation.audit.answer_store import AnswerStore, StoredAnswer
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class AuditFolder:
     identities: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, out: Any) -> AuditFolder:
-        """Return the folder of an audit, and make it if it does not exist.
+    def of(cls, out: Any, *, writes: bool = True) -> AuditFolder:
+        """Return the folder of an audit, and make it if it does not exist, unless nothing is to be written.
 
         Raises:
             InvalidChoice: It is no path.
@@ -42,7 +42,9 @@ class AuditFolder:
         """
         if out is None:
             return cls(None)
-        path = make_folder(check_path("out", out))
+        path = check_path("out", out)
+        if writes:
+            make_folder(path)
         known = path / "systems.json"
         try:
             identities = parse_json(read_bytes(known)) if known.exists() else {}
@@ -68,6 +70,15 @@ class AuditFolder:
             AnswerStore(answers).close()  # refuses a file that another process writes
             answers.replace(self.path / f"answers-until-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.jsonl")
         return AnswerStore(answers)
+
+    def read_answers(self) -> Mapping[str, StoredAnswer]:
+        """Return the answers of the folder by key. Nothing is written, and another process may write meanwhile.
+
+        Raises:
+            AuditFailed: A line is no answer.
+            UnusableFile: The file cannot be read.
+        """
+        return {} if self.path is None else AnswerStore(self.path / "answers.jsonl", writes=False).answers
 
     def remember(self, now: str, stored: str) -> None:
         """Note that a system changed while it was asked: its answers are stored under the identity it had before."""

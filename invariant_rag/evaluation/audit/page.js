@@ -6,18 +6,13 @@ const body = document.querySelector("#questions tbody");
 const search = document.getElementById("search");
 const show = document.getElementById("show");
 const more = document.getElementById("more");
-const known = (numbers) => numbers.filter((each) => each !== null);
-const mean = (numbers) => (numbers.length ? numbers.reduce((a, b) => a + b, 0) / numbers.length : null);
-const scores = (each, kinds) =>
-  known(each.asked.filter((a) => a.remedy === "as it is" && kinds.includes(a.kind)).map((a) => a.score));
 
 const rows = asked.map((each, index) => {
-  const today = mean(scores(each, ["given"]));
-  const every = [...scores(each, ["given"]), ...scores(each, ["order"])];
   const failed = each.asked.filter((a) => a.text === null).length;
   const text = [each.question, each.id, ...each.answers, ...each.asked.map((a) => a.text || "")].join("\n").toLowerCase();
-  return { each, index, id: each.id, question: each.question, today, mean: mean(every),
-           worst: every.length ? Math.min(...every) : null, flips: each.flips ? 1 : 0, failed, text };
+  const { today, accuracy, worst } = each.accuracy;
+  return { each, index, id: each.id, question: each.question, today, accuracy, worst, flips: each.flips ? 1 : 0,
+           failed, text };
 });
 const filters = { all: () => true, flips: (row) => row.flips, wrong: (row) => row.today !== null && row.today < 0.5,
                   failed: (row) => row.failed };
@@ -92,7 +87,7 @@ function render() {
     const line = element("tr", undefined, "question");
     line.tabIndex = 0;
     line.append(element("td", row.id), element("td", row.question, "text"), element("td", number(row.today)),
-                element("td", number(row.mean)), element("td", number(row.worst)), element("td", row.flips ? "yes" : ""));
+                element("td", number(row.accuracy)), element("td", number(row.worst)), element("td", row.flips ? "yes" : ""));
     line.addEventListener("click", () => toggle(line, row.each));
     line.addEventListener("keydown", (event) => event.key === "Enter" && toggle(line, row.each));
     body.append(line);

@@ -22,7 +22,7 @@ _COLUMNS = (
     ("id", "id"),
     ("question", "question"),
     ("today", "today"),
-    ("mean", "mean over orders"),
+    ("accuracy", "mean over orders"),
     ("worst", "worst order"),
     ("flips", "flips"),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from invariant_rag.errors import ExtraRequired, InvalidQuestion
-from invariant_rag.evaluation.audit.question_formats import rows_of
+from invariant_rag.evaluation.audit.question_formats import column_name, rows_of
 from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.shown import shown
 
@@ -25,6 +25,8 @@ COLUMNS = ("id", "question", "segment", "title", "score", "gold", "answer", "pai
 _DELIMITERS = ",;\t"
 """Of a .csv file: a spreadsheet writes semicolons where the comma is a decimal sign, and tabs as Unicode text."""
 _QUESTION_COLUMNS = {"question", "user_input", "query"}
+_NUMBERED = re.compile(r"(?:segment|context|document|passage|chunk)[ _-]?(\d{1,4})", re.IGNORECASE)
+"""Columns with one segment each."""
 _DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
 _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -35,8 +37,8 @@ _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
 _HINTS = {
     ".jsonl": InvalidQuestion.hint,
     ".json": 'A .json file is a list: [{"question": "...", "segments": ["...", ...], "answers": ["...", ...]}, ...].',
-    ".csv": "A .csv file has a row per segment (question,segment,score,gold,answer), or a row per question "
-    "(question,contexts,answer) with a JSON list of texts under contexts.",
+    ".csv": "A .csv file has a row per segment (question,segment,score,gold,answer), or a row per question: "
+    "question,context 1,context 2,answer, or question,contexts,answer with a JSON list of texts under contexts.",
     ".yaml": "A .yaml file is a list of questions with segments and answers, or a configuration of promptfoo.",
     "folder": "A row of a saved dataset has question, segments (or contexts: a list of texts), and answers.",
     "": "A question has question, segments (a list of texts), and may have answers and gold.",
@@ -67,13 +69,15 @@ def read_entries(path: Path) -> Entries:
         ".yaml": _parse_document,
         ".yml": _parse_document,
     }
+    if not path.exists():
+        raise InvalidQuestion(f"no such file: {path}", hint="")
     suffix = path.suffix.lower()
     if suffix not in parsers:
         raise InvalidQuestion(f"{path}: expected a .jsonl, .json, .csv or .yaml file, or a folder of a saved dataset")
     try:
         content = read_bytes(path)
     except OSError as error:
-        raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
+        raise InvalidQuestion(f"{path}: cannot be read: {error.strerror or error}", hint="") from error
     encoding = next((name for mark, name in _BYTE_ORDER_MARKS if content.startswith(mark)), "utf-8-sig")
     try:
         return parsers[suffix](content.decode(encoding), path)
@@ -142,7 +146,8 @@ def _parse_csv(text: str, path: Path) -> Entries:
     try:
         delimiter = _delimiter(text)
         rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-        columns = list(rows.fieldnames or ())
+        columns = [column_name(each) for each in rows.fieldnames or ()]
+        rows.fieldnames = columns
         numbered = list(_numbered_rows(rows, path, len(columns)))
     except csv.Error as error:
         raise InvalidQuestion(f"{path}: expected CSV: {error}") from error
@@ -158,10 +163,11 @@ def _parse_csv(text: str, path: Path) -> Entries:
 
 
 def _delimiter(text: str) -> str:
-    """Return what separates the columns: the first that gives a column of questions, else the comma."""
+    """Return what separates the columns: the first that gives a column of questions, else what gives most columns."""
     header = text.partition("\n")[0].strip("\r")
-    split = ((each, next(csv.reader([header], delimiter=each), [])) for each in _DELIMITERS)
-    return next((each for each, names in split if _QUESTION_COLUMNS & {*names}), ",")
+    split = {each: next(csv.reader([header], delimiter=each), []) for each in _DELIMITERS}
+    known = (each for each, names in split.items() if _QUESTION_COLUMNS & {*map(column_name, names)})
+    return next(known, max(split, key=lambda each: len(split[each])))
 
 
 def _numbered_rows(rows: csv.DictReader[str], path: Path, columns: int) -> Iterable[tuple[str, dict[str, str]]]:
@@ -198,8 +204,15 @@ def _join_rows(rows: Iterable[tuple[str, dict[str, str]]], *, decimal_comma: boo
 
 
 def _one_row(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return a row that is a whole question; cells with a list are read as one, as pandas or JSON writes it."""
-    return {name: _parse_cell(cell) for name, cell in row.items() if cell != ""}
+    """Return a row that is a whole question; cells with a list are read as one, as pandas or JSON writes it.
+
+    >>> _one_row({"question": "Who?", "Context 2": "Bo.", "Context 1": "Ann."})
+    {'question': 'Who?', 'segments': ['Ann.', 'Bo.']}
+    """
+    numbered = {int(found[1]): name for name in row if (found := _NUMBERED.fullmatch(name))}
+    segments = [row[numbered[number]] for number in sorted(numbered) if row[numbered[number]]]
+    others = {name: _parse_cell(cell) for name, cell in row.items() if cell != "" and name not in numbered.values()}
+    return {**others, "segments": segments} if segments else others
 
 
 def _parse_cell(cell: str) -> Any:

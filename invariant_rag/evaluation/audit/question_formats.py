@@ -54,6 +54,17 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, **found}
 
 
+def column_name(name: str) -> str:
+    """Return the name of a column as fields of questions are written, if it is one of them in other letters.
+
+    >>> column_name(" Question"), column_name("Page")
+    ('question', 'Page')
+    """
+    lower = name.strip().lower()
+    known = {*_QUESTIONS, *_SEGMENTS, *_ANSWERS, *_OTHERS, "segment", "score"}
+    return lower if lower in known else name.strip()
+
+
 def _listed(text: str) -> list[Any] | None:
     """Return a list that is written as JSON; None if it is none."""
     if not text.lstrip().startswith("["):

@@ -38,6 +38,7 @@ class Question:
         pairwise: Whether the two segments are responses of which the system names the better one.
         id: Name in reports.
         extra: Other fields of the record, kept for reports.
+        source: Where it was read, such as `questions.jsonl, line 3`, for messages; "" if it was made by a caller.
     """
 
     text: str
@@ -47,10 +48,12 @@ class Question:
     pairwise: bool = False
     id: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_text("question", self.text, error=InvalidQuestion)
         check_text("id", self.id, error=InvalidQuestion)
+        check_text("source", self.source, error=InvalidQuestion)
         check_flag("pairwise", self.pairwise, error=InvalidQuestion)
         for name, kind in (("segments", Segment), ("answers", str), ("gold", Integral)):
             listed = check_items(name, getattr(self, name), kind, error=InvalidQuestion)
@@ -114,19 +117,22 @@ def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]])
         ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
 
     Warns:
-        FieldWarning: Questions have fields that may be misspelt, or those of a file others that mean nothing here.
+        FieldWarning: Records have fields that may be misspelt, or those of a file others that mean nothing here.
     """
     with _hints_of(source):
         entries = _entries_of(source)
         if not entries:
             where = f"{source}: " if isinstance(source, str | Path) else ""
             raise InvalidQuestion(f"{where}expected at least one question, got none")
-        parsed = [(where, _parse_question(entry, where)) for where, entry in entries]
+        parsed = [_parse_question(entry, where) for where, entry in entries]
     is_file = isinstance(source, str | Path)
-    unknown = describe_unknown(((each.extra, each.missing) for _, each in parsed), misspelt_only=not is_file)
+    # Of a `Question`, other fields are what its maker put there.
+    read = [each for each, (_, entry) in zip(parsed, entries, strict=True) if not isinstance(entry, Question)]
+    unknown = describe_unknown(((each.extra, each.missing) for each in read), misspelt_only=not is_file)
     if unknown:
         warnings.warn(FieldWarning(f"{source}: {unknown}" if is_file else unknown), stacklevel=2)
-    return [(where, each if each.id else replace(each, id=str(i))) for i, (where, each) in enumerate(parsed)]
+    named = [each if each.id else replace(each, id=str(i)) for i, each in enumerate(parsed)]
+    return [(each.source or where, each) for each, (where, _) in zip(named, entries, strict=True)]
 
 
 def _entries_of(source: Any) -> list[tuple[str, Any]]:
@@ -231,6 +237,7 @@ def _parse_question(entry: Any, where: str) -> Question:
             check_flag("pairwise", record.get("pairwise", False), error=InvalidQuestion),
             _as_id(record.get("id", "")),
             {str(name): value for name, value in record.items() if name not in FIELDS},
+            where,
         )
     except (InvalidQuestion, InvalidSegment) as error:
         raise InvalidQuestion(f"{where}: {error}") from error

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 MOST_FLIPS = 10
 """Questions with flips in the Markdown file; the page has all."""
 
-# Markdown inside a line, formulas, and bare addresses that GitHub links; each character may stand behind a backslash.
-_MARKUP = re.compile(r"[\\`*_\[\]()#!|~:@$]|(?<=www)\.", re.IGNORECASE)
+# An interval in brackets is no link. The rest is Markdown inside a line, and what GitHub makes of bare addresses,
+# names, numbers of issues, formulas and emojis; each character may stand behind a backslash. Where brackets are
+# escaped, parentheses and exclamation marks are no markup; neither are underscores inside a word.
+_MARKUP = re.compile(
+    r"(?P<interval>\[[+-]?[\d.]+%?, [+-]?[\d.]+%?\](?![(\[:]))|"
+    r"[\\`*\[\]|~@$]|(?<![^\W_])_|_(?![^\W_])|^#|#(?=\d)|:(?=//|[+-]1:|[\w+-]*[a-z][\w+-]*:)|(?<=www)\.",
+    re.IGNORECASE,
+)
 
 
 def write_report(audit: Audit, folder: str | Path) -> None:
@@ -77,12 +83,16 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 def _one_line(text: str) -> str:
     """Escape text for a line or a table cell: it cannot end the row or become markup, whatever a document contains."""
-    return escape(_MARKUP.sub(r"\\\g<0>", " ".join(text.split())), quote=False)
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found["interval"] else f"\\{found[0]}"
+
+    return escape(_MARKUP.sub(escaped, " ".join(text.split())), quote=False)
 
 
 def _answers(flip: AskedQuestion) -> str:
-    """Return the answers of the system as it is to the input orders, with their counts, as it wrote them."""
-    texts = [each.text for each in flip.answers if each.remedy == flip.answers[0].remedy and each.text is not None]
+    """Return the answers of the system as it is, one for each input order, with their counts, as it wrote them."""
+    texts = [each.text for each in flip.by_order if each.text is not None]
     answers = Counter(texts).most_common()
     shown = "; ".join(f"{count} x {shorten(text, 80) or '(nothing)'}" for text, count in answers[:5])
     return shown + (f"; and {len(answers) - 5} others" if len(answers) > 5 else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from invariant_rag.evaluation.audit.answer_metrics import meaning_of
 from invariant_rag.evaluation.audit.measures import ABOUT, COSTS, RemedyMeasures
 from invariant_rag.shown import counted
 
@@ -84,7 +85,7 @@ def summary(audit: Audit) -> str:
     of = "" if audit.complete == audit.questions else f"{audit.complete:,} of "
     text = (
         f"{of}{counted(audit.questions, 'question')} asked, with {counted(audit.calls, 'different call')}; "
-        f"accuracy is {audit.metric}, seed {audit.design.seed}."
+        f"{_right(audit)}seed {audit.design.seed}."
     )
     text += "".join(f" {each}" for each in (str(audit.reused), audit.failures.describe(audit.complete)) if each)
     if audit.unasked:
@@ -99,6 +100,16 @@ def summary(audit: Audit) -> str:
             f"too few documents for {audit.design.slots} slots."
         )
     return text
+
+
+def _right(audit: Audit) -> str:
+    """Return which answers are right, with "; " behind it; "" if no gold answer is known."""
+    known = [each.question for each in audit.asked if each.question.has_gold]
+    if not known:
+        return ""
+    if all(each.pairwise for each in known):
+        return "a verdict is right if it names the better response; "
+    return f"an answer is right if {meaning_of(audit.metric)}; "
 
 
 def _cell(measured: RemedyMeasures, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -22,7 +22,10 @@ from invariant_rag.files import finite
 from invariant_rag.shown import counted
 
 GIVEN = "given"
-"""Where an answer comes from: the order that the retriever gives. Others are `order`, `slot 1`..."""
+"""Where an answer comes from: the order that the retriever gives."""
+
+OTHER = "order"
+"""Where an answer comes from: another input order. The rest are `slot 1`..."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,20 @@ class AskedQuestion:
     flips: bool
     answers: tuple[AskedAnswer, ...]
 
-    def scores(self, remedy: str, kinds: Sequence[str]) -> list[float]:
-        """Return the known scores with a remedy in orders of some kinds."""
-        return [
-            each.score
-            for each in self.answers
-            if each.remedy == remedy and each.kind in kinds and each.score is not None
-        ]
+    @property
+    def by_order(self) -> tuple[AskedAnswer, ...]:
+        """Answers of the system as it is, one for each input order: the first to the given order, then to others."""
+        own = [each for each in self.answers if each.remedy == self.answers[0].remedy]
+        given = [each for each in own if each.kind == GIVEN]
+        return (*given[:1], *(each for each in own if each.kind == OTHER))
+
+    @property
+    def accuracy(self) -> dict[str, float | None]:
+        """Accuracy of the system as it is, by the names of the measures `today`, `accuracy` and `worst`."""
+        own = self.answers[0].remedy
+        given = _known_scores(each for each in self.answers if each.remedy == own and each.kind == GIVEN)
+        every = _known_scores(self.by_order)
+        return {"today": _mean(given), "accuracy": _mean(every), "worst": min(every, default=None)}
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data; a number that JSON does not have is None."""
@@ -80,6 +90,7 @@ class AskedQuestion:
             ],
             "extra": {name: _plain(value) for name, value in asked.extra.items()},
             "flips": self.flips,
+            "accuracy": self.accuracy,
             "asked": [asdict(each) for each in self.answers],
         }
         plain: dict[str, Any] = finite(document)
@@ -197,6 +208,14 @@ class Audit:
         return plain
 
 
+def _known_scores(answers: Iterable[AskedAnswer]) -> list[float]:
+    return [each.score for each in answers if each.score is not None]
+
+
+def _mean(scores: Sequence[float]) -> float | None:
+    return sum(scores) / len(scores) if scores else None
+
+
 def _measures_as_dict(each: RemedyMeasures) -> dict[str, Any]:
     return {
         "name": each.name,
@@ -248,7 +267,7 @@ def asked_question(plans: Sequence[CallPlan], scored: Sequence[ScoredPlan], name
     answers = []
     groups = (
         (own.repeats, found.given, GIVEN),
-        (own.orders[1:], found.orders, "order"),
+        (own.orders[1:], found.orders, OTHER),
         *(((group,), (found.slots[index],), f"slot {index + 1}") for index, group in enumerate(own.slots)),
     )
     for calls, replies, kind in groups:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from invariant_rag.evaluation.audit.finding import Finding, Kind
 from invariant_rag.evaluation.audit.measures import RemedyMeasures
 from invariant_rag.evaluation.audit.outcomes import Outcomes
 from invariant_rag.evaluation.audit.preparing import prepare
+from invariant_rag.evaluation.audit.report_text import summary
 from invariant_rag.evaluation.statistics import mean_interval
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import first, records, symmetric
@@ -132,16 +135,34 @@ def test_a_system_that_reads_one_slot_is_said_to_ride_on_the_order_of_its_retrie
     worse = {"sort": (1.0, fixed(np.arange(40)[:, None] % 3 * 0.5))}
     said = advice(system, worse, listed)
     assert said.choice == "leave it"
-    assert f"with the right document in {named}, 100.0% of the answers are right, in any other at most 0.0%" in (
-        said.headline
-    )
+    assert f"with the right document in {named}, 100.0% of the answers are right, in any other none." in (said.headline)
     assert "everything rides on the order in which your retriever lists" in said.headline
-    assert "Put the best document there" not in said.headline
+    assert "Rerank so that" not in said.headline
     missed = outcomes(right * 0.0, system.orders, one_slot(best))
-    assert advice(missed, {}, listed).headline.endswith("Put the best document there: today it rarely is.")
+    where = ("comes first", "comes into slot 2 of 3", "comes last")[best]
+    what_to_do = f"Rerank so that the best document {where}: the system answers from {named} alone. "
+    assert advice(missed, {}, listed).headline.startswith(what_to_do)
+    better = {"rerank": (1.0, fixed(np.ones((40, 1)))), "vote": (5.0, fixed(np.ones((40, 1))))}
+    assert advice(missed, {"rerank": better["rerank"]}, listed).headline.startswith(
+        f"{what_to_do}List the documents by"
+    )
+    assert advice(missed, {"vote": better["vote"]}, listed).headline.endswith(what_to_do.strip())
     two = one_slot(best) + one_slot((best + 1) % 3)
     other = advice(outcomes(system.given, system.orders, two), worse, listed)
     assert "one slot" not in " ".join(other.reasons)
+
+
+def test_no_more_questions_are_asked_for_where_a_remedy_was_right_less_often() -> None:
+    system, _ = sensitive(48)
+    right = system.given[:, :1].copy()
+    right[np.flatnonzero(right)[:4]] = 0.0
+    less_often = advice(system, {"sort": (1.0, fixed(right))}, Listing.UNKNOWN).headline
+    assert less_often == (
+        "Leave it: sort stops flips, but was right less often here (81.2% against 89.6%); 48 questions cannot tell "
+        "whether by chance."
+    )
+    as_often = advice(system, {"sort": (1.0, fixed(np.roll(system.given[:, :1], 4)))}, Listing.UNKNOWN).headline
+    assert as_often.endswith("48 questions cannot rule out that it loses more than 5 points; about 280 would do.")
 
 
 @pytest.mark.parametrize("gold", [True, False])
@@ -179,16 +200,27 @@ def finding(p: float, questions: int, flip_rate: float = 0.1, noise: float = 0.0
 @pytest.mark.parametrize(
     ("found", "kind", "said"),
     [
-        (finding(0.02, 200), Kind.MATTERS, "Yes. The order of the documents matters: chance alone hardly"),
+        (
+            finding(0.02, 200),
+            Kind.MATTERS,
+            "Yes. The order of the documents matters: it changes answers more than chance explains",
+        ),
         (finding(0.02, 200), Kind.MATTERS, "(p = 0.020)"),
         (finding(0.0001, 200), Kind.MATTERS, "(p < 0.001)"),
-        (finding(0.03, 200), Kind.NOTHING, "makes no difference that counts (p = 0.030; it would count from 0.02"),
-        (finding(0.03, 99), Kind.UNKNOWN, "99 questions are too few to tell: about 100 would do"),
-        (finding(1.0, 20, 0.0, needed=10), Kind.UNKNOWN, "20 questions are too few to tell: about 59 would do"),
+        (finding(0.03, 200), Kind.NOTHING, "makes no difference that counts (p = 0.030; below 0.02 would count)"),
+        (finding(0.03, 99), Kind.UNKNOWN, "99 questions are too few to tell: ask about 100."),
+        (finding(1.0, 20, 0.0, needed=10), Kind.UNKNOWN, "20 questions are too few to tell: ask about 59."),
         (finding(1.0, 20, 0.1, needed=10), Kind.NOTHING, "20 questions are enough"),
         (finding(1.0, 59, 0.0, needed=10), Kind.NOTHING, "59 questions are enough"),
-        (finding(1.0, 200, noise=0.1), Kind.NOISE, "No. Answers change even when nothing is moved"),
-        (finding(1.0, 50, noise=0.1), Kind.UNKNOWN, "nothing is moved; whether the order adds to that"),
+        (finding(1.0, 200, noise=0.1), Kind.NOISE, "No. Answers change even when the same order is asked twice"),
+        (
+            finding(0.731, 12, noise=0.1, needed=197),
+            Kind.UNKNOWN,
+            (
+                "Answers change even when the same order is asked twice. Whether the order adds to that cannot be told "
+                "from 12 questions (p = 0.731; below 0.02 would count): ask about 200."
+            ),
+        ),
         (finding(1.0, 1), Kind.UNKNOWN, "1 question is too few to tell"),
     ],
 )
@@ -203,7 +235,7 @@ def test_headline_and_sections_agree_in_whether_the_questions_are_too_few(count:
         found = audit(system, records(count, 3), remedies=[], slots=2).advice
         noise = found.sections[2][1][-1]
         assert noise.endswith(found.verdict)
-        assert ("too few to tell" in noise) == ("too few to tell" in found.headline)
+        assert (": ask about " in noise) == ("too few to tell" in found.headline)
         assert "1 questions" not in " ".join(found.reasons)
 
 
@@ -212,3 +244,28 @@ def test_a_few_questions_that_flip_are_not_called_a_rule_of_the_systems_own() ->
     assert found.effects.order.is_real
     assert not found.effects.order.has_own_rule
     assert "rule of its own" not in " ".join(found.advice.reasons)
+
+
+def test_the_report_says_in_words_which_answers_are_right_and_that_wording_is_another_thing() -> None:
+    def graded(answer: str, gold: Sequence[str]) -> float:
+        return float(answer in gold)
+
+    pair = {"question": "Which?", "segments": ["a", "b"], "gold": [0], "pairwise": True}
+    bare = {"question": "Who?", "segments": ["a", "b"]}
+    for asked, metric, meaning in (
+        (records(1, 2), "best_subspan_em", "; an answer is right if it contains a gold answer; seed 0."),
+        (
+            records(1, 2),
+            "exact_match",
+            "; an answer is right if it is a gold answer, case, punctuation and articles aside",
+        ),
+        (records(1, 2), graded, "; an answer is right if graded gives at least 0.5; seed 0."),
+        ([pair], "best_subspan_em", "; a verdict is right if it names the better response; seed 0."),
+        ([bare], "best_subspan_em", " different calls; seed 0."),
+    ):
+        found = audit(first, asked, metric=metric, remedies=[])
+        assert meaning in summary(found)
+        assert "best_subspan_em" not in summary(found)
+        assert any(each.startswith("Wording, right or wrong aside, changes for") for each in found.advice.reasons) is (
+            found.asked[0].question.has_gold
+        )

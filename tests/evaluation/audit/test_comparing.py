@@ -97,13 +97,19 @@ def test_the_command_fails_on_a_condition_and_asks_nothing_when_dry(
     (tmp_path / "dry_system.py").write_text("def first(question, segments):\n    return segments[0].text\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    command = ["audit", "questions.jsonl", "--out", "out", "--system", "dry_system:first", "--remedy", "sort"]
-    dry = CliRunner().invoke(app, [*command, "--dry-run"])
-    assert dry.exit_code == 0, dry.output
+    needed = ["audit", "questions.jsonl", "--system", "dry_system:first", "--remedy", "sort"]
+    command = [*needed, "--out", "out"]
+    assert "--out is missing" in CliRunner().invoke(app, needed).stderr
+    before = sorted(tmp_path.rglob("*.*"))
+    for asked_dry in (needed, command):
+        dry = CliRunner().invoke(app, [*asked_dry, "--dry-run"])
+        assert dry.exit_code == 0, dry.output
+        assert "No gold answers" not in dry.stderr
+    assert [each for each in sorted(tmp_path.rglob("*.*")) if each.suffix != ".pyc"] == before
+    assert not (tmp_path / "out").exists()
     assert "Nothing was asked" in dry.stdout
     assert dry.stderr.count("note: questions.jsonl: Not used, but kept with the questions") == 1
     assert "calls (as it is" in dry.stdout
-    assert not (tmp_path / "out" / "audit.json").exists()
     failing = CliRunner().invoke(app, [*command, "--fail-on", "flip-rate>5%", "--fail-on", "today>99%"])
     assert failing.exit_code == 1, failing.output
     assert "flip-rate>5% holds: 100.0%" in failing.stderr
@@ -127,6 +133,19 @@ def test_the_command_fails_on_a_condition_and_asks_nothing_when_dry(
     early = CliRunner().invoke(app, ["audit", "questions.jsonl", "--out", "out", "--metric", "bleu", "--model", "none"])
     assert early.exit_code == 2
     assert "unknown metric" in early.stderr  # before a model is looked for
+
+
+def test_what_cannot_be_known_without_gold_answers_is_said_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "Who?", "segments": ["a", "b"]}')
+    (tmp_path / "bare_system.py").write_text("def first(question, segments):\n    raise AssertionError\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dry = CliRunner().invoke(app, ["audit", "q.jsonl", "--system", "bare_system:first", "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert dry.stderr == "No gold answers: only changes can be measured.\n"
+    assert dry.stdout.endswith("Nothing was asked.\n")
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["run", "--help"]])

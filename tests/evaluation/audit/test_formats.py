@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from invariant_rag.errors import FieldWarning, InvalidQuestion
-from invariant_rag.evaluation.audit.questions import Question, read_questions
+from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
+from invariant_rag.evaluation.audit.questions import Question, parse_questions, read_questions
 from invariant_rag.segments import Segment
 
 ROOT = Path(__file__).parents[3]
@@ -152,6 +153,45 @@ def test_columns_of_different_lengths_are_refused() -> None:
 
 
 ROWS = "question;segment;score;gold;answer\nWho?;It was Ann.;0,5;1;Ann\nWho?;Nobody.;0,25;;\n"
+
+
+@pytest.mark.parametrize("separator", [";", ",", "\t"])
+@pytest.mark.parametrize("names", ["Question|Context 1|Context 2|Answer", "QUESTION| segment_1|Segment_2 |Reference"])
+def test_a_table_with_a_column_per_document_is_read_whatever_the_case_of_its_names(
+    names: str, separator: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text(f"{names}|Page\nWho?|It was Ann.|Nobody.|Ann|3\nWhen?|In May.||May|4\n".replace("|", separator))
+    with pytest.warns(FieldWarning, match="'Page'"):
+        one, other = read_questions(path, None)
+    assert one == EXPECTED
+    assert (other.segments, other.answers, other.extra) == ((Segment("In May."),), ("May",), {"Page": "4"})
+
+
+def test_the_columns_of_a_table_without_questions_are_named_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text("Frage;Kontext;Antwort\na;b;c\n")
+    with pytest.raises(InvalidQuestion, match=r"with question; got \['Frage', 'Kontext', 'Antwort'\]"):
+        read_questions(path, None)
+
+
+@pytest.mark.parametrize("name", ["gone.jsonl", "gone.csv", "gone"])
+def test_a_missing_file_is_said_to_be_missing_and_nothing_else(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidQuestion) as refused:
+        read_questions(tmp_path / name, None)
+    assert str(refused.value) == f"no such file: {tmp_path / name}"
+    assert refused.value.hint == ""
+
+
+def test_questions_that_were_read_are_named_by_their_lines_and_not_warned_of_again(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('\n{"question": "Who?", "segmnets": ["a"], "answers": ["the"]}\n')
+    with pytest.warns(FieldWarning):
+        asked = [question for _, question in parse_questions(path)]
+    with pytest.raises(InvalidQuestion, match=r"q\.jsonl, line 2: no segments"):  # a warning would be an error here
+        read_questions(asked, None)
+    with pytest.raises(InvalidQuestion, match=r"q\.jsonl, line 2: expected gold answers with words"):
+        resolve_metric("best_subspan_em").check(asked)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

@@ -23,7 +23,8 @@ from tests.evaluation.audit.known import first, records
 ACTIVE = (
     "![x](https://evil.test/1.png) ![x][ref] [link](javascript:alert(1)) <https://evil.test> <img src=//evil.test/2> "
     "https://evil.test/3 www.evil.test `code` *em* __strong__ ~~gone~~ \\![y](http://evil.test/4) &lt;b&gt; "
-    "&#33;[z](u) [ref]: https://evil.test/5 $x$"
+    "&#33;[z](u) [ref]: https://evil.test/5 $x$ [1, 2](https://evil.test/6) "
+    "[1, 2]: //evil.test ![3, 4] a_b_c x_ _y_ :tada: #1"
 )
 HOSTILE = '</td><script>document.title="taken"</script>| `x` \n# heading'
 CONTROLS = "\x00\x07\x08\x1b[31m\x7f\x9b\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ud800"
@@ -142,6 +143,10 @@ def test_the_markdown_shows_its_plots_and_the_numbers_of_the_audit(folder: Path)
     found = json.loads((folder / "audit.json").read_text())
     assert unescape(MarkdownIt().render(markdown)).count(found["advice"]["headline"]) == 1
     assert unescape(MarkdownIt().render(markdown)).index(found["advice"]["headline"]) < 1500
+    for needless in (r"\:", r"\(", r"\)", r"\!", r"\[0.", r"\[+", r"hostile\_first"):
+        assert needless not in markdown.partition("## Questions that change most")[0]
+    assert re.search(r"\d\d:\d\d:\d\d", markdown)
+    assert re.search(r"\(p (=|&lt;) 0\.\d{3}\)", markdown)
     spread = next(each for each in found["measured"] if each["name"] == "sort")["measures"]["salted_spread"]["value"]
     assert re.search(rf"\| salted spread \|[^|]*\| {spread:.3f} ", markdown)
 
@@ -179,6 +184,19 @@ def test_the_page_holds_every_question_with_its_documents_and_answers(folder: Pa
     assert {each["remedy"] for each in asked[3]["asked"]} == {"as it is", "sort", "vote"}
 
 
+def test_the_numbers_of_the_questions_are_those_of_the_report_which_counts_the_given_order_once(tmp_path: Path) -> None:
+    found = audit(first, records(12), out=tmp_path, remedies=[], repeats=3)
+    asked = json.loads((tmp_path / "audit.json").read_text())["asked"]
+    for name in ("today", "accuracy", "worst"):
+        mean = sum(each["accuracy"][name] for each in asked) / len(asked)
+        assert mean == pytest.approx(found["as it is"].measures[name].value)
+    # Each of four segments is first in a quarter of the 24 orders.
+    rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| What is number")]
+    assert len(rows) == 10
+    for row in rows:
+        assert [int(each) for each in re.findall(r"(\d+) x ", row)] == [6, 6, 6, 6]
+
+
 # A script of ours at the end of a copy of the page, which uses it and says what it saw where --dump-dom shows it.
 PROBE = """<script>
 const lines = () => document.querySelectorAll("#questions tr.question").length;
@@ -194,6 +212,7 @@ saw.answers = document.querySelectorAll("tr.detail table tr").length - 1;
 type("search", "", "input"); type("show", "wrong", "change"); saw.wrong = lines(); type("show", "all", "change");
 document.querySelector("[data-key=today]").click(); document.querySelector("[data-key=today]").click();
 saw.best = document.querySelector("#questions tr.question td:nth-child(3)").textContent;
+saw.mean = document.querySelector("#questions tr.question td:nth-child(4)").textContent;
 saw.csv = csv().split("\\r\\n").length;
 saw.formula = csv().includes('"=');
 onload = () => {
@@ -232,6 +251,7 @@ def test_a_browser_sorts_filters_and_exports_and_logs_no_error(width: int, folde
     assert (saw["more"], saw.get("rowsThen")) == ((True, 20) if phone else (False, None))
     assert all((each > 0.9) is phone for each in saw["text"])  # high plots for a phone, with letters as large
     assert (saw["documents"], saw["best"], saw["csv"], saw["formula"]) == (4, "1.00", answers + 2, False)
+    assert saw["mean"] == "0.25"
     assert "right7" in saw["gold"]
     assert saw["answers"] == answers / 24
     assert [each > 600 for each in saw["images"]] == [True] * 3
