@@ -74,6 +74,8 @@ class WorkerSide:
         except Exception as error:  # noqa: BLE001 - whatever an entry does to vLLM's kernel, other requests go on
             _logger.error("request %s fails: %s: %s", load.request_id, type(error).__name__, error)
             self._failed_blocks.update(load.loaded_blocks(self._shape.block_size))
+            if load.key is not None:
+                self._cache.discard(load.key)  # what cannot be loaded now never can: the next prefill writes it anew
 
     def take_failed_blocks(self) -> set[int]:
         """Return the blocks that could not be loaded, once."""
