@@ -21,7 +21,7 @@ from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import TextStream, stream_text
+from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
 from invariant_rag.segments import Prompt
 
 
@@ -69,6 +69,7 @@ class MicroBatcher:
     There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
     the next thread then generates for its own prompt and for the waiting calls with the same weights, choices and
     options. In a batch, an answer equals that of a single call up to rounding. Prompts with sampling are not batched.
+    A model on an engine that puts calls together itself, such as vLLM, is called at once.
     Pickling gives a batcher with an empty queue.
 
     >>> batcher = MicroBatcher()
@@ -122,12 +123,15 @@ class MicroBatcher:
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
-        with self._waiting_lock:
-            self._waiting.append(request)
-        with self._generate_lock:
-            if not request.result.done():
-                _run_batch(self._pop_batch(request, batch_size))
-        generation = request.result.result()
+        if lm.batches_calls:
+            generation = _run_alone(request)
+        else:
+            with self._waiting_lock:
+                self._waiting.append(request)
+            with self._generate_lock:
+                if not request.result.done():
+                    _run_batch(self._pop_batch(request, batch_size))
+            generation = request.result.result()
         if request.abandoned:
             raise CancelledError
         return generation
@@ -171,6 +175,17 @@ class MicroBatcher:
         for each in gone:
             each.result.set_exception(CancelledError())
         return batch
+
+
+def _run_alone(request: _Request) -> Generation:
+    """Generate for a request whose model needs no queue."""
+    options = dict(request.options)
+    if request.events:
+        stops = map(StopOnEvent, request.events)
+        options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), *stops]
+    if request.streamer is not None:
+        options["streamer"] = request.streamer
+    return request.lm.generate(request.prompt, **options)
 
 
 def _run_batch(batch: Sequence[_Request]) -> None:

@@ -252,6 +252,11 @@ class InvariantModel(ReadOnlyChoices):
         return tokenizer
 
     @property
+    def batches_calls(self) -> bool:
+        """Whether calls of several threads run together anyhow, so that a `MicroBatcher` need not put them together."""
+        return False
+
+    @property
     def choices(self) -> Choices:
         """Method, ordering, backend, token limits, intervention and cache of this wrapper."""
         return self.prefiller.choices

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
+from threading import Event
 from typing import Any
 
 import pytest
-from invariant_rag import InvariantModel, Segment
+from invariant_rag import InvariantModel, MicroBatcher, Segment
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.evaluation.audit import Question, audit
 from invariant_rag.generation.identity import identity
@@ -33,6 +35,22 @@ def test_chat_invariant_answers_alike_on_vllm(lm: InvariantModel, on_vllm: VLLMB
         assert ours.content == theirs.content
         assert ours.response_metadata["invariant"] is True
         assert "".join(str(chunk.content) for chunk in there.stream([message])) == ours.content
+
+
+def test_calls_that_would_be_batched_here_are_left_to_vllm(lm: InvariantModel, on_vllm: VLLMBackend) -> None:
+    here = ChatInvariant(model=lm, max_tokens=12)
+    there = ChatInvariant(model=on_vllm, max_tokens=12, micro_batching=True)
+    chunks = [documents(3, seed) for seed in (410, 411, 412)]
+    messages = [[chat_message(each, question(each))] for each in chunks]
+    assert [each.content for each in there.batch(messages)] == [each.content for each in here.batch(messages)]
+    assert "".join(str(each.content) for each in there.stream(messages[0])) == here.invoke(messages[0]).content
+    batcher, prompts = MicroBatcher(), [lm.chat_prompt(question(each), each) for each in chunks]
+    streams = [batcher.stream(on_vllm, each, {"max_new_tokens": 12}) for each in prompts]
+    assert ["".join(each) for each in streams] == [lm.generate(each, max_new_tokens=12).text for each in prompts]
+    abandoned = Event()
+    abandoned.set()
+    with pytest.raises(CancelledError):
+        batcher.generate(on_vllm, prompts[0], abandoned=abandoned)
 
 
 def test_invariant_llm_answers_alike_on_vllm_in_batches(lm: InvariantModel, on_vllm: VLLMBackend) -> None:

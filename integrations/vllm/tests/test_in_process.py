@@ -11,7 +11,7 @@ from invariant_rag import Generation, InvariantModel, Prompt, SegmentSet
 from invariant_rag.errors import UnsupportedCombination
 
 from tests.documents import documents, question
-from vllm_invariant_rag import VLLMBackend
+from vllm_invariant_rag import EntryUnusable, VLLMBackend
 
 SUPPORTED = [
     "rotor",
@@ -210,6 +210,13 @@ def test_preempted_requests_resume_with_their_keys(llm: Any, lm: InvariantModel,
     assert preempted
     for prompt, answer in zip(prompts, answers, strict=True):
         assert_same(answer, lm.generate(prompt, **options))
+
+
+def test_a_folder_that_vllm_does_not_read_is_named(llm: Any, lm: InvariantModel, folder: Path, tmp_path: Path) -> None:
+    elsewhere = VLLMBackend(lm, llm=llm, folder=tmp_path)
+    with pytest.raises(EntryUnusable, match="prefilled twice") as refused:
+        elsewhere.generate(prompt_of(lm, 3, seed=140), max_new_tokens=2)
+    assert f"written to {tmp_path}, and vLLM reads {folder}" in refused.value.hint
 
 
 def test_a_folder_with_room_for_two_sets_serves_a_batch_of_six(llm: Any, lm: InvariantModel, folder: Path) -> None:

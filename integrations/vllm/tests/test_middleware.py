@@ -98,6 +98,17 @@ def test_a_failed_request_is_told_why_and_others_are_not_touched(tmp_path: Path)
     assert call(Application(tmp_path, 500, other), "POST", "/v1/completions", json=body).json() == other
 
 
+def test_a_request_that_is_nested_too_deeply_does_not_reach_vllm(tmp_path: Path) -> None:
+    application = Application(tmp_path, 200, {"choices": []})
+    for levels, status in ((50, 200), (200, 400), (100_000, 400)):
+        body = b'{"prompt": "x", "kv_transfer_params": {"other": ' + b"[" * levels + b"]" * levels + b"}}"
+        answer = call(application, "POST", "/v1/completions", content=body)
+        assert answer.status_code == status
+    assert (answer.json()["error"]["type"], len(application.bodies)) == ("RequestRefused", 1)
+    call(application, "POST", "/v1/completions", content=b"[" * 200)
+    assert application.bodies[1] == b"[" * 200, "what is no JSON at all is vLLM's business"
+
+
 def test_a_server_without_the_connector_says_so(tmp_path: Path) -> None:
     application = Application(tmp_path, 200, {"data": []})
     application.state.vllm_config = Config(tmp_path, "OtherConnector")

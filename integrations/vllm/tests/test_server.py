@@ -112,6 +112,10 @@ def test_every_refusal_is_a_clear_error_of_that_request(server: Server, lm: Inva
         (400, "use_beam_search", body_of(good, use_beam_search=True, n=2)),
         (400, "truncate_prompt_tokens", body_of(good, truncate_prompt_tokens=50)),
     ]
+    deep: Any = {}
+    for _ in range(500):
+        deep = {"deeper": deep}
+    cases.append((400, "nested", body_of(replace(good, kv_transfer_params=deep))))
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(server.post, [body for *_, body in cases]))
         plain = list(pool.map(server.post, [body_of(good), body_of(other)]))

@@ -49,6 +49,14 @@ def test_a_worker_needs_one_place(lm: InvariantModel, tmp_path: Path) -> None:
         PrefillWorker(lm, tmp_path, redis_url="redis://127.0.0.1")
 
 
+def test_a_folder_without_room_for_an_entry_is_named(lm: InvariantModel, tmp_path: Path) -> None:
+    with pytest.raises(InvalidChoice, match="max_disk_bytes"):
+        PrefillWorker(lm, tmp_path, max_disk_bytes=0)
+    with pytest.raises(EntryUnusable, match=r"write \d{5,} bytes") as refused:
+        prefill(PrefillWorker(lm, tmp_path, max_disk_bytes=1000), lm, 1)
+    assert "max_disk_bytes" in refused.value.hint
+
+
 def test_workers_share_what_is_in_redis_and_say_when_it_takes_nothing(lm: InvariantModel, redis: RedisServer) -> None:
     one, two = (PrefillWorker(lm, redis_url=redis.url) for _ in range(2))
     assert prefill(one, lm, 1).cached_tokens == 0 < prefill(two, lm, 1).cached_tokens

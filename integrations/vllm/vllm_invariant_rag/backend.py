@@ -6,7 +6,7 @@ last text and the answer to vLLM. `logits` and `arranged` run here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import torch
 from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
+from invariant_rag.generation.kv_cache_redis import without_secrets
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import resolve_max_new_tokens
@@ -37,14 +38,17 @@ if TYPE_CHECKING:
     from invariant_rag.segments import Prompt, TokenIds
     from vllm import LLM
 
+    from vllm_invariant_rag.server_facts import ServerFacts
+
 
 @dataclass(frozen=True)
 class _Connection:
-    """A vLLM, what feeds it, and the tokens that it takes."""
+    """A vLLM, what feeds it, and what it serves."""
 
     engine: Engine
     worker: PrefillWorker
-    max_model_len: int
+    facts: ServerFacts
+    writes_to: str
 
 
 class VLLMBackend(InvariantModel):
@@ -140,7 +144,7 @@ class VLLMBackend(InvariantModel):
         vars(self).update(
             vars(lm),
             prefiller=replace(lm.prefiller, choices=choices),
-            _connection=_Connection(engine, worker, facts.max_model_len),
+            _connection=_Connection(engine, worker, facts, str(folder or without_secrets(str(redis_url)))),
         )
 
     def __repr__(self) -> str:
@@ -161,6 +165,11 @@ class VLLMBackend(InvariantModel):
     def _with(self, choices: Choices) -> Self:
         _check_supported(self, choices)
         return super()._with(choices)
+
+    @property
+    def batches_calls(self) -> bool:
+        """Whether calls of several threads run together anyhow: vLLM puts them together."""
+        return True
 
     def with_tenant(self, tenant: str) -> Self:
         """Return a backend for the documents of another tenant, on the same vLLM and with the same weights.
@@ -280,9 +289,9 @@ class VLLMBackend(InvariantModel):
         """
         prefilled = self._connection.worker.prefill(self, prepared)
         length = len(prefilled.token_ids) + new_tokens
-        if length > self._connection.max_model_len:
+        if length > (most := self._connection.facts.max_model_len):
             raise ContextOverflow(
-                f"expected at most {self._connection.max_model_len} tokens of prompt and answer in vLLM, got {length} "
+                f"expected at most {most} tokens of prompt and answer in vLLM, got {length} "
                 f"with the copies of {self.method.name!r}"
             )
         return prefilled
@@ -309,8 +318,7 @@ class VLLMBackend(InvariantModel):
         except EntryUnusable:
             if emitted:  # a preempted request that could not load again: its tokens are out already
                 raise
-            self._connection.worker.prefill(self, prepared, anew=True)
-            completions = engine.complete(request, on_tokens, sampling.stopped)
+            completions = self._complete_again(prepared, request, on_tokens, sampling.stopped)
         if streamer is not None:
             streamer.end()
         return prefilled, completions
@@ -330,11 +338,34 @@ class VLLMBackend(InvariantModel):
     ) -> list[Completion]:
         """Return a result. If keys and values were lost between prefill and load, prefill and run once more."""
         if isinstance(result, EntryUnusable):
-            self._connection.worker.prefill(self, prepared, anew=True)
-            return self._connection.engine.complete(request)
+            return self._complete_again(prepared, request)
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _complete_again(
+        self,
+        prepared: PreparedPrompt,
+        request: EngineRequest,
+        on_tokens: OnTokens | None = None,
+        stopped: Callable[[], bool] | None = None,
+    ) -> list[Completion]:
+        """Prefill once more, and run.
+
+        Raises:
+            EntryUnusable: The keys and values could not be loaded now either.
+        """
+        connection = self._connection
+        connection.worker.prefill(self, prepared, anew=True)
+        try:
+            return connection.engine.complete(request, on_tokens, stopped)
+        except EntryUnusable as error:
+            raise EntryUnusable(
+                f"{error}; they were prefilled twice",
+                hint=f"They are written to {connection.writes_to}, and vLLM reads "
+                f"{connection.facts.folder or connection.facts.redis_url}: is that the same place? Then it may be too "
+                "small for all requests at the same time (max_disk_bytes; maxmemory of Redis). vLLM's log says more.",
+            ) from error
 
     def _generation(self, prepared: PreparedPrompt, completion: Completion, prefilled: Prefilled) -> Generation:
         tokens, tokenizer = completion.token_ids, self.tokenizer

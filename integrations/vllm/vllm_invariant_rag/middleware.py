@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from invariant_rag.errors import InvariantRAGError
+from invariant_rag.files import MAX_DEPTH, parse_json
 from invariant_rag.generation.kv_cache import KeyValueCache
 
 from vllm_invariant_rag.errors import EntryUnusable, RequestRefused, UnsupportedServer
@@ -38,7 +39,7 @@ _STREAMED_ERROR = b'data: {"error"'
 
 
 class ClearRefusals:
-    """ASGI middleware. Requests that name no set pass unchanged.
+    """ASGI middleware. Requests that name no set pass unchanged, but for those nested more than `MAX_DEPTH` deep.
 
     Args:
         app: The application.
@@ -61,6 +62,9 @@ class ClearRefusals:
             await self._app(scope, receive, send)
         else:
             body, replayed = await _read(receive)
+            if (refusal := _too_deep(body)) is not None:
+                await _answer(send, 400, refusal)
+                return
             marked = any(mark in body for mark in _MARKS)
             await self._app(scope, replayed, self._explain(scope, body, send) if marked else send)
 
@@ -111,6 +115,22 @@ class _Served:
     def by(cls, vllm_config: Any) -> _Served:
         facts = facts_of(vllm_config)
         return cls(facts, open_cache(vllm_config.kv_transfer_config.kv_connector_extra_config, 0))
+
+
+def _too_deep(body: bytes) -> dict[str, Any] | None:
+    """Return the error object of a request that is nested too deeply: vLLM passes `kv_transfer_params` on as they are.
+
+    Its engine, which reads them in another process, ends where they are nested more deeply than it can read.
+    """
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return None
+    try:
+        parse_json(body)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None  # vLLM says what is wrong with it
+    except ValueError as error:
+        return _described(RequestRefused(str(error), hint="Send fewer levels."), 400)[1]
+    return None
 
 
 def _reason(body: bytes, content: bytes, served: _Served) -> tuple[int, dict[str, Any]]:
@@ -175,15 +195,18 @@ def _replacing(status: int, answer: Callable[[bytes], Awaitable[tuple[int, dict[
         elif message["type"] == "http.response.body" and held is not None:
             held.append(message.get("body", b""))
             if not message.get("more_body"):
-                code, body = await answer(b"".join(held))
-                content = json.dumps(body).encode()
-                headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-                await send({"type": "http.response.start", "status": code, "headers": headers})
-                await send({"type": "http.response.body", "body": content})
+                await _answer(send, *await answer(b"".join(held)))
         else:
             await send(message)
 
     return replaced
+
+
+async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
 
 
 def _is_json(message: Message) -> bool:

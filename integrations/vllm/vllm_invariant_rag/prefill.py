@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.checks import check_text
+from invariant_rag.checks import check_number, check_text
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination, UnsupportedModel
 from invariant_rag.generation.fingerprint import foreign_code
 from invariant_rag.generation.identity import describe_choice, weights_digest
@@ -62,7 +62,7 @@ class PrefillWorker:
             requests that run at the same time.
 
     Raises:
-        InvalidChoice: There is neither a folder nor Redis, or both.
+        InvalidChoice: There is neither a folder nor Redis, or both; or the folder has no room at all.
         UnsupportedCombination: The intervention or the model cannot be decoded by vLLM; the message says why.
         UnsupportedModel: The weights in memory are not those of the model's files.
     """
@@ -82,6 +82,7 @@ class PrefillWorker:
                 "expected a folder or redis_url, where vLLM's connector reads, got neither",
                 hint="It is what kv_connector_extra_config says.",
             )
+        check_number("max_disk_bytes", max_disk_bytes, 1)  # vLLM reads what is there, and nothing else
         files = checkpoint_folder(lm.name)
         check_weights(lm.model, files)
         self.model = fingerprint(files)
@@ -144,11 +145,14 @@ class PrefillWorker:
         if self.cache.is_stored(key):
             return True
         known = self.cache.get(key)
-        self.cache.put(key, compute() if known is None else known)
+        entry = compute() if known is None else known
+        self.cache.put(key, entry)
         if not self.cache.is_stored(key):
+            size = sum(each.nbytes for layer in entry for each in layer)
             raise EntryUnusable(
-                "expected to write keys and values for vLLM, but the folder or Redis took none; the log says why",
-                hint="Look at the space on the disk and max_disk_bytes; or at Redis, its maxmemory and its password.",
+                f"expected to write {size} bytes of keys and values for vLLM, but the folder or Redis took none",
+                hint="Is max_disk_bytes larger than that, and the disk not full? Has Redis room, by its maxmemory, and "
+                "the password? The log says what failed.",
             )
         return known is not None
 
