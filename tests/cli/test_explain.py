@@ -22,7 +22,9 @@ def test_without_arguments_three_commands_are_offered_that_exist_and_need_no_doc
     result = run()
     assert result.exit_code == 0
     assert __version__ in result.stdout
-    lines = [line.split("   ")[0].split() for line in result.stdout.splitlines() if line.startswith("  invariant-rag ")]
+    offline, _, own = result.stdout.partition("Then with your own documents")
+    assert "--docs FOLDER" in own
+    lines = [line.split("   ")[0].split() for line in offline.splitlines() if line.startswith("  invariant-rag ")]
     assert len(lines) == 3
     for _, *words in lines:
         assert run(words[0], "--help").exit_code == 0

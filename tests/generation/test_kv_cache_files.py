@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -247,10 +248,11 @@ def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or os.getuid() != 0, reason="only root can become another user")
-def test_a_folder_of_another_user_holds_nothing_for_this_one(tmp_path: Path) -> None:
-    for each in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        each.chmod(0o755)
-    folder = tmp_path / "cache"
+def test_a_folder_of_another_user_holds_nothing_for_this_one(request: pytest.FixtureRequest) -> None:
+    outside = TemporaryDirectory()  # those of pytest lie in a folder that other users cannot enter
+    request.addfinalizer(outside.cleanup)
+    Path(outside.name).chmod(0o755)
+    folder = Path(outside.name) / "cache"
     cache = KeyValueCache(folder=folder)
     cache.put("x", entry(10))
     child = os.fork()

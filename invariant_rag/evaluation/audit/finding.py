@@ -93,8 +93,8 @@ class Finding:
 
     @property
     def more(self) -> str:
-        """How many questions to ask, if they were too few."""
-        return f"ask about {rounded_up(self.needed):,}"
+        """How many questions to use, if they were too few."""
+        return f"use about {rounded_up(self.needed):,}"
 
     @property
     def verdict(self) -> str:

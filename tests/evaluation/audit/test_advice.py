@@ -208,8 +208,8 @@ def finding(p: float, questions: int, flip_rate: float = 0.1, noise: float = 0.0
         (finding(0.02, 200), Kind.MATTERS, "(p = 0.020)"),
         (finding(0.0001, 200), Kind.MATTERS, "(p < 0.001)"),
         (finding(0.03, 200), Kind.NOTHING, "makes no difference that counts (p = 0.030; below 0.02 would count)"),
-        (finding(0.03, 99), Kind.UNKNOWN, "99 questions are too few to tell: ask about 100."),
-        (finding(1.0, 20, 0.0, needed=10), Kind.UNKNOWN, "20 questions are too few to tell: ask about 59."),
+        (finding(0.03, 99), Kind.UNKNOWN, "99 questions are too few to tell: use about 100."),
+        (finding(1.0, 20, 0.0, needed=10), Kind.UNKNOWN, "20 questions are too few to tell: use about 59."),
         (finding(1.0, 20, 0.1, needed=10), Kind.NOTHING, "20 questions are enough"),
         (finding(1.0, 59, 0.0, needed=10), Kind.NOTHING, "59 questions are enough"),
         (finding(1.0, 200, noise=0.1), Kind.NOISE, "No. Answers change even when the same order is asked twice"),
@@ -218,7 +218,7 @@ def finding(p: float, questions: int, flip_rate: float = 0.1, noise: float = 0.0
             Kind.UNKNOWN,
             (
                 "Answers change even when the same order is asked twice. Whether the order adds to that cannot be told "
-                "from 12 questions (p = 0.731; below 0.02 would count): ask about 200."
+                "from 12 questions (p = 0.731; below 0.02 would count): use about 200."
             ),
         ),
         (finding(1.0, 1), Kind.UNKNOWN, "1 question is too few to tell"),
@@ -235,7 +235,7 @@ def test_headline_and_sections_agree_in_whether_the_questions_are_too_few(count:
         found = audit(system, records(count, 3), remedies=[], slots=2).advice
         noise = found.sections[2][1][-1]
         assert noise.endswith(found.verdict)
-        assert (": ask about " in noise) == ("too few to tell" in found.headline)
+        assert (": use about " in noise) == ("too few to tell" in found.headline)
         assert "1 questions" not in " ".join(found.reasons)
 
 

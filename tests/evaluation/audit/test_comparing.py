@@ -196,7 +196,7 @@ def test_noise_does_not_hide_an_order() -> None:
 @pytest.mark.parametrize("answer", ["", "the", "?!"])
 def test_a_gold_answer_that_everything_holds_is_refused(answer: str) -> None:
     asked = [{"question": "Who?", "segments": ["a", "b"], "answers": [answer]}]
-    with pytest.raises(InvalidQuestion, match="question '0': expected gold answers with words"):
+    with pytest.raises(InvalidQuestion, match="question 0: expected gold answers with words"):
         audit(lambda question, segments: "a", asked, orders=2)
     with pytest.raises(InvalidQuestion, match="expected gold answers with words"):
         audit(lambda question, segments: "a", asked, orders=2, metric=best_subspan_em)
