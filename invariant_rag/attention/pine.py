@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from invariant_rag.methods.pine import RankedArrangement
 
 _QUERY_BLOCK = 128  # queries per call, to limit the memory of float32 scores against all keys of a set
-_CPU_SCORES = 1 << 19  # scores per call on a CPU, whose cache they fit into
+_CPU_SCORES = 1 << 21  # scores per call on a CPU: more leave its cache, and fewer wait for the slowest thread
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,13 @@ class _Spans:
     Attributes:
         starts: Memory index of the first token of each segment `[N]`.
         lengths: `[N]`.
+        divisors: The same as floats, and 1 for empty segments `[N]`.
         are_short: Whether tiles are faster for them.
     """
 
     starts: torch.Tensor
     lengths: torch.Tensor
+    divisors: torch.Tensor
     are_short: bool
 
     @classmethod
@@ -58,6 +60,7 @@ class _Spans:
             lambda: cls(
                 torch.tensor([span.start for span in spans], device=device),
                 torch.tensor([len(span) for span in spans], device=device),
+                torch.tensor([float(len(span) or 1) for span in spans], device=device),
                 any(map(len, spans)) and is_short(spans),
             ),
         )
@@ -66,9 +69,9 @@ class _Spans:
     def means(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`; 0 for an empty one."""
         rows = weights.flatten(0, 1)
-        lengths = self.lengths.repeat(len(rows), 1)
+        lengths = self.lengths.expand(len(rows), -1)
         sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=1, unsafe=True)
-        return sums.view(*weights.shape[:-1], -1) / self.lengths.clamp(min=1)
+        return sums.view(*weights.shape[:-1], -1) / self.divisors
 
 
 @dataclass(frozen=True)
@@ -152,25 +155,23 @@ def _importance_to(layout: Layout, call: AttentionCall, number: int, own: int) -
     total = keys.new_zeros(key_heads, groups, keys.shape[1])
     if count == keys.shape[1]:
         return _Spans.of(layout, call, number).means(total.flatten(0, 1)[:, None])  # the other segments are empty
-    heads, block = key_heads, _QUERY_BLOCK
+    block = _QUERY_BLOCK
     if keys.device.type == "cpu":
-        heads, block = 1, _cpu_block(count, groups * keys.shape[1])
-    buffer = keys.new_empty(heads * groups * min(block, count) * keys.shape[1])
+        block = _even_share(count, max(8, _CPU_SCORES // (len(call.queries) * keys.shape[1])))
+    buffer = keys.new_empty(len(call.queries) * min(block, count) * keys.shape[1])
     for start in range(0, count, block):
-        for head in range(0, key_heads, heads):
-            reading = queries[head : head + heads, :, start : start + block]
-            shape = (heads, groups, reading.shape[2], keys.shape[1])
-            weights = buffer[: math.prod(shape)].view(heads, -1, keys.shape[1])
-            torch.bmm(reading.flatten(1, 2), keys[head : head + heads].transpose(1, 2), out=weights)
-            weights[..., segment.start - first : segment.stop - first] = float("-inf")
-            torch.softmax(weights, dim=-1, out=weights)
-            total[head : head + heads] += weights.view(shape).sum(dim=2)
+        reading = queries[:, :, start : start + block]
+        shape = (*reading.shape[:3], keys.shape[1])
+        weights = buffer[: math.prod(shape)].view(key_heads, -1, keys.shape[1])
+        torch.bmm(reading.flatten(1, 2), keys.transpose(1, 2), out=weights)
+        weights[..., segment.start - first : segment.stop - first] = float("-inf")
+        torch.softmax(weights, dim=-1, out=weights)
+        total += weights.view(shape).sum(dim=2)
     return _Spans.of(layout, call, number).means(total.flatten(0, 1)[:, None])
 
 
-def _cpu_block(count: int, scores: int) -> int:
-    """Return how many of `count` queries to take at a time, as evenly as possible, with so many scores each."""
-    most = max(8, _CPU_SCORES // scores)
+def _even_share(count: int, most: int) -> int:
+    """Return how many of `count` to take at a time, at most `most` and as evenly as possible."""
     return math.ceil(count / math.ceil(count / most))
 
 
@@ -197,7 +198,9 @@ def _unrotated_scores(layout: Layout, call: AttentionCall, queries: Span, number
     keys = _unrotated_keys(layout, call)[:, spans[0].start : spans[-1].stop]
     unrotated = _unrotated_queries(call, queries)
     packed = unrotated.reshape(keys.shape[0], -1, keys.shape[-1])
-    return (packed @ keys.transpose(1, 2)).reshape(*unrotated.shape[:2], -1)
+    # For one token, keys are the left factor; see `attend_token`.
+    scores = (keys @ packed.mT).mT if len(queries) == 1 else packed @ keys.mT
+    return scores.reshape(*unrotated.shape[:2], -1)
 
 
 def _starts(

@@ -151,6 +151,8 @@ def attend_token(
 ) -> torch.Tensor:
     """Attend from one token `[H, 1, D]`, behind all others, with one softmax over all keys.
 
+    Keys are the left factors of the products: on a CPU, they are then read in half the time.
+
     Args:
         call: The layer's tensors.
         texts: Spans of keys that are not shifted, the first before the first set, the last up to the token.
@@ -160,17 +162,19 @@ def attend_token(
     Returns:
         `[H, 1, D_v]`.
     """
-    query = call.queries[:, -1:]
-    lying = query.reshape(call.keys.shape[0], -1, query.shape[-1])
+    query = call.queries[:, -1:] * call.scaling
+    heads, head_dim = call.keys.shape[0], query.shape[-1]
+    lying = query.reshape(heads, -1, head_dim).transpose(1, 2)
     scores = []
     for number, (text, _) in enumerate(texts):
-        scores.append(lying @ call.keys[:, text.start : text.stop].transpose(1, 2))
+        scores.append(call.keys[:, text.start : text.stop] @ lying)
         if number < len(sets):
             spans, shifts = sets[number]
             turned = call.rotation.rotate_each(query, -shifts.permute(2, 0, 1), reach).to(query.dtype)
-            for span, packed in zip(spans, turned.reshape(len(spans), *lying.shape), strict=True):
-                scores.append(packed @ call.keys[:, span.start : span.stop].transpose(1, 2))
-    weights = torch.softmax(torch.cat(scores, dim=-1) * call.scaling, dim=-1)
+            columns = turned.reshape(len(spans), heads, -1, head_dim).transpose(2, 3)
+            keys = call.keys[:, spans[0].start : spans[-1].stop].split([*map(len, spans)], dim=1)
+            scores += map(torch.bmm, keys, columns)
+    weights = torch.softmax(torch.cat(scores, dim=1).transpose(1, 2), dim=-1)
     return (weights @ call.values).reshape(query.shape[0], 1, -1)
 
 
