@@ -47,6 +47,10 @@ def test_a_worker_needs_one_place(lm: InvariantModel, tmp_path: Path) -> None:
         PrefillWorker(lm)
     with pytest.raises(InvalidChoice, match="got both"):
         PrefillWorker(lm, tmp_path, redis_url="redis://127.0.0.1")
+    worker = PrefillWorker(lm, tmp_path)
+    for tenant in ("\ud800", 3):
+        with pytest.raises(InvalidChoice, match="tenant"):
+            worker.with_tenant(tenant)  # type: ignore[arg-type]
 
 
 def test_a_folder_without_room_for_an_entry_is_named(lm: InvariantModel, tmp_path: Path) -> None:

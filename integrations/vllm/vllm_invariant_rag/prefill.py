@@ -21,6 +21,7 @@ from invariant_rag.generation.identity import describe_choice, weights_digest
 from invariant_rag.generation.kv_cache import KeyValueCache, key_of
 from invariant_rag.generation.kv_cache_files import Entry
 from invariant_rag.generation.prefix_cache import check_cacheable, load_prefix, prompt_prefix
+from invariant_rag.shown import shown
 
 from vllm_invariant_rag.checkpoint import check_weights, checkpoint_folder, fingerprint
 from vllm_invariant_rag.errors import EntryUnusable
@@ -62,7 +63,8 @@ class PrefillWorker:
             requests that run at the same time.
 
     Raises:
-        InvalidChoice: There is neither a folder nor Redis, or both; or the folder has no room at all.
+        InvalidChoice: There is neither a folder nor Redis, or both; the folder has no room at all; or the tenant is no
+            text of UTF-8, in which requests are sent.
         UnsupportedCombination: The intervention or the model cannot be decoded by vLLM; the message says why.
         UnsupportedModel: The weights in memory are not those of the model's files.
     """
@@ -86,7 +88,7 @@ class PrefillWorker:
         files = checkpoint_folder(lm.name)
         check_weights(lm.model, files)
         self.model = fingerprint(files)
-        self.tenant = tenant
+        self.tenant = _check_tenant(tenant)
         self.cache = KeyValueCache(max_bytes, folder=folder, max_disk_bytes=max_disk_bytes, redis_url=redis_url)
         self._weights = weights_digest(lm)
         self._files = files
@@ -94,7 +96,7 @@ class PrefillWorker:
     def with_tenant(self, tenant: str) -> PrefillWorker:
         """Return a worker for another tenant, with the same folder and memory: each key in there is some tenant's."""
         other = copy(self)
-        other.tenant = check_text("tenant", tenant)
+        other.tenant = _check_tenant(tenant)
         return other
 
     def prefill(self, lm: InvariantModel, prepared: PreparedPrompt, *, anew: bool = False) -> Prefilled:
@@ -183,6 +185,14 @@ class PrefillWorker:
                 f"expected the weights with which the worker was made, those of {self._files}, got others",
                 hint="Make another PrefillWorker for this model.",
             )
+
+
+def _check_tenant(tenant: str) -> str:
+    try:
+        check_text("tenant", tenant).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidChoice(f"tenant: expected a text that UTF-8 can hold, got {shown(tenant)}") from error
+    return tenant
 
 
 def _check_model(lm: InvariantModel) -> None:
