@@ -305,47 +305,57 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: corrected[name] for name in p_values}
 
 
-def order_p_values(given: Floats, others: Floats, seed: int = 0) -> dict[str, float]:
+def order_p_values(
+    given: Floats, others: Floats, seed: int = 0, *, scored: NDArray[np.bool_] | None = None
+) -> dict[str, float]:
     """Test whether other orders change outcomes by more than asking again in the given order does.
 
     If only chance changes outcomes, those in the given order and in others are exchangeable within each question. So
     all are shuffled within each question: `disagreement` is the share of shuffles in which those in the given order
     disagree as little as they did, and `difference` the share in which their mean differs from that of the others, in
-    either direction, by as much as it did.
+    either direction, by as much as it did. Without outcomes that have a mean there is no `difference`.
 
     Args:
         given: Outcomes `[questions, repeats]` in the given order: numbers that are equal for equal outcomes. NaN:
             unknown.
         others: Outcomes `[questions, orders]` in other orders.
         seed: Seed of the shuffles.
+        scored: Which questions `[questions]` have outcomes with a mean, such as 1 for right and 0 for wrong. Those of
+            other questions are numbers of answers. None: all.
     """
+    scored = np.ones(len(given), dtype=bool) if scored is None else scored
     pooled, repeats = np.hstack([given, others]), given.shape[1]
-    pooled = pooled[np.isfinite(given).any(axis=1) & np.isfinite(others).any(axis=1)]
-    pooled = pooled[np.nanmin(pooled, axis=1) < np.nanmax(pooled, axis=1)] if pooled.size else pooled
-    if not pooled.size:
-        return {"disagreement": 1.0, "difference": 1.0}
+    compared = np.isfinite(given).any(axis=1) & np.isfinite(others).any(axis=1)
+    compared[compared] = np.nanmin(pooled[compared], axis=1) < np.nanmax(pooled[compared], axis=1)
+    names = ["disagreement", "difference"] if scored.any() else ["disagreement"]
+    if not compared.any():
+        return dict.fromkeys(names, 1.0)
+    pooled, scored = pooled[compared], scored[compared]
     source = np.random.default_rng(seed)
     batches = [np.broadcast_to(pooled, (_BATCH, *pooled.shape))] * (PERMUTATIONS // _BATCH)
-    shuffles = [_of_first(source.permuted(each, axis=2), repeats) for each in batches]
+    shuffles = [_of_first(source.permuted(each, axis=2), repeats, scored) for each in batches]
     disagreements, differences = (np.concatenate(each) for each in zip(*shuffles, strict=True))
-    (disagreement,), (difference,) = _of_first(pooled[None], repeats)
-    return {
+    (disagreement,), (difference,) = _of_first(pooled[None], repeats, scored)
+    p_values = {
         "disagreement": _share_as_large(-disagreements, -disagreement),
         "difference": _share_as_large(np.abs(differences), abs(difference)),
     }
+    return {name: p_values[name] for name in names}
 
 
-def _of_first(pooled: Floats, repeats: int) -> tuple[Floats, Floats]:
+def _of_first(pooled: Floats, repeats: int, scored: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Compare the first columns of `[P, Q, columns]` with the others.
 
     Returns:
-        The disagreement within the first columns, and what their mean is above that of the others, `[P]` each.
+        The disagreement within the first columns, and what their mean over the scored questions is above that of the
+        others, `[P]` each.
     """
     differing = known = np.zeros(len(pooled))
     for one, other in combinations(range(repeats), 2):
         apart = np.abs(pooled[:, :, one] - pooled[:, :, other])
         differing, known = differing + (apart > 0).sum(axis=1), known + np.isfinite(apart).sum(axis=1)
-    return differing / np.maximum(known, 1), _known_mean(pooled[:, :, :repeats]) - _known_mean(pooled[:, :, repeats:])
+    scores = pooled[:, scored]
+    return differing / np.maximum(known, 1), _known_mean(scores[:, :, :repeats]) - _known_mean(scores[:, :, repeats:])
 
 
 def _known_mean(values: Floats) -> Floats:

@@ -197,6 +197,17 @@ def test_what_the_order_does_is_told_from_chance() -> None:
     assert order_p_values(steady, np.repeat(steady, 3, axis=1)) == {"disagreement": 1.0, "difference": 1.0}
 
 
+def test_numbers_of_answers_have_no_mean() -> None:
+    given, others = np.zeros((60, 3)), np.arange(540.0).reshape(60, 9)
+    scored = np.zeros(60, dtype=bool)
+    assert [*order_p_values(given, others, scored=scored)] == ["disagreement"]
+    assert [*order_p_values(given, given, scored=scored)] == ["disagreement"]
+    scored[:10] = True  # of those, a third is right in every order
+    others[:10], given[:10, 0], others[:10, ::3] = 0.0, 1.0, 1.0
+    assert order_p_values(given, others, scored=scored)["difference"] > 0.01
+    assert order_p_values(given, others)["difference"] < 0.01
+
+
 def test_smaller_effects_take_more_questions() -> None:
     differences = [1.0] * 10 + [-1.0] * 10 + [0.0] * 80
     few, many = (questions_needed(differences, effect, 0.05) for effect in (0.1, 0.05))

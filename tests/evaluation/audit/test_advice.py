@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -227,6 +228,19 @@ def finding(p: float, questions: int, flip_rate: float = 0.1, noise: float = 0.0
 def test_one_finding_of_the_order_is_worded_by_the_level_that_counts(found: Finding, kind: Kind, said: str) -> None:
     assert found.kind is kind
     assert said in found.answer
+
+
+@pytest.mark.parametrize("with_gold", [0, 20])
+def test_noise_without_gold_answers_is_not_called_order(with_gold: int) -> None:
+    """Answers are numbered as they come, so those of the given order, which comes first, have lower numbers."""
+    questions = [
+        Question(f"Which of {number}?", tuple(map(Segment, "abcd")), answers=("0",) if number < with_gold else ())
+        for number in range(60)
+    ]
+    for seed in range(3):
+        source = random.Random(seed)
+        found = audit(lambda *_, source=source: str(source.randrange(3)), questions, remedies=[])
+        assert not found.effects.order.is_real, seed
 
 
 @pytest.mark.parametrize("count", [1, 12, 62])
