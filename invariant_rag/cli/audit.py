@@ -283,7 +283,7 @@ def _print_diff(found: AuditDiff) -> None:
             "before": str(each.before),
             "after": str(each.after),
             "difference": str(each.difference),
-            "p": f"{each.p:.3f}",
+            "p": "< 0.001" if each.p < 0.001 else f"{each.p:.3f}",
         }
         for each in found.changes
     ]

@@ -325,7 +325,7 @@ def order_p_values(
     """
     scored = np.ones(len(given), dtype=bool) if scored is None else scored
     pooled, repeats = np.hstack([given, others]), given.shape[1]
-    compared = np.isfinite(given).any(axis=1) & np.isfinite(others).any(axis=1)
+    compared = np.asarray(np.isfinite(given).any(axis=1) & np.isfinite(others).any(axis=1))
     compared[compared] = np.nanmin(pooled[compared], axis=1) < np.nanmax(pooled[compared], axis=1)
     names = ["disagreement", "difference"] if scored.any() else ["disagreement"]
     if not compared.any():

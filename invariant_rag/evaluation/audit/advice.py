@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from invariant_rag.evaluation.audit.effects import (
     MAX_LOSS,
     NEGLIGIBLE,
+    REMEDY_LEVEL,
     Effects,
     RemedyEffect,
     choose,
@@ -79,7 +80,7 @@ def advise(measured: Sequence[RemedyMeasures], effects: Effects, questions: int,
     system = measured[0]
     remedies = {each.name: each for each in measured[1:]}
     best = choose(effects)
-    finding = Finding.of(system, effects, questions)
+    finding = Finding.of(system, effects, questions, failures.share if failures.share > MAX_ERRORS else 0.0)
     unreadable = system.measures.get("unreadable")
     if failures.share > MAX_ERRORS:
         choice, headline = "fix the errors", f"Fix the errors first: {failures.share:.0%} of the calls failed."
@@ -155,10 +156,10 @@ def _noise(finding: Finding, system: RemedyMeasures) -> tuple[str, ...]:
 def _against_today(effects: Effects, remedies: dict[str, RemedyMeasures]) -> tuple[str, ...]:
     if not effects.remedies:
         return ("No remedy was tried.",)
-    return tuple(_remedy_sentence(each, remedies[each.name]) for each in effects.remedies)
+    return tuple(_remedy_sentence(each, remedies[each.name], len(effects.remedies)) for each in effects.remedies)
 
 
-def _remedy_sentence(effect: RemedyEffect, measured: RemedyMeasures) -> str:
+def _remedy_sentence(effect: RemedyEffect, measured: RemedyMeasures, remedies: int) -> str:
     found = measured.measures
     cost = f"{_calls(effect)} and {_seconds(found['seconds'].value)} per answer"
     if effect.same_as_today:
@@ -166,6 +167,9 @@ def _remedy_sentence(effect: RemedyEffect, measured: RemedyMeasures) -> str:
     parts = []
     if effect.gain is not None:
         sure = "a gain" if effect.is_better else "a loss" if effect.is_loss else "neither surely a gain nor a loss"
+        if not (effect.is_better or effect.is_loss) and effect.gain.low > 0:
+            corrected = f", corrected for {remedies} remedies" if remedies > 1 else ""
+            sure = f"not surely a gain (p = {effect.p_gain:.3f}{corrected}; below {REMEDY_LEVEL} would count)"
         parts.append(f"accuracy {found['today'].value:.1%}, {_signed(effect.gain)}, {sure}")
     else:
         parts.append("accuracy unknown")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.evaluation.audit.measures import ABOUT
+from invariant_rag.evaluation.audit.measures import ABOUT, COSTS
 from invariant_rag.evaluation.audit.result import Audit
 
 ERRORS = "errors"
@@ -47,7 +47,7 @@ class Condition:
         Condition(text='flip-rate > 5%', measure='flip_rate', comparison='>', limit=0.05)
 
         Raises:
-            InvalidChoice: It is no comparison with a number.
+            InvalidChoice: It is no comparison with a number, or with a number that the measure cannot have.
             UnknownName: There is no such measure.
         """
         found = _FORM.fullmatch(text)
@@ -59,7 +59,13 @@ class Condition:
         measure = name.replace("-", "_")
         if measure not in {ERRORS, *ABOUT}:
             raise UnknownName("measure", name, [each.replace("_", "-") for each in (ERRORS, *ABOUT)])
-        return cls(text, measure, comparison, float(number) / (100 if percent else 1))
+        limit = float(number) / (100 if percent else 1)
+        if measure not in COSTS and limit > 1:
+            raise InvalidChoice(
+                f"{name} is at most 1: expected a limit up to that, or in percent, got {text!r}",
+                hint=f'Write "{name}{comparison}{number}%".' if not percent else "The most is 100%.",
+            )
+        return cls(text, measure, comparison, limit)
 
     def value(self, result: Audit) -> float:
         """Return the measure of an audit.

@@ -73,9 +73,10 @@ def diff_audits(before: str | Path, after: str | Path) -> AuditDiff:
     """Compare the audits in two folders, on the questions that both asked. Questions are matched by text and documents.
 
     Raises:
-        AuditFailed: A folder has no result of an audit, or no question was asked by both.
+        AuditFailed: A folder has no result of an audit, no question was asked by both, or they measure other things.
     """
     first, second = (read_result(check_path("folder", each, error=AuditFailed)) for each in (before, after))
+    _check_alike(first, second)
     ours, theirs = (_by_content(each) for each in (first, second))
     common = [key for key in ours if key in theirs]
     if not common:
@@ -101,6 +102,19 @@ def diff_audits(before: str | Path, after: str | Path) -> AuditDiff:
         steadied=tuple(ours[key]["question"] for key in common if ours[key]["flips"] and not theirs[key]["flips"]),
         unsettled=tuple(ours[key]["question"] for key in common if theirs[key]["flips"] and not ours[key]["flips"]),
     )
+
+
+def _check_alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    """Raise for audits that score answers in different ways, or flip the more often the more orders they try."""
+    for name, own, other in [
+        ("metric", first["metric"], second["metric"]),
+        *((name, first["design"][name], second["design"][name]) for name in ("orders", "repeats")),
+    ]:
+        if own != other:
+            raise AuditFailed(
+                f"{name}: expected the same of both audits, got {own} and {other}",
+                hint=f"Audit one of them again, with the other's --{name}.",
+            )
 
 
 def _by_content(result: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:

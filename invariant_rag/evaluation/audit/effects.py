@@ -208,7 +208,8 @@ def assess(
 
 
 def _order_effect(system: Outcomes, seed: int) -> OrderEffect:
-    p_values = order_p_values(system.given, system.orders, seed, scored=np.isfinite(system.given_scores).any(axis=1))
+    scored = np.asarray(np.isfinite(system.given_scores).any(axis=1))
+    p_values = order_p_values(system.given, system.orders, seed, scored=scored)
     p_slots, p_salted = (variation_p_value(each, seed) for each in (system.slot_scores, system.salted_scores))
     if p_slots is not None:
         p_values["slots"] = p_slots

@@ -49,6 +49,7 @@ class Finding:
         questions: Number of questions that were asked.
         needed: How many would do to see an effect of 10 points, and to rule out flips.
         noise: How likely two calls in the same order are to have different outcomes, if that is more than negligible.
+        failed: Share of the calls that failed, if those were many; else 0.
     """
 
     kind: Kind
@@ -56,15 +57,17 @@ class Finding:
     questions: int
     needed: int
     noise: Estimate | None
+    failed: float = 0.0
 
     @classmethod
-    def of(cls, system: RemedyMeasures, effects: Effects, questions: int) -> Finding:
+    def of(cls, system: RemedyMeasures, effects: Effects, questions: int, failed: float = 0.0) -> Finding:
         """Find what the order does.
 
         Args:
             system: The measures of the system as it is.
             effects: What was tested.
             questions: Number of questions that the measures are about.
+            failed: Share of the calls that failed, if those were many.
         """
         order, found = effects.order, system.measures
         unseen = found["flip_rate"].value == 0 and zero_share_upper_bound(questions) > MAX_UNSEEN_FLIPS
@@ -79,7 +82,7 @@ class Finding:
             kind = Kind.UNKNOWN
         else:
             kind = Kind.NOTHING if noise is None else Kind.NOISE
-        return cls(kind, order.p, questions, needed, noise)
+        return cls(kind, order.p, questions, needed, noise, failed)
 
     @property
     def answer(self) -> str:
@@ -98,7 +101,15 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Whether the order matters, in a sentence."""
+        """Whether the order matters, in a sentence; after another one where many calls failed."""
+        if not self.failed:
+            return self._verdict
+        return (
+            f"{self.failed:.0%} of the calls failed; whether the order makes them fail was not tested. {self._verdict}"
+        )
+
+    @property
+    def _verdict(self) -> str:
         p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}"
         above = f"{p}; below {ORDER_LEVEL} would count"
         if self.kind is Kind.MATTERS:

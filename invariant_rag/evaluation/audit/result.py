@@ -114,7 +114,9 @@ class Reused:
     def __str__(self) -> str:
         said = []
         if self.answers:
-            said.append(f"{counted(self.answers, 'answer')} reused from {self.since or 'an unknown date'}.")
+            said.append(
+                f"{counted(self.answers, 'answer')} reused from {self.since or 'an unknown date'} (--fresh asks anew)."
+            )
         if self.others:
             others = counted(self.others, "answer")
             said.append(f"In the folder, and not used: {others} of another system, or to other questions or options.")

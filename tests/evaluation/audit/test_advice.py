@@ -185,9 +185,20 @@ def test_failed_tries_are_said_and_failed_calls_are_to_be_fixed_first() -> None:
     assert cured.choice == "leave it"
     assert any(each.startswith("33.3% of the tries failed") for each in cured.sections[0][1])
     lost = Failures(100, 30, 7, 220, 150, (("E: x", 150),))
-    assert advice(system, {"sort": (1.0, sort)}, Listing.UNKNOWN, lost).choice == "fix the errors"
+    broken = advice(system, {"sort": (1.0, sort)}, Listing.UNKNOWN, lost)
+    assert broken.choice == "fix the errors"
+    assert broken.verdict.startswith("30% of the calls failed; whether the order makes them fail was not tested. ")
     assert lost.describe(10).startswith("30 calls failed (30.0%), about 7 of 10 questions (70.0%); of the tries")
     assert "150 of 220 tries failed (68.2%): 150 x E: x" in lost.describe(10)
+
+
+def test_a_gain_whose_interval_excludes_zero_and_that_is_not_sure_says_why() -> None:
+    right = np.arange(60) % 2 == 0
+    better = right | (np.arange(60) < 10)
+    system, sort = (fixed(each[:, None].astype(float)) for each in (right, better))
+    said = advice(system, {"sort": (1.0, sort), "vote": (4.0, sort)}, Listing.UNKNOWN).sections[3][1]
+    assert "not surely a gain (p = 0.06" in said[0]
+    assert "corrected for 2 remedies; below 0.02 would count)" in said[0]
 
 
 def finding(p: float, questions: int, flip_rate: float = 0.1, noise: float = 0.0, needed: int = 100) -> Finding:

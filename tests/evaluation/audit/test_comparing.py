@@ -71,6 +71,15 @@ def test_audits_of_other_questions_are_not_compared(folders: tuple[Path, Path], 
         diff_audits(folders[0], tmp_path)
 
 
+@pytest.mark.parametrize(("option", "value"), [("metric", "exact_match"), ("repeats", 2), ("orders", 3)])
+def test_audits_that_measure_other_things_are_not_compared(
+    folders: tuple[Path, Path], tmp_path: Path, option: str, value: str | int
+) -> None:
+    audit(first, records(2, 3), out=tmp_path, **{**FEW, option: value})
+    with pytest.raises(AuditFailed, match=f"{option}: expected the same"):
+        diff_audits(folders[0], tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "holds"),
     [("flip-rate>5%", True), ("flip_rate > 1", False), ("today<0.8", True), ("worst>=0", True), ("errors>0%", False)],
@@ -82,6 +91,11 @@ def test_conditions_compare_a_measure_with_a_number(text: str, holds: bool) -> N
 def test_what_is_no_condition_is_refused() -> None:
     with pytest.raises(InvalidChoice, match="expected a condition"):
         Condition.parse("flip-rate")
+    for text, fix in (("flip-rate>5", "flip-rate>5%"), ("errors > 101%", "100%"), ("today<80", "today<80%")):
+        with pytest.raises(InvalidChoice, match="at most 1") as refused:
+            Condition.parse(text)
+        assert fix in refused.value.hint
+    assert Condition.parse("calls>5").limit == 5
     with pytest.raises(UnknownName, match="flip-rate"):
         Condition.parse("flips>5%")
     bare = [{"question": "q", "segments": ["a", "b"]}]
