@@ -14,6 +14,7 @@ import yaml
 from invariant_rag import audit
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
 from invariant_rag.evaluation.audit.report import write_report
+from invariant_rag.models.embedded import EMBEDDED
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -42,7 +43,7 @@ def blocks(page: Path) -> list[str]:
     """The blocks of Python of a page, with the embedded model in the place of every other."""
     text = page.read_text(encoding="utf-8")
     code = [re.sub(r'from_pretrained\("[^"]*"(, )?', "from_pretrained(", block) for block in CODE.findall(text)]
-    return [re.sub(r'model="[^"]*", ', "", block) for block in code]
+    return [re.sub(r'model="[^"]*", ', f"model={str(EMBEDDED['generator'])!r}, ", block) for block in code]
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
