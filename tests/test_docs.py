@@ -115,6 +115,27 @@ def test_the_pages_of_the_site_load_nothing_from_elsewhere() -> None:
     assert "offline" not in settings["plugins"]  # every page would load a script from unpkg.com
 
 
+@pytest.mark.parametrize(("text", "word"), [("(quantized) weights", "quantized"), ("read `.pdf` files", "pdf")])
+def test_the_search_of_the_site_finds_words_beside_signs(text: str, word: str) -> None:
+    (search,) = (
+        each["search"]
+        for each in yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["plugins"]
+        if "search" in each
+    )
+    assert word in re.split(search["separator"], text)
+
+
+def test_troubleshooting_has_a_heading_for_each_error_that_a_first_user_meets() -> None:
+    page = anchors(DOCS / "how-to" / "solve-problems.md")
+    assert {"gated-model", "out-of-memory", "prompt-too-long", "package-not-installed"} <= page
+
+
+def test_a_figure_that_fits_a_phone_is_not_made_to_scroll() -> None:
+    assert "two_orders.svg){ .fits " in (DOCS / "index.md").read_text(encoding="utf-8")
+    rules = re.findall(r"img:only-child([^) {]*\)?)", (DOCS / "style.css").read_text(encoding="utf-8"))
+    assert rules == [":not(.fits)", ":not(.fits)"]
+
+
 def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path: Path) -> None:
     text = (DOCS / "tutorials" / "audit.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
