@@ -53,7 +53,7 @@ help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## Ask a question over ten chunks of the atlas, then again in ten shuffled orders
-	$(BIN)/invariant-rag ask "$$QUESTION" --docs cookbook/data/atlas --method rotor --k 10 --check-order 10
+	$(BIN)/invariant-rag ask "$$QUESTION" --docs cookbook/data/atlas --model invariant_rag/models/embedded/generator --method rotor --k 10 --check-order 10
 	@$(BIN)/python cookbook/effect/page.py --line
 
 effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (half an hour of one core)

@@ -64,6 +64,18 @@ class NoiseWarning(InvariantRAGError, UserWarning):
     hint = "Remove the randomness of the system (temperature 0, a fixed seed), or audit it with more questions."
 
 
+class ToyModelWarning(InvariantRAGError, UserWarning):
+    """Documents are to be answered by the embedded toy model, whose answers to them mean nothing."""
+
+    hint = "Give a model: --model Qwen/Qwen2.5-7B-Instruct, or model= in Python."
+
+    def __init__(self) -> None:
+        super().__init__(
+            "answered by the embedded toy model, which knows only made-up places; its answers to your documents mean "
+            f"nothing. {self.hint}"
+        )
+
+
 class FieldWarning(InvariantRAGError, UserWarning):
     """A question of an audit has fields that mean nothing there."""
 
@@ -218,7 +230,7 @@ class RetrievalError(InvariantRAGError):
 class DocumentSkipped(InvariantRAGError, UserWarning):
     """A document that could not be read, so that the index is without it. Issued as a warning that names the file."""
 
-    hint = "Repair or remove the file; with strict=True (--strict) such a file is an error."
+    hint = "Repair, convert or remove it; with strict=True (--strict), a document that cannot be read is an error."
 
 
 class InvalidQuestion(InvariantRAGError, ValueError):

@@ -14,6 +14,7 @@ import yaml
 from invariant_rag import audit
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
 from invariant_rag.evaluation.audit.report import write_report
+from invariant_rag.models.embedded import EMBEDDED
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -42,7 +43,7 @@ def blocks(page: Path) -> list[str]:
     """The blocks of Python of a page, with the embedded model in the place of every other."""
     text = page.read_text(encoding="utf-8")
     code = [re.sub(r'from_pretrained\("[^"]*"(, )?', "from_pretrained(", block) for block in CODE.findall(text)]
-    return [re.sub(r'model="[^"]*", ', "", block) for block in code]
+    return [re.sub(r'model="[^"]*", ', f"model={str(EMBEDDED['generator'])!r}, ", block) for block in code]
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -112,6 +113,27 @@ def test_the_pages_of_the_site_load_nothing_from_elsewhere() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert settings["theme"]["font"] is False
     assert "offline" not in settings["plugins"]  # every page would load a script from unpkg.com
+
+
+@pytest.mark.parametrize(("text", "word"), [("(quantized) weights", "quantized"), ("read `.pdf` files", "pdf")])
+def test_the_search_of_the_site_finds_words_beside_signs(text: str, word: str) -> None:
+    (search,) = (
+        each["search"]
+        for each in yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["plugins"]
+        if "search" in each
+    )
+    assert word in re.split(search["separator"], text)
+
+
+def test_troubleshooting_has_a_heading_for_each_error_that_a_first_user_meets() -> None:
+    page = anchors(DOCS / "how-to" / "solve-problems.md")
+    assert {"gated-model", "out-of-memory", "prompt-too-long", "package-not-installed"} <= page
+
+
+def test_a_figure_that_fits_a_phone_is_not_made_to_scroll() -> None:
+    assert "two_orders.svg){ .fits " in (DOCS / "index.md").read_text(encoding="utf-8")
+    rules = re.findall(r"img:only-child([^) {]*\)?)", (DOCS / "style.css").read_text(encoding="utf-8"))
+    assert rules == [":not(.fits)", ":not(.fits)"]
 
 
 def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path: Path) -> None:

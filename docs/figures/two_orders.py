@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import FancyBboxPatch
 from style import COLOURS, DARK, GREY, PALE, figure, save
 
-from invariant_rag import RAG, Prompt
+from invariant_rag import RAG, InvariantModel, Prompt
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def column(axis: Axes, prompt: Prompt, left: float, answers: dict[str, str]) -> 
 
 def main() -> None:
     """Run the model, and draw."""
-    rag = RAG.from_documents([EXAMPLE_DOCUMENTS], retriever="bm25")
+    rag = RAG.from_documents([EXAMPLE_DOCUMENTS], InvariantModel.from_pretrained(), "bm25")
     readers = {
         "the plain model answers": rag.model.with_method("sequential", ordering="given"),
         "with RoToR": rag.model,

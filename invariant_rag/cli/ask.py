@@ -10,9 +10,10 @@ import typer
 
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text
+from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text, print_warning
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, Asked, asked
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
+from invariant_rag.errors import ToyModelWarning
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.rag.text import truncate
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.rag.citations import Citation
     from invariant_rag.rag.pipeline import RAG, Answer
+    from invariant_rag.segments import Prompt
 
 
 def ask(
@@ -86,7 +88,9 @@ def ask(
                 answer = rag.ask(question, max_new_tokens=max_new_tokens)
             if not as_json:
                 _print_answer(answer)
-        check = _check(rag, question, check_order, max_new_tokens) if check_order else None
+        prompt = rag.prompt(question) if check_order else None
+        one_order = prompt is not None and len(prompt.segments) < 2 and not as_json
+        check = _check(rag.model, prompt, check_order, max_new_tokens) if prompt and not one_order else None
     described = _describe(rag.model)
     if as_json:
         document = {"question": question, "model": described, **answer.as_dict(), "order_check": None}
@@ -96,6 +100,8 @@ def ask(
         print_json(document)
     else:
         print_text(", ".join(f"{key} {value}" for key, value in described.items()), style="dim")
+        if one_order:
+            print_text("\nOrder check: one chunk has one order, so there is nothing to compare", style="bold")
         if check:
             _print_check(check, described["method"])
     if check and check.broken:
@@ -130,6 +136,8 @@ def load_rag(
         )
         indexed = perf_counter()
     print_skipped(skipped)
+    if model is None and wanted.paths != [EXAMPLE_DOCUMENTS]:
+        print_warning(str(ToyModelWarning()))
     with progress_bar("Loading model"):
         loaded = InvariantModel.from_pretrained(model, **loading_options)
     return RAG(loaded, index, k), {"index": indexed - start, "load": perf_counter() - indexed}
@@ -149,11 +157,10 @@ def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:
     _print_citations(cite("".join(pieces), question, prompt.segments, order))
 
 
-def _check(rag: RAG, question: str, orders: int, max_new_tokens: int) -> OrderCheck:
+def _check(model: InvariantModel, prompt: Prompt, orders: int, max_new_tokens: int) -> OrderCheck:
     from invariant_rag.evaluation.order_check import check_order
 
-    prompt = rag.prompt(question)
-    return check_order(rag.model, prompt, orders, progress=progress_bar, max_new_tokens=max_new_tokens)
+    return check_order(model, prompt, orders, progress=progress_bar, max_new_tokens=max_new_tokens)
 
 
 def _describe(model: InvariantModel) -> dict[str, str]:
@@ -197,15 +204,21 @@ def _print_check(check: OrderCheck, method: str) -> None:
             f"  this method: {check.orders + 1} of {check.orders + 1} outputs identical, bit for bit", style="green"
         )
     else:
-        print_text(f"  this method: {check.distinct} different outputs", style="red" if check.promised else "yellow")
+        print_text(f"  this method: {_outputs(check.distinct)}", style="red" if check.promised else "yellow")
         _print_counts(check.answers)
-    print_text(f"  plain model: {check.plain_distinct} different outputs, with these answers", style="yellow")
+    one = check.plain_distinct == 1
+    answers = "this answer" if one else "these answers"
+    print_text(f"  plain model: {_outputs(check.plain_distinct)}, with {answers}", style="" if one else "yellow")
     _print_counts(check.plain_answers)
     plain, ours = (_changed(answers) for answers in (check.plain_answers, check.answers))
     print_text(
         f"\nThe plain model changed its answer in {plain} of {check.orders + 1} orders; {method} in {ours}.",
         style="bold",
     )
+
+
+def _outputs(distinct: int) -> str:
+    return "1 output" if distinct == 1 else f"{distinct} different outputs"
 
 
 def _changed(answers: Sequence[tuple[str, int]]) -> str:

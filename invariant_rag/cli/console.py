@@ -77,9 +77,13 @@ def print_note(message: str) -> None:
 
 def print_skipped(errors: Iterable[InvariantRAGError]) -> None:
     """Print in yellow, to stderr, which documents could not be read."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     for error in errors:
-        console.print(Text(clean(f"skipped {error}"), style="yellow"))
+        print_warning(f"skipped {error}")
+
+
+def print_warning(message: str) -> None:
+    """Print a warning in yellow, to stderr."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(message), style="yellow"))
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def asked(question: str | None, paths: Iterable[Path], retriever: str | None) ->
     if question is None or not given:
         missing = "a question" if question is None else "--docs"
         raise typer.BadParameter(
-            f'{missing} is missing: invariant-rag ask "Who approves travel?" --docs FOLDER. '
+            f'{missing} is missing: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. '
             "Without both, the example of the package is asked."
         )
     return Asked(question, given, retriever or "faiss")

@@ -9,7 +9,7 @@ import typer
 
 from invariant_rag.checks import MOST_CALLS, require_extra
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
+from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
 from invariant_rag.files import encode_json, make_folder, write_file
 
@@ -55,6 +55,11 @@ def speed(
         if out is not None:
             require_extra("matplotlib", "plots")
             make_folder(out)
+        print_note(
+            f"measuring {', '.join(chosen)} against the plain model: first token, {new_tokens} further tokens and peak "
+            f"memory, {', '.join(f'{each.tokens} tokens in {each.segments} segments' for each in configs)}, shape "
+            f"{shape}, {dtype} on {device}, rounds: {repeats}; random weights, nothing is downloaded"
+        )
         measured = [as_data(config, *measure(config, chosen, progress_bar)) for config in configs]
         if out is not None:
             write_file(out / "speed.json", encode_json(measured, indent=1) + b"\n")

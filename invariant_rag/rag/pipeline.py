@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import check_number, check_text
-from invariant_rag.errors import InvalidChoice, RetrievalError, UnknownName, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.rag.citations import Citation, cite
 from invariant_rag.rag.documents import chunk_documents, load_documents
@@ -153,7 +154,7 @@ class RAG:
 
         Args:
             paths: Files (`.txt`, `.md`, `.jsonl`, `.pdf`) and folders.
-            model: A model, a model id, a local folder, or None for the embedded model.
+            model: A model, a model id, a local folder, or None for the embedded toy model, with a `ToyModelWarning`.
             retriever: "faiss", "bm25", or a function that builds a retriever from a list of chunks. Pass an existing
                 retriever to `RAG(model, retriever)`.
             k: Number of chunks to retrieve.
@@ -176,6 +177,8 @@ class RAG:
                 hint="Use model.with_method(...) first.",
             )
         index = index_documents(paths, retriever, max_chars=max_chars, overlap=overlap, strict=strict)
+        if model is None:
+            warnings.warn(ToyModelWarning(), stacklevel=2)
         loaded = model if isinstance(model, InvariantModel) else InvariantModel.from_pretrained(model, **model_options)
         return cls(loaded, index, k, system=system)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,15 +59,16 @@ def load_documents(
 ) -> list[Document]:
     """Read documents from files and folders.
 
-    Folders are searched recursively, sorted by path, without hidden files and other suffixes; links to folders are not
-    followed. A file that is given or found twice is read once. A PDF gives one document per page with text. A file, a
-    page of a PDF, or a line of a .jsonl file that cannot be read is skipped and reported.
+    Folders are searched recursively, sorted by path, without hidden files; links to folders are not followed. Files of
+    other types are left out, and one report names how many there are and their suffixes; with `strict`, too. A file
+    that is given or found twice is read once. A PDF gives one document per page with text. A file, a page of a PDF, or
+    a line of a .jsonl file that cannot be read is skipped and reported.
 
     Args:
         paths: One path or several, of files (`.txt`, `.md`, `.jsonl`, `.pdf`) or folders.
         strict: Whether what cannot be read is an error.
-        on_skipped: Called with the error of each file, page and line that is skipped. Default: a `DocumentSkipped`
-            warning.
+        on_skipped: Called with the error of each file, page and line that is skipped, and once for all files of other
+            types. Default: a `DocumentSkipped` warning.
 
     Returns:
         The documents, in the order of the paths.
@@ -79,7 +81,10 @@ def load_documents(
         raise RetrievalError(f"expected paths of documents, got {type(paths).__name__}")
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     roots = [check_path("path of documents", each, error=RetrievalError) for each in given]
-    found: list[Path | RetrievalError] = [each for root in roots for each in _list_files(root)]
+    found: list[Path | RetrievalError] = []
+    others: set[str] = set()
+    for root in roots:
+        found += _search_folder(root, others) if _is_folder(root) else [root]
     files = {_resolved(each): each for each in found if isinstance(each, Path)}
     failed = [each for each in found if isinstance(each, RetrievalError)]
     if not files and not failed:
@@ -97,7 +102,20 @@ def load_documents(
         raise failed[0] if len(failed) == 1 else _nothing_left(failed)
     for error in failed:
         on_skipped(error)
+    if others:
+        on_skipped(_of_other_types(others))
     return documents
+
+
+def _of_other_types(files: Iterable[str]) -> RetrievalError:
+    counts = Counter(os.path.splitext(each)[1].lower() or "no suffix" for each in files)  # noqa: PTH122
+    named = ", ".join(f"{suffix} ({count})" for suffix, count in counts.most_common(8))
+    more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
+    plural = "s" if counts.total() > 1 else ""
+    return RetrievalError(
+        f"{counts.total()} file{plural} of other types: {named}{more}; read are {_supported_suffixes()}",
+        hint="Convert to one of these what is to be read.",
+    )
 
 
 def _nothing_left(failed: list[RetrievalError]) -> RetrievalError:
@@ -108,14 +126,6 @@ def _nothing_left(failed: list[RetrievalError]) -> RetrievalError:
 def _resolved(file: Path) -> str:
     # Not Path.resolve(), which recurses into deep folders.
     return os.path.realpath(file)
-
-
-def _list_files(path: Path) -> Iterator[Path | RetrievalError]:
-    """Yield the supported files in a folder, or the file itself."""
-    if _is_folder(path):
-        yield from _search_folder(path)
-    else:
-        yield path
 
 
 def check_documents(paths: Iterable[str | Path]) -> None:
@@ -149,8 +159,11 @@ def _is_folder(path: Path) -> bool:
     return False
 
 
-def _search_folder(folder: Path) -> list[Path | RetrievalError]:
-    """Return the supported files below a folder, sorted by path, and the folders that cannot be listed."""
+def _search_folder(folder: Path, others: set[str]) -> list[Path | RetrievalError]:
+    """Return the supported files below a folder, sorted by path, and the folders that cannot be listed.
+
+    Files of other types are added to `others`.
+    """
     found: list[Path] = []
     failed: list[RetrievalError] = []
     folders = [str(folder)]
@@ -163,8 +176,11 @@ def _search_folder(folder: Path) -> list[Path | RetrievalError]:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
-                    elif os.path.splitext(entry.name)[1].lower() in _READERS and entry.is_file():  # noqa: PTH122
-                        found.append(Path(entry.path))
+                    elif entry.is_file():
+                        if os.path.splitext(entry.name)[1].lower() in _READERS:  # noqa: PTH122
+                            found.append(Path(entry.path))
+                        else:
+                            others.add(_resolved(Path(entry.path)))
         except OSError as error:
             failed.append(RetrievalError(f"{current}: cannot be listed: {error.strerror or error}"))
     return [*failed, *sorted(found)]

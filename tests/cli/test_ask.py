@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from invariant_rag import __version__
 from invariant_rag.cli import app
-from invariant_rag.cli.ask import _print_citations, _print_counts
+from invariant_rag.cli.ask import _print_check, _print_citations, _print_counts
 from invariant_rag.cli.console import print_table, print_text
+from invariant_rag.evaluation.order_check import OrderCheck
 from invariant_rag.interventions import INTERVENTIONS
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Given
@@ -107,6 +108,19 @@ def test_check_order_compares_with_the_plain_model(ask: Run) -> None:
         printed.stdout.splitlines()[-1]
         == f"The plain model changed its answer in {changed} of 6 orders; rotor in none."
     )
+
+
+def test_one_chunk_has_one_order_and_one_output_is_one(ask: Run) -> None:
+    printed = ask("--check-order", 5, "--k", 1)
+    assert printed.exit_code == 0, printed.output
+    assert printed.stdout.splitlines()[-1] == "Order check: one chunk has one order, so there is nothing to compare"
+    assert "Asking" not in printed.stderr
+    assert json.loads(ask("--check-order", 5, "--k", 1, "--json").stdout)["order_check"]["identical"]
+
+
+def test_one_output_is_not_several(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_check(OrderCheck(1, 0, True, 1, (("x", 2),), 1, (("x", 2),)), "rotor")
+    assert "plain model: 1 output, with this answer" in capsys.readouterr().out
 
 
 def test_a_broken_promise_ends_with_code_1_and_says_so(ask: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.cli import app
 from invariant_rag.cli.console import handle_errors
 from invariant_rag.errors import ContextOverflow, InvalidPrompt, OutOfMemory, UnsupportedModel
+from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.testing import toy_tokenizer
 
 
@@ -74,6 +75,19 @@ def test_a_wrong_name_and_a_gated_model_are_told_apart(hub: str, tmp_path: Path)
 
 def ask(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["ask", *map(str, arguments)])
+
+
+def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothing(docs: Path) -> None:
+    asked = ("Who?", "--docs", docs, "--retriever", "bm25", "--max-new-tokens", 1)
+    result = ask(*asked)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("answered by the embedded toy model") == 1
+    assert "Give a model: --model" in result.stderr
+    assert "toy" not in result.stdout
+    for silent in ((*asked, "--model", EMBEDDED["generator"]), ("--max-new-tokens", 1)):  # by name; the example
+        result = ask(*silent)
+        assert result.exit_code == 0, result.output
+        assert "toy" not in result.stderr
 
 
 def test_without_a_network_a_name_is_to_be_downloaded_elsewhere() -> None:

@@ -141,11 +141,13 @@ def test_more_chunks_than_64_bits_count_are_all_there_are(docs: Path, tiny_folde
 def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path: Path, tiny_folder: Path) -> None:
     (tmp_path / "good.txt").write_text("The mill of Brenn.")
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (tmp_path / "page.html").write_text("The mill of Brenn.")
     fixed = ["ask", "Who?", "--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 1]
     result = run(*fixed)
     assert result.exit_code == 0, result.output
     assert "skipped" in result.stderr
     assert "bad.pdf: cannot be read as PDF" in result.stderr
+    assert "skipped 1 file of other types: .html (1); read are" in result.stderr
     assert "bad.pdf: cannot be read as PDF" in refused(*fixed, "--strict")
 
 

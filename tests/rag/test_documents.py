@@ -104,9 +104,15 @@ def test_a_pdf_gives_one_document_per_page_that_has_text(tmp_path):
 
 
 def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_path):
-    for name in ("b.txt", "a/z.md", "a/c.TXT", "picture.png", ".hidden.txt", ".git/inside.txt"):
+    others = ("picture.png", "a/PAGE.PNG", "LICENSE")
+    for name in ("b.txt", "a/z.md", "a/c.TXT", *others, ".hidden.txt", ".git/inside.txt"):
         write(tmp_path / name, name)
-    assert [document.text for document in load_documents(str(tmp_path))] == ["a/c.TXT", "a/z.md", "b.txt"]
+    skipped: list[RetrievalError] = []
+    for strict in (False, True):
+        loaded = load_documents([str(tmp_path), tmp_path / "a"], strict=strict, on_skipped=skipped.append)
+        assert [document.text for document in loaded] == ["a/c.TXT", "a/z.md", "b.txt"]
+    expected = "3 files of other types: .png (2), no suffix (1); read are .jsonl, .md, .pdf, .txt"
+    assert [*map(str, skipped)] == [expected] * 2
 
 
 def test_a_file_that_is_named_twice_is_read_once(tmp_path):

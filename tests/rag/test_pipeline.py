@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from invariant_rag import RAG, Answer, InvariantModel, Segment
-from invariant_rag.errors import RetrievalError, UnknownName, UnsupportedCombination
+from invariant_rag.errors import RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
 from invariant_rag.rag.pipeline import RETRIEVERS, index_documents
 from invariant_rag.rag.retrieval import BM25Retriever, Retriever
 
@@ -160,6 +160,12 @@ def test_an_unknown_retriever_is_refused_with_the_list_of_names(docs: Path, retr
 def test_options_for_a_model_that_is_loaded_already_are_refused(docs: Path, model: InvariantModel) -> None:
     with pytest.raises(UnsupportedCombination, match="method"):
         RAG.from_documents(docs, model, method="pine")
+
+
+def test_documents_without_a_model_are_answered_by_a_toy_that_says_so(docs: Path) -> None:
+    with pytest.warns(ToyModelWarning, match="knows only made-up places") as caught:
+        RAG.from_documents(docs, retriever="bm25")
+    assert [each.filename for each in caught] == [__file__]
 
 
 def test_a_missing_folder_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

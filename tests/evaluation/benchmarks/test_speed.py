@@ -43,6 +43,8 @@ def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
     methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
     result = CliRunner().invoke(app, [*words.split(), *methods, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("measuring rotor, pine, ape against the plain model: first token, 2 further tokens")
+    assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
     assert "rotor, warm set" in result.output
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
     measured = json.loads((tmp_path / "speed.json").read_text())
