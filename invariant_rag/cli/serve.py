@@ -59,7 +59,21 @@ def serve(
     redis_url: Annotated[
         str | None, typer.Option(help="Or in a Redis. A password stands in a variable: redis://:$PASSWORD@host:6379/0.")
     ] = None,
-    together: Annotated[int, typer.Option(min=1, help="Requests to decode as one batch.")] = 8,
+    together: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Requests to decode as one batch. Under load, what else is in it may change log-probabilities by "
+            "rounding, about 1e-6 in float32; see --deterministic.",
+        ),
+    ] = 8,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Read and decode prompts one by one: slower under load, but no request changes a bit of another's answer.",
+        ),
+    ] = False,
     vllm: Annotated[
         str | None,
         typer.Option(
@@ -141,6 +155,7 @@ def serve(
             overflow=overflow,
             dtype=dtype,
             device_map=device_map,
+            deterministic=deterministic,
             cache_gb=cache_gb,
             cache_folder=cache_folder,
             redis_url=redis_url,
