@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from invariant_rag.checks import SEEDS
 
@@ -26,6 +26,13 @@ class Request(BaseModel):
     """What all requests share: no field that is not known, no value that has to be converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    @field_validator("n", "stream", "tools", "documents", "invariant", mode="before", check_fields=False)
+    @classmethod
+    def _null_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        """Take null for the default, as OpenAI's API does."""
+        field = cls.model_fields[str(info.field_name)]
+        return field.get_default(call_default_factory=True) if value is None and not field.is_required() else value
 
 
 class Document(Request):
@@ -93,6 +100,8 @@ class CalledFunction(Request):
 
     name: str
     arguments: str = "{}"
+    parsed_arguments: Any = None
+    """What `parse()` of the openai package has beside them; ignored."""
 
 
 class Called(Request):
@@ -119,6 +128,8 @@ class Message(Request):
     function_call: None = None
     annotations: list[Any] | None = None
     citations: list[Any] | None = None
+    parsed: Any = None
+    """What `parse()` of the openai package makes of the content."""
 
 
 class InvariantOptions(Request):
