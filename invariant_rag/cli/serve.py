@@ -71,7 +71,7 @@ def serve(
         bool,
         typer.Option(
             "--deterministic",
-            help="Read and decode prompts one by one: slower under load, but no request changes a bit of another's answer.",
+            help="Read and decode prompts one by one: slower under load, but other requests change no bit.",
         ),
     ] = False,
     vllm: Annotated[
@@ -93,7 +93,13 @@ def serve(
     max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get 429.")] = 64,
     max_body_mb: Annotated[float, typer.Option(min=0.001, help="Longest body; longer ones get 413.")] = 4.0,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt; longer ones get 413.", show_default="the context window")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Longest prompt of a chat, a completion or a judge, with its documents; longer ones get 413. Overflow "
+            "cuts to the context window only, never to this limit.",
+            show_default="the context window",
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens that a request may ask for.")] = 4096,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer; then 504.")] = 300.0,

@@ -15,7 +15,7 @@ from invariant_rag.segments import SegmentSet
 from tests.server.conftest import FLAGS, QUESTION, ask, content_of
 
 ORDERS = list(permutations(FLAGS[:3]))
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "search",
