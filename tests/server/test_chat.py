@@ -270,7 +270,10 @@ def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
         ({"n": 9}, "n: expected at most 8, got 9"),
         ({"max_tokens": 5000}, "max_tokens: expected at most 4096"),
         ({"max_tokens": 4096}, "context"),
-        ({"frequency_penalty": 1.0}, "frequency_penalty: expected less than or equal to 0"),
+        ({"frequency_penalty": 1.0}, "frequency_penalty: not supported"),
+        ({"presence_penalty": -1}, "presence_penalty: not supported"),
+        ({"logit_bias": {"1": 5}}, "logit_bias: not supported"),
+        ({"top_logprobs": 5}, "top_logprobs: not supported, expected 0 or nothing: only the tokens that were chosen"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]: Input tag"),
         ({"messages": [{"role": "system", "content": "Hello."}]}, "expected a user message"),
@@ -296,11 +299,12 @@ def test_another_model_is_not_found(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="large", messages=[{"role": "user", "content": "Hello."}])
 
 
-def test_null_means_the_default(http: httpx.Client) -> None:
+def test_null_means_the_default_and_some_fields_are_ignored(http: httpx.Client) -> None:
     nulls = {"n": None, "stream": None, "documents": None, "invariant": None}
     chat = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4}
     for path, body, more in (
         ("/v1/chat/completions", chat, {**nulls, "tools": None}),
+        ("/v1/chat/completions", chat, {"prompt_cache_key": "a", "safety_identifier": "b", "logit_bias": {}}),
         ("/v1/completions", {"prompt": QUESTION, "max_tokens": 4}, nulls),
         ("/tokenize", {"messages": chat["messages"]}, {"documents": None, "tools": None}),
         ("/v1/judge", {"answers": ["a", "b"]}, {"invariant": None}),
