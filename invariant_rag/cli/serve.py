@@ -59,7 +59,21 @@ def serve(
     redis_url: Annotated[
         str | None, typer.Option(help="Or in a Redis. A password stands in a variable: redis://:$PASSWORD@host:6379/0.")
     ] = None,
-    together: Annotated[int, typer.Option(min=1, help="Requests to decode as one batch.")] = 8,
+    together: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Requests to decode as one batch. Under load, what else is in it may change log-probabilities by "
+            "rounding, about 1e-6 in float32; see --deterministic.",
+        ),
+    ] = 8,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Read and decode prompts one by one: slower under load, but other requests change no bit.",
+        ),
+    ] = False,
     vllm: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +93,13 @@ def serve(
     max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get 429.")] = 64,
     max_body_mb: Annotated[float, typer.Option(min=0.001, help="Longest body; longer ones get 413.")] = 4.0,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt; longer ones get 413.", show_default="the context window")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Longest prompt of a chat, a completion or a judge, with its documents; longer ones get 413. Overflow "
+            "cuts to the context window only, never to this limit.",
+            show_default="the context window",
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens that a request may ask for.")] = 4096,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer; then 504.")] = 300.0,
@@ -141,6 +161,7 @@ def serve(
             overflow=overflow,
             dtype=dtype,
             device_map=device_map,
+            deterministic=deterministic,
             cache_gb=cache_gb,
             cache_folder=cache_folder,
             redis_url=redis_url,

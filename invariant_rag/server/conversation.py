@@ -32,7 +32,7 @@ from invariant_rag.server.settings import Settings
 
 _FIELDS: Mapping[str, Any] = {
     "name": True,
-    "tool_calls": {"__all__": {"id", "type", "function"}},
+    "tool_calls": {"__all__": {"id": True, "type": True, "function": {"name", "arguments"}}},
     "tool_call_id": True,
     "reasoning_content": True,
 }

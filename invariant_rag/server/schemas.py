@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from invariant_rag.checks import SEEDS
 
-Neutral = Annotated[float | None, Field(ge=0, le=0)]
-"""A field of OpenAI's that has no meaning here: only the value that changes nothing."""
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _only(*neutral: Any, why: str) -> AfterValidator:
+    """Return what refuses the values of a field of OpenAI's that would change something, and says why."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            raise ValueError(f"not supported, expected {neutral[-1]} or nothing: {why}")
+        return value
+
+    return AfterValidator(check)
+
+
+_CHOSEN = "only the tokens that were chosen have log-probabilities"
+_PENALTY = "tokens are not weighed by what was said before, except by repetition_penalty"
+Penalty = Annotated[float | None, _only(0.0, why=_PENALTY)]
 
 
 def _within_seeds(seed: int) -> int:
@@ -26,6 +40,13 @@ class Request(BaseModel):
     """What all requests share: no field that is not known, no value that has to be converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    @field_validator("n", "stream", "tools", "documents", "invariant", mode="before", check_fields=False)
+    @classmethod
+    def _null_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        """Take null for the default, as OpenAI's API does."""
+        field = cls.model_fields[str(info.field_name)]
+        return field.get_default(call_default_factory=True) if value is None and not field.is_required() else value
 
 
 class Document(Request):
@@ -93,6 +114,8 @@ class CalledFunction(Request):
 
     name: str
     arguments: str = "{}"
+    parsed_arguments: Any = None
+    """What `parse()` of the openai package has beside them; ignored."""
 
 
 class Called(Request):
@@ -119,6 +142,8 @@ class Message(Request):
     function_call: None = None
     annotations: list[Any] | None = None
     citations: list[Any] | None = None
+    parsed: Any = None
+    """What `parse()` of the openai package makes of the content."""
 
 
 class InvariantOptions(Request):
@@ -212,9 +237,11 @@ class Decoding(Request):
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     seed: Annotated[int, AfterValidator(_within_seeds)] | None = None
     user: str | None = None
-    frequency_penalty: Neutral = None
-    presence_penalty: Neutral = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    frequency_penalty: Penalty = None
+    presence_penalty: Penalty = None
+    logit_bias: Annotated[dict[str, float] | None, _only({}, why="tokens are weighed by the model alone")] = None
 
     @property
     def stops(self) -> list[str]:
@@ -233,8 +260,7 @@ class ChatRequest(Decoding):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
-    """Only the tokens that were chosen have log-probabilities."""
+    top_logprobs: Annotated[int | None, _only(0, why=_CHOSEN)] = None
     response_format: ResponseFormat | None = None
     tools: list[FunctionTool] = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
@@ -250,7 +276,7 @@ class CompletionRequest(Decoding):
     """`POST /v1/completions`. The documents stand before the prompt, or are parts of it."""
 
     prompt: str | list[TokenId] | list[Part] | list[str] | list[list[TokenId]]
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    logprobs: Annotated[int | None, _only(0, 1, why=_CHOSEN)] = None
     echo: Literal[False] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     suffix: None = None

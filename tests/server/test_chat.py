@@ -15,7 +15,7 @@ from invariant_rag.segments import SegmentSet
 from tests.server.conftest import FLAGS, QUESTION, ask, content_of
 
 ORDERS = list(permutations(FLAGS[:3]))
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "search",
@@ -222,6 +222,23 @@ def test_results_of_tools_may_hold_documents(client: openai.OpenAI) -> None:
     assert replies[0].invariant["sets"] == [3]
 
 
+def test_what_parse_returned_is_taken_back_and_not_read(client: openai.OpenAI, http: httpx.Client) -> None:
+    strict: Any = {"type": "function", "function": {**SEARCH["function"], "strict": True}}
+    asked: Any = [{"role": "user", "content": QUESTION}]
+    tools: Any = {"tools": [strict], "tool_choice": "required"}
+    reply = client.chat.completions.parse(model="small", messages=asked, max_tokens=64, **tools)
+    plain = reply.choices[0].message.to_dict()
+    parsed = [call["function"].pop("parsed_arguments") for call in plain["tool_calls"]]  # type: ignore[attr-defined]
+    assert parsed[0]["town"] in {"Ostra", "Brenn"}
+    said = reply.choices[0].message.to_dict() | {"parsed": {"colour": "white"}}
+
+    def read(message: Any) -> Any:
+        return http.post("/tokenize", json={"messages": [*asked, message, *asked]}).json()["tokens"]
+
+    assert "parsed_arguments" in str(said)
+    assert read(said) == read(plain)
+
+
 def test_a_request_chooses_how_its_documents_are_read(client: openai.OpenAI, embedded: InvariantModel) -> None:
     question, documents = "When does the ferry to Ostra leave?", FLAGS[::-1]
     plain = ask(client, documents, question, extra_body={"invariant": {"method": "sequential"}})
@@ -253,7 +270,10 @@ def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
         ({"n": 9}, "n: expected at most 8, got 9"),
         ({"max_tokens": 5000}, "max_tokens: expected at most 4096"),
         ({"max_tokens": 4096}, "context"),
-        ({"frequency_penalty": 1.0}, "frequency_penalty: expected less than or equal to 0"),
+        ({"frequency_penalty": 1.0}, "frequency_penalty: not supported"),
+        ({"presence_penalty": -1}, "presence_penalty: not supported"),
+        ({"logit_bias": {"1": 5}}, "logit_bias: not supported"),
+        ({"top_logprobs": 5}, "top_logprobs: not supported, expected 0 or nothing: only the tokens that were chosen"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]: Input tag"),
         ({"messages": [{"role": "system", "content": "Hello."}]}, "expected a user message"),
@@ -277,3 +297,24 @@ def test_what_cannot_be_answered_is_refused_by_name(change: dict[str, Any], name
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="small"):
         client.chat.completions.create(model="large", messages=[{"role": "user", "content": "Hello."}])
+
+
+def test_null_means_the_default_and_some_fields_are_ignored(http: httpx.Client) -> None:
+    nulls = {"n": None, "stream": None, "documents": None, "invariant": None}
+    chat = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4}
+    for path, body, more in (
+        ("/v1/chat/completions", chat, {**nulls, "tools": None}),
+        ("/v1/chat/completions", chat, {"prompt_cache_key": "a", "safety_identifier": "b", "logit_bias": {}}),
+        ("/v1/completions", {"prompt": QUESTION, "max_tokens": 4}, nulls),
+        ("/tokenize", {"messages": chat["messages"]}, {"documents": None, "tools": None}),
+        ("/v1/judge", {"answers": ["a", "b"]}, {"invariant": None}),
+    ):
+        plain, given = (http.post(path, json=each).json() for each in (body, body | more))
+        assert _told(given) == _told(plain)
+    wrong = http.post("/v1/rerank", json={"query": QUESTION, "documents": None})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "documents")
+
+
+def _told(reply: dict[str, Any]) -> dict[str, Any]:
+    assert "error" not in reply
+    return {name: value for name, value in reply.items() if name not in ("id", "created", "usage")}

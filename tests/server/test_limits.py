@@ -95,6 +95,11 @@ def test_bodies_and_prompts_that_are_too_long_are_refused(limited: httpx.Client)
     response = limited.post(CHAT, json=body(documents=["word " * 500]), headers=bearer("key-of-ada"))
     assert response.status_code == 413
     assert "at most 600 tokens" in response.json()["error"]["message"]
+    for by in ("letters", "texts"):
+        judged = {"question": QUESTION, "answers": ["word " * 500, "b"], "by": by}
+        response = limited.post("/v1/judge", json=judged, headers=bearer("key-of-ada"))
+        assert response.status_code == 413
+        assert "at most 600 tokens" in response.json()["error"]["message"]
 
 
 def test_a_body_that_comes_too_slowly_is_refused(limited: httpx.Client) -> None:

@@ -395,7 +395,7 @@ def test_wrong_choices_are_refused_at_the_start(api: ScriptedAPI, monkeypatch: p
         Upstream(api.url, ordering="given")
     with pytest.raises(UpstreamFailed, match="cannot be reached"):
         Upstream("http://127.0.0.1:9/v1")
-    for wrong in ({"dtype": "float32"}, {"cache_gb": 2.0}, {"vllm": "http://127.0.0.1:9"}):
+    for wrong in ({"dtype": "float32"}, {"deterministic": True}, {"cache_gb": 2.0}, {"vllm": "http://127.0.0.1:9"}):
         with pytest.raises(InvalidChoice):
             EngineConfig(upstream=api.url, **wrong)
     with pytest.raises(InvalidChoice, match="votes"):

@@ -24,8 +24,17 @@ UPSTREAM_KEY_VARIABLE = "INVARIANT_RAG_UPSTREAM_KEY"
 
 _DEFAULT_NAME = "invariant-rag"
 _MEANINGLESS = {
-    "vllm": ("dtype", "cache_gb", "together", "votes"),
-    "upstream": ("overflow", "dtype", "device_map", "cache_gb", "cache_folder", "redis_url", "together"),
+    "vllm": ("dtype", "deterministic", "cache_gb", "together", "votes"),
+    "upstream": (
+        "overflow",
+        "dtype",
+        "device_map",
+        "deterministic",
+        "cache_gb",
+        "cache_folder",
+        "redis_url",
+        "together",
+    ),
     None: ("votes",),
 }
 """Fields that say nothing of an engine on vLLM, of one behind an API, and of one in process."""
@@ -46,6 +55,7 @@ class EngineConfig:
         overflow: What happens to documents that do not fit.
         dtype: Of the weights, as for `InvariantModel.from_pretrained`.
         device_map: Where they are, as for `InvariantModel.from_pretrained`.
+        deterministic: Whether prompts are read and decoded one by one, as for `InvariantModel`.
         cache_gb: Gigabytes of keys and values in memory, of all tenants together.
         cache_folder: Where they are kept on disk, too. None: nowhere. With `vllm`, the folder that its connector
             reads, as this process sees it; None: as vLLM sees it.
@@ -66,6 +76,7 @@ class EngineConfig:
     overflow: Overflow = "error"
     dtype: str = "auto"
     device_map: str = "auto"
+    deterministic: bool = False
     cache_gb: float = 1.0
     cache_folder: Path | None = None
     redis_url: str | None = None
@@ -115,7 +126,7 @@ def _in_process(config: EngineConfig, settings: Settings) -> Engine:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.server.engines.in_process import InProcess
 
-    choices = {name: getattr(config, name) for name in ("ordering", "overflow", "dtype", "device_map")}
+    choices = {name: getattr(config, name) for name in ("ordering", "overflow", "dtype", "device_map", "deterministic")}
     lm = InvariantModel.from_pretrained(config.model, method=config.method or "rotor", **choices)
     tenants = sorted(set(settings.keys.values())) or [""]
     size = int(config.cache_gb * (1 << 30) / len(tenants))

@@ -25,7 +25,7 @@ from invariant_rag.generation.streaming import (
 )
 from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.generation.tools import ToolCalling
-from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
+from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.prompts.labels import Labels, translate_stream
@@ -38,6 +38,8 @@ from invariant_rag.server.schema_limits import MOST_MASKED, check_masked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from invariant_rag.generation.prepare import PreparedPrompt
 
 _QUICK = MOST_MASKED / 20
 """What compiles in about a second."""
@@ -167,16 +169,41 @@ class ModelEngine(ABC):
         return list(lm.prepare(_Request(self, lm, call).prompt).input_ids)
 
     def judge(self, call: JudgeCall) -> Verdict:
-        """Compare answers; see `Judge`."""
+        """Compare answers; see `Judge`.
+
+        Raises:
+            TooLarge: A prompt of the judge is longer than the server allows.
+        """
         lm = self.model_for(call.choices)
         explain = bool(call.explain_tokens)
         options: dict[str, Any] = {"max_new_tokens": call.explain_tokens} if explain else {}
         with about("criteria"):
-            judge = Judge(lm, criteria=DEFAULT_CRITERIA if call.criteria is None else call.criteria, by=call.by)
+            criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
+            judge = _LimitedJudge(lm, criteria, call.by, self._max_prompt_tokens)
         with about("options" if call.is_choice else "answers"):
             if call.is_choice:
                 return judge.choose(call.question or "", call.answers, explain=explain, **options)
             return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
+
+
+class _LimitedJudge(Judge):
+    """A judge whose prompts have at most so many tokens; None: as many as the context window takes."""
+
+    def __init__(self, lm: InvariantModel, criteria: Criteria, by: By, most: int | None) -> None:
+        super().__init__(lm, criteria=criteria, by=by)
+        self._most = most
+
+    def _prompt(self, *parts: Any) -> Prompt:
+        prompt = super()._prompt(*parts)
+        if self._most is not None:
+            _check_length(self.lm.prepare(prompt), self._most)
+        return prompt
+
+
+def _check_length(prepared: PreparedPrompt, most: int | None) -> None:
+    size = len(prepared.input_ids)
+    if most is not None and size > most:
+        raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
 
 
 class _Request:
@@ -219,9 +246,7 @@ class _Request:
         """
         with about(self._call.field):
             prepared = self._lm.prepare_to_generate(self.prompt, self._call.sampling.max_new_tokens)
-            size = len(prepared.input_ids)
-            if most is not None and size > most:
-                raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
+            _check_length(prepared, most)
 
     def one(self, index: int, emit: Emit, abandoned: Event) -> tuple[Generation, Choice]:
         """Generate one answer."""
