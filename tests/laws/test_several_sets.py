@@ -177,7 +177,10 @@ def test_two_groups_keep_their_order_wherever_they_stand(
     expected = lm.logits(Prompt([3, 4], listed, [11, 12]))
     assert torch.equal(lm.logits(Prompt([3, 4], shuffled, [11, 12])), expected)
     assume(group(source) != group(source[::-1]))
-    assert not torch.equal(lm.logits(Prompt([3, 4], [group(source), group(source), *others], [11, 12])), expected)
+    other = Prompt([3, 4], [group(source), group(source), *others], [11, 12])
+    if lm.method.name == "sequential":  # it sees where no segment ends: 4 3 | 4 | 3 4 is 4 | 3 4 | 3 4
+        assume(lm.prepare(other).input_ids != lm.prepare(Prompt([3, 4], listed, [11, 12])).input_ids)
+    assert not torch.equal(lm.logits(other), expected)
 
 
 def test_a_group_is_not_the_set_of_its_members(lm: InvariantModel) -> None:
