@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from invariant_rag.checks import check_kind, check_path, check_text, is_iterable
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.files import check_regular, parse_json, read_bytes
+from invariant_rag.shown import counted
 
 _MAX_HEADING_CHARS = 100
 
@@ -111,9 +112,8 @@ def _of_other_types(files: Iterable[str]) -> RetrievalError:
     counts = Counter(os.path.splitext(each)[1].lower() or "no suffix" for each in files)  # noqa: PTH122
     named = ", ".join(f"{suffix} ({count})" for suffix, count in counts.most_common(8))
     more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
-    plural = "s" if counts.total() > 1 else ""
     return RetrievalError(
-        f"{counts.total()} file{plural} of other types: {named}{more}; read are {_supported_suffixes()}",
+        f"{counted(counts.total(), 'file')} of other types: {named}{more}; read are {_supported_suffixes()}",
         hint="Convert to one of these what is to be read.",
     )
 
