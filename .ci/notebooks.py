@@ -8,6 +8,7 @@ from time import perf_counter
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 COOKBOOK = Path(__file__).parent.parent / "cookbook"
 LIMIT = 180.0  # each takes less than a minute on two quiet cores
@@ -20,7 +21,10 @@ def run(path: Path) -> str | None:
     if any(cell.get("outputs") for cell in notebook.cells):
         return "it holds outputs: clear them before committing"
     began = perf_counter()
-    NotebookClient(notebook, timeout=int(LIMIT), resources={"metadata": {"path": str(COOKBOOK)}}).execute()
+    try:
+        NotebookClient(notebook, timeout=int(LIMIT), resources={"metadata": {"path": str(COOKBOOK)}}).execute()
+    except CellExecutionError as error:
+        return str(error)
     seconds = perf_counter() - began
     sys.stdout.write(f"{path.name}: {seconds:.0f} s\n")
     return f"it took {seconds:.0f} s, and {LIMIT:.0f} are allowed" if seconds > LIMIT else None
