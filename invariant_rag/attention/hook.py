@@ -275,8 +275,9 @@ class ArrangedAttention:
         skipped = 0
         for prompt in prompts:
             _check_length(inputs, prompt)
-        if self.last_text_only and inputs.layer == len(self.rotations) - 1:
-            starts = (each.padding + each.arrangement.layout.text_spans[-1].start for each in prompts)
+        starts = {each.padding + each.arrangement.layout.text_spans[-1].start for each in prompts}
+        # No row may begin in the middle of a segment, so all last texts have to begin at the same token.
+        if self.last_text_only and inputs.layer == len(self.rotations) - 1 and len(starts) == 1:
             skipped = max(0, min(*starts, unasked + inputs.queries.shape[2] - 1) - unasked)
         call = BatchCall(
             queries=inputs.queries[:, :, skipped:],

@@ -102,7 +102,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
         prefix = prompt_prefix(prepared, self.lm.method)
         if not prefix.input_ids:
             return DynamicCache(), 1
-        prefilled = self.lm.prefiller.prefill_uncached(prefix)
+        prefilled = self.lm.prefiller.prefill_uncached([prefix])[0].cache
         layout = prefix.arrangement.layout
         largest = max(map(len, layout.sets), default=1) or 1
         count = largest if self.cuts is None else min(self.cuts, largest)

@@ -542,16 +542,18 @@ class InvariantModel(ReadOnlyChoices):
         if batch.positions is not None:
             options |= prefiller.position_ids(batch.positions)
         copies = max(options["num_beams"], options["num_return_sequences"])
-        # The first forward pass of `generate` prefills what the cache lacks, or every prompt is prefilled by itself.
         is_static, options["cache_implementation"] = options["cache_implementation"] == "static", None
-        together = copies == 1 and not is_static and prefiller.can_read_together(batch)
-        read = prefiller.load_cached_prefix if together else prefiller.prefill
-        prefilled = [read(each) for each in prepared]
+        # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
+        # it, several where there is no cache.
+        lengths = [len(each.input_ids) for each in prepared]
+        is_one = len(prepared) == 1 or (self.choices.cache is None and prefiller.can_read_together(lengths))
+        prefills = copies == 1 and not is_static and is_one
+        prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
         if is_static:
             cache = to_static(cache, self.model.config, batch.ids.shape[1] + max_new_tokens)
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
-        whole = together and not cache.get_seq_length()
+        whole = prefills and not cache.get_seq_length()
         attention = prefiller.generation_attention(states) if whole else prefiller.decoding_attention(states)
         with attention:
             decoded = decode(self.model, batch.ids, batch.mask, cache, max_new_tokens, options)

@@ -28,6 +28,10 @@ class PaddedBatch:
     padding: tuple[int, ...]
     positions: torch.Tensor | None
 
+    def explicit_positions(self) -> torch.Tensor:
+        """Return the positions `[B, L]`, also where they count from 0; those of padding are 0."""
+        return (self.mask.cumsum(dim=1) - 1).clamp(min=0) if self.positions is None else self.positions
+
 
 def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device) -> PaddedBatch:
     """Left-pad prompts to the length of the longest."""
@@ -58,6 +62,17 @@ def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies:
     if copies > 1:
         cache.batch_repeat_interleave(copies)
     return cache
+
+
+def unbatch_cache(cache: DynamicCache, padding: Sequence[int], lengths: Sequence[int]) -> list[DynamicCache]:
+    """Take a batch apart: `lengths` tokens of each row, behind its `padding`."""
+    rows = [DynamicCache() for _ in lengths]
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
+        for number, (row, start, length) in enumerate(zip(rows, padding, lengths, strict=True)):
+            kept = (number, slice(None), slice(start, start + length))
+            row.update(layer.keys[kept][None], layer.values[kept][None], index)
+    return rows
 
 
 def to_static(cache: Cache, config: PreTrainedConfig, length: int) -> StaticCache:

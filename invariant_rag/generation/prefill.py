@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +19,8 @@ from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynam
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device, takes_position_ids
-from invariant_rag.generation.padding import PaddedBatch
-from invariant_rag.generation.prefix_cache import load_prefix, prompt_prefix, warn_of_foreign_code
+from invariant_rag.generation.padding import batch_caches, left_pad, unbatch_cache
+from invariant_rag.generation.prefix_cache import load_prefixes, prompt_prefix, warn_of_foreign_code
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
 
@@ -128,22 +128,21 @@ class Prefiller:
         """
         return self.choices.deterministic or has_dynamic_rope(self.model)
 
-    def can_read_together(self, batch: PaddedBatch) -> bool:
-        """Return whether one forward pass may prefill all prompts of a batch: one prompt always, several if it pays.
+    def can_read_together(self, lengths: Sequence[int]) -> bool:
+        """Return whether one forward pass may read so many tokens of each prompt: of one always, of several if it pays.
 
-        It does not where most of the batch would be padding, or a cache has the beginnings of some prompts. And
-        interventions and ALiBi know no padding.
+        It does not where most of the batch would be padding. And interventions and ALiBi know no padding.
         """
-        if len(batch.padding) == 1:
+        if len(lengths) == 1:
             return True
-        choices = self.choices
-        apart = choices.cache or choices.intervention or self.shared.has_alibi
-        return choices.backend.reads_together and not apart and 2 * sum(batch.padding) <= batch.ids.numel()
+        apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
+        return self.choices.backend.reads_together and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
         if self.choices.cache is not None:
-            return self._continue(prepared, self.load_cached_prefix(prepared), keep)
+            (prefix,) = self.load_cached_prefixes([prepared])
+            return self._continue(prepared, prefix, keep)
         with self.arranged_attention([PromptState(prepared.arrangement)], last_text_only=True):
             return self.forward(prepared, keep, use_cache=False)
 
@@ -176,38 +175,94 @@ class Prefiller:
         """Return the keyword that limits the logits to the last `count` tokens, if the model has one."""
         return {"logits_to_keep": max(count, 1)} if _takes_logits_to_keep(self.model) else {}
 
-    def load_cached_prefix(self, prepared: PreparedPrompt) -> PrefillResult:
-        """Prefill everything before the last text of a prompt, from the cache where it can; nothing without a cache."""
-        layout, cache = prepared.arrangement.layout, self.choices.cache
-        state = PromptState(prepared.arrangement)
-        if cache is None or not layout.text_spans[-1].start or not layout.sets or not prepared.suffix_length:
-            return PrefillResult(state, DynamicCache())
-        if warn_of_foreign_code(self.model):
-            return PrefillResult(state, DynamicCache())
-        return PrefillResult(state, *load_prefix(self, cache, prompt_prefix(prepared, self.choices.method)))
+    def load_cached_prefixes(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
+        """Prefill everything before the last text of prompts, from the cache where it can; nothing without a cache."""
+        empty = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
+        cache, numbers = self.choices.cache, [number for number, each in enumerate(prompts) if _has_prefix(each)]
+        if cache is None or not numbers or warn_of_foreign_code(self.model):
+            return empty
+        prefixes = [prompt_prefix(prompts[number], self.choices.method) for number in numbers]
+        loaded = dict(zip(numbers, load_prefixes(self, cache, prefixes), strict=True))
+        return [
+            PrefillResult(each.state, *loaded[number]) if number in loaded else each
+            for number, each in enumerate(empty)
+        ]
 
-    def prefill_uncached(self, prepared: PreparedPrompt) -> DynamicCache:
-        """Run the model over a whole prompt and return its keys and values."""
-        empty = PrefillResult(PromptState(prepared.arrangement), DynamicCache())
-        self._continue(prepared, empty, keep=1)
-        return empty.cache
+    def prefill_uncached(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
+        """Run the model over whole prompts, and keep their keys and values: in one forward pass where that pays."""
+        states, lengths = [PromptState(each.arrangement) for each in prompts], [len(each.input_ids) for each in prompts]
+        if len(prompts) < 2 or not self.can_read_together(lengths):
+            results = [PrefillResult(state, DynamicCache()) for state in states]
+            for prepared, result in zip(prompts, results, strict=True):
+                self._continue(prepared, result, keep=1)
+            return results
+        batch, cache = left_pad(prompts, 0, self.device), DynamicCache()
+        padded = [replace(state, padding=by) for state, by in zip(states, batch.padding, strict=True)]
+        with self.generation_attention(padded):
+            self._read(batch.ids, batch.mask, batch.explicit_positions(), cache)
+        return list(map(PrefillResult, states, unbatch_cache(cache, batch.padding, lengths)))
 
-    def prefill(self, prepared: PreparedPrompt) -> PrefillResult:
-        """Prefill all tokens of a prompt but the last, with which decoding starts.
+    def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
+        """Prefill all tokens of prompts but the last of each, with which decoding starts.
 
-        The last token takes part and is then cropped, so that rotary scalings that depend on the length see the whole
+        The last tokens take part and are then cropped, so that rotary scalings that depend on the length see the whole
         prompt. Layers with a sliding window keep their full length too.
         """
-        result = self.load_cached_prefix(prepared)
-        self._continue(prepared, result, keep=1)
-        result.cache.crop(-1)
-        return result
+        results = self.load_cached_prefixes(prompts)
+        unread = [len(each.input_ids) - result.length for each, result in zip(prompts, results, strict=True)]
+        if not any(each.length for each in results):
+            results = self.prefill_uncached(prompts)
+        elif len(prompts) > 1 and self.can_read_together(unread):
+            results = self._continue_together(prompts, results)
+        else:
+            for prepared, result in zip(prompts, results, strict=True):
+                self._continue(prepared, result, keep=1)
+        for result in results:
+            result.cache.crop(-1)
+        return results
+
+    def _continue_together(
+        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult]
+    ) -> list[PrefillResult]:
+        """Prefill the last texts of prompts in one forward pass.
+
+        The prefixes are padded on the left and the texts on the right, so that every text follows its prefix. What
+        follows a text is not seen by it.
+        """
+        read, longest = [each.length for each in prefixes], max(each.length for each in prefixes)
+        padding = [longest - length for length in read]
+        texts = [each.input_ids[length:] for each, length in zip(prompts, read, strict=True)]
+        count = max(map(len, texts))
+        ids = [[*text, *[0] * (count - len(text))] for text in texts]
+        positions = [
+            [*each.positions[length:], *[0] * (count - len(text))]
+            for each, length, text in zip(prompts, read, texts, strict=True)
+        ]
+        mask = [[0] * padded + [1] * (longest - padded + count) for padded in padding]
+        states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
+        cache = batch_caches([each.cache for each in prefixes], padding, 1)
+        with self.decoding_attention(states):
+            self._read(*(torch.tensor(each, device=self.device) for each in (ids, mask, positions)), cache)
+        lengths = [len(each.input_ids) for each in prompts]
+        rows = unbatch_cache(cache, padding, lengths)
+        return [replace(each, cache=row) for each, row in zip(prefixes, rows, strict=True)]
+
+    def _read(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: DynamicCache) -> None:
+        """Run the model over a padded batch `[B, Q]` that follows a cache; the mask is over all tokens `[B, S]`."""
+        options = self.position_ids(positions) | self._keep_logits(1)
+        self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
         attention = self.decoding_attention if prefix.length else self.generation_attention
         with attention([prefix.state]):
             return self.forward(prepared, keep, prefix.length, past_key_values=prefix.cache, use_cache=True)
+
+
+def _has_prefix(prepared: PreparedPrompt) -> bool:
+    """Return whether there is something before the last text of a prompt, a set among it."""
+    layout = prepared.arrangement.layout
+    return bool(layout.sets and layout.text_spans[-1].start and prepared.suffix_length)
 
 
 @once_per_model

@@ -81,21 +81,21 @@ def prompt_prefix(prepared: PreparedPrompt, method: Method) -> PreparedPrompt:
     return replace(prepared, input_ids=prepared.input_ids[: prefix.length], arrangement=method.arrange(prefix))
 
 
-def load_prefix(
-    prefiller: Prefiller, cache: KeyValueCache, prefix: PreparedPrompt, *, owner: str = ""
-) -> tuple[DynamicCache, int]:
-    """Return the keys and values of a prompt's prefix, and the number of tokens that were cached.
+def load_prefixes(
+    prefiller: Prefiller, cache: KeyValueCache, prefixes: Sequence[PreparedPrompt], *, owner: str = ""
+) -> list[tuple[DynamicCache, int]]:
+    """Return the keys and values of prompts' prefixes, and how many tokens of each were cached.
 
     Missing entries are computed and stored. With a method whose segments do not see each other, each segment is a
-    separate entry; otherwise the whole prefix is one entry.
+    separate entry; otherwise the whole prefix is one entry, and the missing ones of a batch are read together.
 
     Args:
         prefiller: Computes missing entries.
         cache: The cache.
-        prefix: From `prompt_prefix`.
+        prefixes: From `prompt_prefix`.
         owner: Whose entries these are, where several owners share a namespace. It is part of every key.
     """
-    return _PrefixLoader(prefiller, cache, owner).load(prefix)
+    return _PrefixLoader(prefiller, cache, owner).load(prefixes)
 
 
 class _PrefixLoader:
@@ -104,7 +104,8 @@ class _PrefixLoader:
     def __init__(self, prefiller: Prefiller, cache: KeyValueCache, owner: str) -> None:
         self._prefiller, self._cache = prefiller, cache
         choices = prefiller.choices
-        attention = (choices.backend.name, type(choices.method).__qualname__, sorted(vars(choices.method).items()))
+        method = (type(choices.method).__qualname__, sorted(vars(choices.method).items()))
+        attention = (choices.backend.name, *method, choices.deterministic)  # else batches may be read together
         model = prefiller.model
         self._identity = (prefiller.shared.fingerprint(model), environment(model, prefiller.device), attention, owner)
         known, computes_with = prefiller.shared.entry_layout, self._identity[:2]
@@ -117,14 +118,27 @@ class _PrefixLoader:
         self._prefiller.forward_plain([0], 0, cache)
         return layout_of(_entry_of(cache))
 
-    def load(self, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
-        if self._prefiller.choices.method.context_free_segments and len(prefix.arrangement.layout.sets) == 1:
-            entries, cached_tokens = self._segments(prefix)
-        else:
-            key = key_of(self._identity, prefix.input_ids, prefix.arrangement)
-            entry, found = self._get(key, len(prefix.input_ids), lambda: self._prefiller.prefill_uncached(prefix))
-            entries, cached_tokens = [entry], len(prefix.input_ids) if found else 0
-        return self._as_cache(entries), cached_tokens
+    def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
+        wholes = iter(self._whole([each for each in prefixes if not self._has_segment_entries(each)]))
+        found = [self._segments(each) if self._has_segment_entries(each) else next(wholes) for each in prefixes]
+        return [(self._as_cache(entries), cached_tokens) for entries, cached_tokens in found]
+
+    def _has_segment_entries(self, prefix: PreparedPrompt) -> bool:
+        return self._prefiller.choices.method.context_free_segments and len(prefix.arrangement.layout.sets) == 1
+
+    def _whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[list[Entry], int]]:
+        """Load prefixes, each of which is one entry. Of several that are missing and equal, one is computed."""
+        keys = [key_of(self._identity, each.input_ids, each.arrangement) for each in prefixes]
+        distinct = dict(zip(keys, prefixes, strict=True))
+        found = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}
+        entries = {key: entry for key, entry in found.items() if entry is not None}
+        missing = {key: each for key, each in distinct.items() if key not in entries}
+        computed = self._prefiller.prefill_uncached([*missing.values()])
+        entries |= {key: self._store(key, each.cache) for key, each in zip(missing, computed, strict=True)}
+        return [
+            ([entries[key]], 0 if missing.pop(key, None) else len(each.input_ids))
+            for key, each in zip(keys, prefixes, strict=True)
+        ]
 
     def _segments(self, prefix: PreparedPrompt) -> tuple[list[Entry], int]:
         """Load the text before the set, and each segment as the plain model computes it directly after that text."""
@@ -136,7 +150,7 @@ class _PrefixLoader:
             method = self._prefiller.choices.method
             text_only = replace(prefix, input_ids=tokens, arrangement=method.arrange(Layout((len(tokens),), ())))
             key = key_of(self._identity, tokens)
-            entry, found = self._get(key, len(tokens), lambda: self._prefiller.prefill_uncached(text_only))
+            entry, found = self._get(key, len(tokens), lambda: self._prefiller.prefill_uncached([text_only])[0].cache)
             entries, cached_tokens = [entry], len(tokens) if found else 0
         for span in spans:
             if not len(span):
@@ -169,13 +183,17 @@ class _PrefixLoader:
 
     def _get(self, key: str, tokens: int, compute: Callable[[], DynamicCache]) -> tuple[Entry, bool]:
         """Return an entry of so many tokens, and whether it was cached; a missing one is computed and stored."""
+        entry = self._find(key, tokens)
+        return (self._store(key, compute()), False) if entry is None else (entry, True)
+
+    def _find(self, key: str, tokens: int) -> Entry | None:
         layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._layout]
-        entry = self._cache.get(key, layout)
-        if entry is not None:
-            return entry, True
-        entry = _entry_of(compute())
+        return self._cache.get(key, layout)
+
+    def _store(self, key: str, computed: DynamicCache) -> Entry:
+        entry = _entry_of(computed)
         self._cache.put(key, entry)
-        return entry, False
+        return entry
 
 
 def _entry_of(cache: DynamicCache) -> Entry:

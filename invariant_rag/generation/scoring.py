@@ -43,7 +43,7 @@ def continuation_logits(
     """
     longest, last = max(map(len, continuations)), prepared.input_ids[-1]
     rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
-    prefilled = prefiller.prefill(prepared)
+    (prefilled,) = prefiller.prefill([prepared])
     cache = batch_caches([prefilled.cache], [0], len(rows))
     ids = torch.tensor(rows, device=prefiller.device)
     first = prepared.positions[-1]

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt
-from invariant_rag.generation.padding import left_pad
 from invariant_rag.interventions.ms_poe import MsPoE
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 
 SHAPES = ((3, 5, 2), (4, 1), (2, 2, 2, 2), (6, 3))
+SUFFIXES = (4, 4, 7, 5)
 
 
 def prompts() -> list[Prompt]:
-    return [random_prompt(random.Random(number), shape) for number, shape in enumerate(SHAPES)]
+    sizes = zip(SHAPES, SUFFIXES, strict=True)
+    return [random_prompt(random.Random(index), shape, suffix=suffix) for index, (shape, suffix) in enumerate(sizes)]
 
 
-def forward_passes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Return a list that grows by the rows and tokens of every forward pass."""
-    shapes: list[tuple[int, int]] = []
-    model.get_input_embeddings().register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
-    return shapes
+class ForwardPasses(TorchDispatchMode):
+    """Notes the rows and tokens of every forward pass. A hook would keep the cache from being used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.embedding.default:
+            self.shapes.append(tuple(args[1].shape))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -51,18 +60,74 @@ def test_so_it_is_in_other_families(family: str) -> None:
 
 
 def test_one_forward_pass_reads_all_prompts_of_a_batch() -> None:
-    model = tiny_model("llama")
-    lm = InvariantModel(model, backend="varlen")
-    shapes = forward_passes(model)
+    lm = InvariantModel(tiny_model("llama"), backend="varlen")
     longest = max(len(lm.prepare(each).input_ids) for each in prompts())
-    lm.generate(prompts(), max_new_tokens=3)
-    assert shapes == [(4, longest), (4, 1), (4, 1)]
+    with ForwardPasses() as passes:
+        lm.generate(prompts(), max_new_tokens=3)
+    assert passes.shapes == [(4, longest), (4, 1), (4, 1)]
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.reads_ahead])
+def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one(
+    method: str, llama: PreTrainedModel
+) -> None:
+    plain = InvariantModel(llama, method=method, backend="varlen")
+    lm = plain.with_cache(KeyValueCache())
+    expected = plain.generate(prompts(), max_new_tokens=6)
+    cold, warm = (lm.generate(prompts(), max_new_tokens=6) for _ in range(2))
+    for found in (cold, warm):
+        assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert [each.usage.cached_tokens for each in warm] == [
+        len(each.input_ids) - each.suffix_length for each in map(lm.prepare, prompts())
+    ]
+    alone = [lm.generate(each, max_new_tokens=6) for each in prompts()]
+    assert [each.usage.cached_tokens for each in alone] == [each.usage.cached_tokens for each in warm]
+
+
+def test_with_a_cache_one_forward_pass_reads_all_sets_and_one_all_questions() -> None:
+    lm = InvariantModel(tiny_model("llama"), backend="varlen", cache=KeyValueCache())
+    lm.generate(random_prompt(random.Random(9), (1, 1)), max_new_tokens=1)  # measures, once, how large a token is
+    prepared = [lm.prepare(each) for each in prompts()]
+    sets = max(len(each.input_ids) - each.suffix_length for each in prepared)
+    questions = max(each.suffix_length for each in prepared)
+    with ForwardPasses() as passes:
+        lm.generate(prompts(), max_new_tokens=2)
+        lm.generate(prompts()[::-1], max_new_tokens=2)
+    assert passes.shapes == [(4, sets), (4, questions), (4, 1), (4, 1), (4, questions), (4, 1), (4, 1)]
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize("cache", [None, KeyValueCache()], ids=["uncached", "cached"])
+def test_prompts_with_beams_or_a_static_cache_are_read_together(
+    options: dict[str, Any], cache: KeyValueCache | None, llama: PreTrainedModel
+) -> None:
+    lm = InvariantModel(llama, backend="varlen", cache=cache)
+    with ForwardPasses() as passes:
+        together = lm.generate(prompts(), max_new_tokens=3, **options)
+    assert {rows for rows, tokens in passes.shapes if tokens > 1} == {4}
+    assert [each.token_ids for each in together] == [
+        lm.generate(each, max_new_tokens=3, **options).token_ids for each in prompts()
+    ]
+
+
+def test_a_set_that_several_prompts_of_a_batch_share_is_read_once() -> None:
+    lm = InvariantModel(tiny_model("llama"), backend="varlen", cache=KeyValueCache())
+    first, other, *_ = prompts()
+    same = Prompt(first.prefix, first.segments[::-1], first.suffix)
+    lm.generate(other, max_new_tokens=1)
+    with ForwardPasses() as passes:
+        found = lm.generate([first, other, same], max_new_tokens=1)
+    assert [rows for rows, _ in passes.shapes] == [1, 3, 3]  # a set; three questions; the first token of three answers
+    assert [bool(each.usage.cached_tokens) for each in found] == [False, True, True]
+    assert found[0].logprobs == found[2].logprobs
 
 
 def test_no_order_of_segments_changes_a_bit_of_a_batch(llama: PreTrainedModel) -> None:
     chance = random.Random(0)
-    for dtype in (torch.float32, torch.bfloat16):
-        lm = InvariantModel(tiny_model("llama").to(dtype), backend="varlen")
+    for dtype, cache in itertools.product((torch.float32, torch.bfloat16), (None, KeyValueCache())):
+        lm = InvariantModel(tiny_model("llama").to(dtype), backend="varlen", cache=cache)
         expected = [(each.token_ids, each.logprobs) for each in lm.generate(prompts(), max_new_tokens=4)]
         for _ in range(5):
             shuffled = [
@@ -74,15 +139,15 @@ def test_no_order_of_segments_changes_a_bit_of_a_batch(llama: PreTrainedModel) -
 
 @pytest.mark.parametrize(
     "choice",
-    [{"cache": KeyValueCache()}, {"backend": "sdpa"}, {"method": "sequential", "intervention": MsPoE(first_layer=0)}],
+    [{"deterministic": True}, {"backend": "sdpa"}, {"method": "sequential", "intervention": MsPoE(first_layer=0)}],
 )
 def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(
     choice: dict[str, Any], llama: PreTrainedModel
 ) -> None:
     lm = InvariantModel(llama, **{"backend": "varlen", **choice})
-    batch = left_pad([lm.prepare(each) for each in prompts()], 0, lm.device)
-    assert not lm.prefiller.can_read_together(batch)
-    assert InvariantModel(llama, backend="varlen").prefiller.can_read_together(batch)
+    lengths = [len(lm.prepare(each).input_ids) for each in prompts()]
+    assert not lm.prefiller.can_read_together(lengths)
+    assert InvariantModel(llama, backend="varlen").prefiller.can_read_together(lengths)
 
 
 @pytest.mark.parametrize("family", ["bloom", "dynamic"])
@@ -97,11 +162,10 @@ def test_a_prompt_means_the_same_in_a_batch(family: str) -> None:
 
 
 def test_a_batch_that_would_be_padding_for_the_most_part_is_read_one_by_one() -> None:
-    model = tiny_model("llama")
-    lm = InvariantModel(model, backend="varlen")
-    shapes = forward_passes(model)
-    lm.generate([random_prompt(random.Random(0), (40, 40)), prompts()[1], prompts()[2]], max_new_tokens=1)
-    assert {rows for rows, tokens in shapes if tokens > 1} == {1}
+    lm = InvariantModel(tiny_model("llama"), backend="varlen")
+    with ForwardPasses() as passes:
+        lm.generate([random_prompt(random.Random(0), (40, 40)), prompts()[1], prompts()[2]], max_new_tokens=1)
+    assert {rows for rows, tokens in passes.shapes if tokens > 1} == {1}
 
 
 def test_with_deterministic_a_batch_changes_no_bit_of_an_answer() -> None:

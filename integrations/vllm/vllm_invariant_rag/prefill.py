@@ -20,7 +20,7 @@ from invariant_rag.generation.fingerprint import foreign_code
 from invariant_rag.generation.identity import describe_choice, weights_digest
 from invariant_rag.generation.kv_cache import KeyValueCache, key_of
 from invariant_rag.generation.kv_cache_files import Entry
-from invariant_rag.generation.prefix_cache import check_cacheable, load_prefix, prompt_prefix
+from invariant_rag.generation.prefix_cache import check_cacheable, load_prefixes, prompt_prefix
 from invariant_rag.shown import shown
 
 from vllm_invariant_rag.checkpoint import check_weights, checkpoint_folder, fingerprint
@@ -168,9 +168,9 @@ class PrefillWorker:
         self._check_same_weights(lm)
         prefiller = lm.with_cache(self.cache).prefiller
         if lm.method.context_free_segments:  # segments that were computed for another set are not computed again
-            layers: list[Any] = load_prefix(prefiller, self.cache, prefix, owner=self.tenant)[0].layers
+            layers: list[Any] = load_prefixes(prefiller, self.cache, [prefix], owner=self.tenant)[0][0].layers
         else:
-            layers = prefiller.prefill_uncached(prefix).layers
+            layers = prefiller.prefill_uncached([prefix])[0].cache.layers
         chosen = torch.tensor(indices, device=layers[0].keys.device)
         return [
             (rotation.rotate(layer.keys[0, :, chosen], shift).contiguous(), layer.values[0, :, chosen].contiguous())
