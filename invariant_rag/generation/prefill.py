@@ -212,7 +212,7 @@ class Prefiller:
         unread = [len(each.input_ids) - result.length for each, result in zip(prompts, results, strict=True)]
         if not any(each.length for each in results):
             results = self.prefill_uncached(prompts)
-        elif len(prompts) > 1 and self.can_read_together(unread):
+        elif len(prompts) > 1 and all(each.length for each in results) and self.can_read_together(unread):
             results = self._continue_together(prompts, results)
         else:
             for prepared, result in zip(prompts, results, strict=True):
@@ -233,16 +233,17 @@ class Prefiller:
         padding = [longest - length for length in read]
         texts = [each.input_ids[length:] for each, length in zip(prompts, read, strict=True)]
         count = max(map(len, texts))
-        ids = [[*text, *[0] * (count - len(text))] for text in texts]
-        positions = [
+        tokens = [[*text, *[0] * (count - len(text))] for text in texts]
+        places = [
             [*each.positions[length:], *[0] * (count - len(text))]
             for each, length, text in zip(prompts, read, texts, strict=True)
         ]
-        mask = [[0] * padded + [1] * (longest - padded + count) for padded in padding]
+        seen = [[0] * padded + [1] * (longest - padded + count) for padded in padding]
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
         cache = batch_caches([each.cache for each in prefixes], padding, 1)
         with self.decoding_attention(states):
-            self._read(*(torch.tensor(each, device=self.device) for each in (ids, mask, positions)), cache)
+            ids, mask, positions = (torch.tensor(each, device=self.device) for each in (tokens, seen, places))
+            self._read(ids, mask, positions, cache)
         lengths = [len(each.input_ids) for each in prompts]
         rows = unbatch_cache(cache, padding, lengths)
         return [replace(each, cache=row) for each, row in zip(prefixes, rows, strict=True)]

@@ -22,6 +22,7 @@ from invariant_rag.attention.varlen.cuda_kernels import (
     AtenEfficient,
     AtenFlash,
     FlashAttention3,
+    FlashInfer,
     TorchVarlen,
 )
 from invariant_rag.attention.varlen.kernels import PackedWindows
@@ -138,6 +139,75 @@ def _flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
 
 
+class _PagedWrapper:
+    """Does what FlashInfer documents for `BatchPrefillWithPagedKVCacheWrapper`."""
+
+    planned = 0
+
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        assert (float_workspace_buffer.dtype, float_workspace_buffer.numel(), kv_layout) == (
+            torch.uint8,
+            1 << 27,
+            "NHD",
+        )
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+    ) -> None:
+        _PagedWrapper.planned += 1
+        tables = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        assert {each.dtype for each in tables} == {torch.int32}
+        assert (page_size, paged_kv_last_page_len.unique().tolist()) == (1, [1])
+        assert (len(qo_indptr), len(paged_kv_indices)) == (len(paged_kv_indptr), int(paged_kv_indptr[-1]))
+        assert sm_scale is not None
+        self._heads = num_qo_heads, num_kv_heads, head_dim_qk, q_data_type
+        self._tables, self._scale, self._causal = (qo_indptr, paged_kv_indptr), sm_scale, causal
+        self._pages = paged_kv_indices.long()
+
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], *, return_lse: bool = False
+    ) -> Any:
+        keys, values = paged_kv_cache
+        assert (q.shape[1], keys.shape[2], q.shape[2], q.dtype) == self._heads
+        assert keys.shape[1] == values.shape[1] == 1
+        query_starts, ends = self._tables
+        gathered = keys[self._pages, 0], values[self._pages, 0]
+        tables = query_starts, ends, ends.diff()
+        out, lse = _window_by_window(q, *gathered, tables, self._scale, self._causal)
+        assert return_lse
+        return out, lse.T / math.log(2)
+
+
+def _flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("flashinfer")
+    vars(module)["BatchPrefillWithPagedKVCacheWrapper"] = _PagedWrapper
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+
+
+def test_flashinfer_plans_windows_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _flashinfer(monkeypatch)
+    kernel, queries, keys = FlashInfer(), torch.randn(9, 4, 16), torch.randn(14, 2, 16)
+    before = _PagedWrapper.planned
+    windows = PackedWindows.of((4, 5), [Span(0, 9), Span(3, 14)], True, CPU)
+    for _ in range(3):
+        kernel(queries, keys, keys, windows, 0.3)
+    assert _PagedWrapper.planned == before + 1
+    kernel(queries, keys, keys, PackedWindows.of((4, 5), [Span(0, 9), Span(3, 14)], True, CPU), 0.3)
+    assert _PagedWrapper.planned == before + 2
+
+
 def _aten_flash(monkeypatch: pytest.MonkeyPatch) -> None:
     def documented(*given: Any, **more: Any) -> Any:
         named = _named("_flash_attention_forward", given, more)
@@ -181,6 +251,7 @@ def _named(operator: str, given: tuple[Any, ...], more: dict[str, Any]) -> dict[
 DOUBLES: list[tuple[VarlenKernel, Callable[[pytest.MonkeyPatch], None]]] = [
     (TorchVarlen(), _varlen_attn),
     (FlashAttention3(), _flash_attention_3),
+    (FlashInfer(), _flashinfer),
     (AtenFlash(), _aten_flash),
     (AtenEfficient(), _aten_efficient),
 ]

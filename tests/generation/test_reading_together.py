@@ -98,6 +98,15 @@ def test_with_a_cache_one_forward_pass_reads_all_sets_and_one_all_questions() ->
     assert passes.shapes == [(4, sets), (4, questions), (4, 1), (4, 1), (4, questions), (4, 1), (4, 1)]
 
 
+def test_a_prompt_without_segments_answers_alike_beside_others_and_a_cache(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama, backend="varlen", cache=KeyValueCache())
+    mixed = [prompts()[0], Prompt(prefix=[], segments=[], suffix=[5, 9, 33, 40]), prompts()[1]]
+    for _ in range(2):
+        assert [each.token_ids for each in lm.generate(mixed, max_new_tokens=4)] == [
+            InvariantModel(llama, backend="varlen").generate(each, max_new_tokens=4).token_ids for each in mixed
+        ]
+
+
 @pytest.mark.parametrize("options", [{"num_beams": 2}, {"cache_implementation": "static"}])
 @pytest.mark.parametrize("cache", [None, KeyValueCache()], ids=["uncached", "cached"])
 def test_prompts_with_beams_or_a_static_cache_are_read_together(

@@ -6,7 +6,9 @@ overlap. The kernel itself is in PyTorch.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from math import log
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,6 +16,9 @@ from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, Varl
 
 _CAUSAL_TO_THE_BOTTOM_RIGHT = 2
 """A `custom_mask_type` of memory-efficient attention."""
+
+_WORKSPACE = 128 << 20
+"""Bytes that FlashInfer recommends for its intermediate results."""
 
 
 class TorchVarlen:
@@ -69,6 +74,59 @@ class FlashAttention3:
             return_attn_probs=True,  # the log-sum-exps
         )
         return Attended(out, lse.transpose(0, 1))
+
+
+class FlashInfer:
+    """FlashInfer's paged attention (package `flashinfer-python`), with pages of one token: so windows may overlap.
+
+    Windows are planned when they are attended to for the first time, and then the device is waited for. All layers
+    share the plan.
+    """
+
+    name: ClassVar[str] = "flashinfer"
+
+    def __init__(self) -> None:
+        self._plans: WeakKeyDictionary[PackedWindows, dict[Any, Any]] = WeakKeyDictionary()
+        self._workspaces: dict[torch.device, torch.Tensor] = {}
+
+    def __call__(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
+    ) -> Attended:
+        """Attend; see `VarlenKernel`."""
+        heads, key_heads, size = queries.shape[1], keys.shape[1], queries.shape[2]
+        plans, key = self._plans.setdefault(windows, {}), (heads, key_heads, size, queries.dtype, scaling)
+        if key not in plans:
+            plans[key] = self._plan(windows, heads, key_heads, size, queries.dtype, scaling)
+        out, lse = plans[key].run(queries, (keys[:, None], values[:, None]), return_lse=True)
+        return Attended(out, lse * log(2))  # its logarithms are to base 2
+
+    def _plan(
+        self, windows: PackedWindows, heads: int, key_heads: int, size: int, dtype: torch.dtype, scaling: float
+    ) -> Any:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        lengths, device = windows.key_lengths, windows.key_lengths.device
+        ends = lengths.cumsum(0, dtype=torch.int32)
+        # The keys of all windows, one window behind the other.
+        first = torch.repeat_interleave(windows.key_starts[:-1] - ends + lengths, lengths)
+        pages = torch.arange(len(first), dtype=torch.int32, device=device) + first
+        if device not in self._workspaces:
+            self._workspaces[device] = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+        plan = BatchPrefillWithPagedKVCacheWrapper(self._workspaces[device], "NHD")
+        plan.plan(
+            windows.query_starts,
+            torch.nn.functional.pad(ends, (1, 0)),
+            pages,
+            torch.ones_like(lengths),
+            heads,
+            key_heads,
+            size,
+            1,
+            causal=windows.is_causal,
+            sm_scale=scaling,
+            q_data_type=dtype,
+        )
+        return plan
 
 
 class AtenFlash:
@@ -129,5 +187,5 @@ class AtenEfficient:
         return Attended(out[0], padded[window, :, place])  # `[W, H, longest window]`, to `[T, H]`
 
 
-CUDA_KERNELS: tuple[VarlenKernel, ...] = (TorchVarlen(), FlashAttention3(), AtenFlash(), AtenEfficient())
-"""From the fastest on."""
+CUDA_KERNELS: tuple[VarlenKernel, ...] = (TorchVarlen(), FlashAttention3(), FlashInfer(), AtenFlash(), AtenEfficient())
+"""The first that is there and right is taken."""

@@ -15,7 +15,7 @@ from invariant_rag.attention.fused import attention_with_lse
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedWindows:
     """Windows of packed queries, as kernels take them.
 
