@@ -1,9 +1,9 @@
 """A cache of keys and values of sets and of single segments, reused by later prompts in any segment order.
 
 Cached tensors are bitwise identical to recomputed ones, so an answer from a warm cache equals one from a cold cache bit
-for bit; on a GPU, sets that were read together with others of a batch equal them up to rounding. There are two kinds of entries. A *set* entry serves prompts whose texts and sets before the suffix are equal.
-A *segment* entry, for methods whose segments do not see each other, is computed once after its prefix and serves every
-set with that segment.
+for bit. (On a GPU, sets that a batch lacks are read together, and are identical up to rounding.) There are two kinds of
+entries. A *set* entry serves prompts whose texts and sets before the suffix are equal. A *segment* entry, for methods
+whose segments do not see each other, is computed once after its prefix and serves every set with that segment.
 """
 
 from __future__ import annotations
