@@ -104,9 +104,11 @@ def test_a_batch_a_static_cache_and_a_warm_cache_answer_as_a_single_call(method:
     if lm.method.stock_decoding:
         static = [lm.generate(each, max_new_tokens=6, cache_implementation="static").token_ids for each in prompts()]
         assert static == alone
-    warm = lm.with_cache(KeyValueCache())
+    cached = lm.with_cache(KeyValueCache())
     for _ in range(2):
-        assert [warm.generate(each, max_new_tokens=6).token_ids for each in prompts()] == alone
+        assert [cached.generate(each, max_new_tokens=6).token_ids for each in prompts()] == alone
+    for cached in (lm.with_cache(KeyValueCache()), cached):
+        assert [each.token_ids for each in cached.generate(prompts(), max_new_tokens=6)] == alone
 
 
 def test_a_deterministic_model_answers_alike_in_every_batch(device: torch.device) -> None:
