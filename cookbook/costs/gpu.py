@@ -11,6 +11,7 @@ import sys
 import tempfile
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,8 @@ SHAPES = ("1b", "8b")
 HEAD_SIZES = (64, 128)  # of these shapes
 TOKENS = (2500, 8192, 32_768, 131_072)
 SEGMENTS = (5, 20, 100)
-HEAD = ["shape", "tokens", "segments", "method", "first token", "floor", "further tokens", "peak memory", "batch of 8"]
+HEAD = ["shape", "tokens", "segments", "method", "first token", "floor", "further tokens", "peak memory"]
+HEAD += ["batch of 8: first tokens", "batch of 8: further tokens"]
 
 
 def measure(shape: str, tokens: int, segments: int, folder: Path) -> list[list[str]]:
@@ -36,13 +38,19 @@ def measure(shape: str, tokens: int, segments: int, folder: Path) -> list[list[s
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or ["?"]
         return [[shape, f"{tokens:,}", str(segments), "not measured: " + reason[0], *[""] * (len(HEAD) - 4)]]
-    found = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
-    rows = []
+    (found,) = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
+    return rows_of(found)
+
+
+def rows_of(found: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of what `bench speed` found for one setting."""
+    setting, rows = found["setting"], []
     for row in found["rows"][1:]:
-        ratios, gain = row["ratios"], found["batched"].get(row["name"])
+        ratios, name = row["ratios"], row["name"]
         peak = "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}"
         cells = [f"{ratios['prefill']:.2f}", f"{found['floor']:.2f}", f"{ratios['decode']:.2f}", peak]
-        rows.append([shape, f"{tokens:,}", str(segments), row["name"], *cells, "" if gain is None else f"{gain:.1f}"])
+        gains = [f"{found[key][name]:.1f}" if name in found[key] else "" for key in ("batched_prefill", "batched")]
+        rows.append([setting["shape"], f"{setting['tokens']:,}", str(setting["segments"]), name, *cells, *gains])
     return rows
 
 

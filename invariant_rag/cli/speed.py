@@ -26,7 +26,7 @@ def speed(
     tokens: Annotated[list[int] | None, typer.Option(min=100, help="Tokens of a prompt. Repeatable.")] = None,
     segments: Annotated[list[int] | None, typer.Option(min=1, help="Segments of a prompt. Repeatable.")] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Prompts of the batched decoding.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Prompts of a batch.")] = 8,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda...")] = "cpu",
     backend: Annotated[str, typer.Option(help="auto, sdpa, varlen, flex or reference.")] = "auto",
@@ -37,7 +37,7 @@ def speed(
     """Measure prefill, decoding and memory of methods against the plain model, side by side.
 
     Compare ratios, which are medians over rounds in which everything runs in turn, and not seconds. The floor is the
-    least that attention in both directions between segments costs; FLOPs are counted up to the first token.
+    least that attention in both directions between segments costs; FLOPs are counted up to the first token, on a CPU.
     """
     with handle_errors():
         from invariant_rag.evaluation.benchmarks.speed import as_data, measure
@@ -75,8 +75,14 @@ def speed(
             style="bold",
         )
         print_table([_table_row(row, each["floor"]) for row in each["rows"]], as_json=False)
-        gains = ", ".join(f"{name} {gain:.1f}x" for name, gain in each["batched"].items())
-        print_text(f"{setting['batch']} prompts decoded as one batch, against one after the other: {gains}")
+        print_text(
+            f"{setting['batch']} prompts as one batch, against one after the other: first tokens "
+            f"{_gains(each['batched_prefill'])}; further tokens {_gains(each['batched'])}"
+        )
+
+
+def _gains(by_method: dict[str, float]) -> str:
+    return ", ".join(f"{name} {gain:.1f}x" for name, gain in by_method.items())
 
 
 def _table_row(row: dict[str, Any], floor: float) -> dict[str, str]:
@@ -86,7 +92,7 @@ def _table_row(row: dict[str, Any], floor: float) -> dict[str, str]:
         "": row["name"],
         "first token": f"{ratios['prefill']:.2f}x",
         "floor": f"{floor:.2f}x",
-        "FLOPs": f"{ratios['flops']:.2f}x",
+        "FLOPs": "?" if ratios["flops"] is None else f"{ratios['flops']:.2f}x",
         "seconds": f"{sorted(seconds)[len(seconds) // 2]:.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
         "each further token": f"{ratios['decode']:.2f}x",
         "all tokens": f"{ratios['whole']:.2f}x",

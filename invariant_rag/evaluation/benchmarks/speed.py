@@ -63,7 +63,7 @@ class SpeedResult:
         decode: Time per further token: the median over the tokens of a generation.
         whole: Time of the whole generation.
         peak: Peak memory of the prefill in bytes, without the model; None if the platform does not report it.
-        flops: Operations up to the first token; see `count_flops`.
+        flops: Operations up to the first token; see `count_flops`. None on a GPU, whose kernels do not tell them.
     """
 
     name: str
@@ -71,7 +71,20 @@ class SpeedResult:
     decode: Timings = field(default_factory=Timings)
     whole: Timings = field(default_factory=Timings)
     peak: int | None = None
-    flops: int = 0
+    flops: int | None = None
+
+
+@dataclass
+class BatchGains:
+    """How much faster several prompts are as one batch than one after the other, by method.
+
+    Attributes:
+        prefill: The time to all first tokens of single calls, over that of the batch.
+        decode: Likewise, the time of the further tokens.
+    """
+
+    prefill: dict[str, float] = field(default_factory=dict)
+    decode: dict[str, float] = field(default_factory=dict)
 
 
 class TimingStreamer(BaseStreamer):
@@ -105,7 +118,7 @@ GenerateFunction: TypeAlias = Callable[[int, TimingStreamer], object]
 
 def measure(
     config: SpeedConfig, methods: Sequence[str], progress: Progress = no_progress
-) -> tuple[list[SpeedResult], dict[str, float]]:
+) -> tuple[list[SpeedResult], BatchGains]:
     """Measure methods against the plain model.
 
     During timing, glibc keeps freed memory in the process: a virtual machine can need longer to provide it again than
@@ -117,7 +130,7 @@ def measure(
         progress: Shows a progress bar; one step per timed generation.
 
     Returns:
-        The results, the plain model first, and by method the throughput of batched decoding over that of single calls.
+        The results, the plain model first, and what batches gain.
     """
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
@@ -148,15 +161,16 @@ def measure(
                 results[name].decode.seconds.append(median(timer.intervals))
                 results[name].whole.seconds.append(timer.prefill + sum(timer.intervals))
                 advance()
-    batched = _batched_throughput(lm, config, methods)
+    gains = _batch_gains(lm, config, methods)
     _keep_freed_memory(False)
     for name, generate in functions.items():
         results[name].peak = _peak_memory(generate, config.device)
-        results[name].flops = count_flops(partial(generate, 1, TimingStreamer()))
-    return list(results.values()), batched
+        if model.device.type == "cpu":
+            results[name].flops = count_flops(partial(generate, 1, TimingStreamer()))
+    return list(results.values()), gains
 
 
-def as_data(config: SpeedConfig, results: Sequence[SpeedResult], batched: dict[str, float]) -> dict[str, Any]:
+def as_data(config: SpeedConfig, results: Sequence[SpeedResult], gains: BatchGains) -> dict[str, Any]:
     """Return everything as plain data, with ratios to the plain model."""
     plain = results[0]
     rows = []
@@ -165,14 +179,15 @@ def as_data(config: SpeedConfig, results: Sequence[SpeedResult], batched: dict[s
             name: getattr(result, name).ratio_to(getattr(plain, name)) for name in ("prefill", "decode", "whole")
         }
         ratios["peak"] = result.peak / plain.peak if result.peak is not None and plain.peak else None
-        ratios["flops"] = result.flops / plain.flops
+        ratios["flops"] = result.flops / plain.flops if result.flops is not None and plain.flops else None
         rows.append({**asdict(result), "ratios": ratios})
     return {
         "setting": asdict(config),
         "environment": environment(config),
         "floor": bidirectional_floor(config),
         "rows": rows,
-        "batched": batched,
+        "batched": gains.decode,
+        "batched_prefill": gains.prefill,
     }
 
 
@@ -205,18 +220,21 @@ def _generate_with_new_segment(lm: InvariantModel, prompt: Prompt) -> GenerateFu
     return generate
 
 
-def _batched_throughput(lm: InvariantModel, config: SpeedConfig, methods: Sequence[str]) -> dict[str, float]:
-    """Return the throughput of decoding prompts as one batch, relative to one after the other."""
-    short = SpeedConfig(shape=config.shape, tokens=min(config.tokens, 512), segments=min(config.segments, 8))
+def _batch_gains(lm: InvariantModel, config: SpeedConfig, methods: Sequence[str]) -> BatchGains:
+    """Measure prompts as one batch and one after the other."""
+    short = SpeedConfig(shape=config.shape, tokens=min(config.tokens, 1024), segments=min(config.segments, 8))
     prompts = [random_prompt(short, seed) for seed in range(config.batch)]
-    gains = {}
+    gains = BatchGains()
     for name in methods:
-        with_method = lm.with_method(name)
-        together, single = TimingStreamer(), [TimingStreamer() for _ in prompts]
-        with_method.generate(prompts, max_new_tokens=1 + config.new_tokens, streamer=together)
-        for prompt, timer in zip(prompts, single, strict=True):
-            with_method.generate(prompt, max_new_tokens=1 + config.new_tokens, streamer=timer)
-        gains[name] = sum(sum(timer.intervals) for timer in single) / sum(together.intervals)
+        generate = partial(lm.with_method(name).generate, max_new_tokens=1 + config.new_tokens)
+        generate(prompts)  # warm up
+        together, single = TimingStreamer(), []
+        generate(prompts, streamer=together)
+        for prompt in prompts:
+            single.append(TimingStreamer())
+            generate(prompt, streamer=single[-1])
+        gains.prefill[name] = sum(timer.prefill for timer in single) / together.prefill
+        gains.decode[name] = sum(sum(timer.intervals) for timer in single) / sum(together.intervals)
     return gains
 
 

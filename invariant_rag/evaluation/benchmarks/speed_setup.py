@@ -66,7 +66,7 @@ class SpeedConfig:
         tokens: Tokens of a prompt.
         segments: Number of segments. Their lengths differ from their mean by up to 30%.
         new_tokens: Tokens to decode after the first.
-        batch: Prompts of the batched decoding.
+        batch: Prompts of a batch.
         dtype: Of weights and computation.
         device: As in torch.
         backend: The attention backend.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +40,16 @@ def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens: int, s
     assert max(lengths) <= 2 * min(lengths) + 1
 
 
+def _script_for_gpus() -> Any:
+    path = Path(__file__).parents[3] / "cookbook" / "costs" / "gpu.py"
+    spec = importlib.util.spec_from_file_location("gpu_costs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
     words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2 --batch 2"
     methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
@@ -57,7 +69,10 @@ def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
         assert flops["rotor, warm set"] < flops["rotor"] < flops["pine"]
         assert flops["plain"] == 1.0
         assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
-        assert set(each["batched"]) == {"rotor", "pine", "ape"}
+        assert set(each["batched"]) == set(each["batched_prefill"]) == {"rotor", "pine", "ape"}
+        rows = _script_for_gpus().rows_of(each)
+        assert [row[3] for row in rows] == [row["name"] for row in others]
+        assert {len(row) for row in rows} == {len(_script_for_gpus().HEAD)}
 
 
 def test_flops_are_those_of_the_arithmetic() -> None:
