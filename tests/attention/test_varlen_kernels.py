@@ -25,7 +25,7 @@ from invariant_rag.attention.varlen.cuda_kernels import (
     FlashInfer,
     TorchVarlen,
 )
-from invariant_rag.attention.varlen.kernels import PackedWindows
+from invariant_rag.attention.varlen.kernels import PackedWindows, attend_windows
 
 CPU = torch.device("cpu")
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -51,6 +51,26 @@ def test_kernels_agree_on_windows_that_overlap() -> None:
             Grouped()(queries, keys, keys, windows, 0.3), Dense()(queries, keys, keys, windows, 0.3), strict=True
         ):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks() -> None:
+    class Limited(Dense):
+        calls = 0
+
+        def __call__(self, queries: Any, keys: Any, values: Any, windows: PackedWindows, scaling: float) -> Any:
+            assert len(windows.key_lengths) < 1 << 16
+            self.calls += 1
+            return super().__call__(queries, keys, values, windows, scaling)
+
+    kernel, lengths = Limited(), [1, 2] * 35_000
+    spans = [Span(index % 3, index % 3 + 2) for index in range(len(lengths))]
+    queries, keys = torch.randn(sum(lengths), 1, 2), torch.randn(5, 1, 2)
+    for is_causal in (True, False):
+        windows = PackedWindows.of(lengths, spans, is_causal, CPU)
+        found = attend_windows(kernel, queries, keys, keys, windows, 1.0)
+        for each, expected in zip(found, Dense()(queries, keys, keys, windows, 1.0), strict=True):
+            torch.testing.assert_close(each, expected)
+    assert kernel.calls == 4
 
 
 def test_a_backend_says_which_kernel_it_takes() -> None:

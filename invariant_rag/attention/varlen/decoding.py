@@ -14,7 +14,7 @@ import torch
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import BatchCall
 from invariant_rag.attention.merge_states import merge_stacked
-from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel
+from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.passes import in_slots, merge_sinks
 from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
 from invariant_rag.attention.varlen.readers import Readers
@@ -84,7 +84,7 @@ class Decoding:
         """Attend from queries `[n, H, D]` to the first n windows of `[B, H_kv, S, D]`."""
         windows = self._packed_windows(call, len(queries), keys.shape[2])
         packed, seen, read = (each.reshape(-1, 1, each.shape[-1]) for each in (queries, keys, values))
-        out, lse = kernel(packed, seen, read, windows, call.scaling)
+        out, lse = attend_windows(kernel, packed, seen, read, windows, call.scaling)
         return Attended(out.reshape(queries.shape), lse.reshape(queries.shape[:2]))
 
     def _packed_windows(self, call: BatchCall, count: int, num_keys: int) -> PackedWindows:

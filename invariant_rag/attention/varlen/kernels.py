@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -13,6 +13,9 @@ import torch
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.fused import attention_with_lse
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states
+
+MOST_WINDOWS = 65_535
+"""Windows of one call: CUDA starts no more blocks along the axis on which FlashAttention 2 and its like have them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,25 @@ class PackedWindows:
         )
 
     @cached_property
+    def parts(self) -> list[tuple[Span, PackedWindows]]:
+        """At most `MOST_WINDOWS` windows each, with their queries, counted from 0. The device is waited for."""
+        count = len(self.key_lengths)
+        firsts = [*range(0, count, MOST_WINDOWS), count]
+        stops = self.query_starts[firsts].tolist()
+        return [
+            (
+                Span(start, stop),
+                replace(
+                    self,
+                    query_starts=self.query_starts[first : last + 1] - start,
+                    key_starts=self.key_starts[first : last + 1],
+                    key_lengths=self.key_lengths[first:last],
+                ),
+            )
+            for (start, stop), (first, last) in zip(pairwise(stops), pairwise(firsts), strict=True)
+        ]
+
+    @cached_property
     def spans(self) -> list[tuple[Span, Span]]:
         """Queries and keys of each window, for kernels that are called window by window. The device is waited for."""
         queries = self.query_starts.tolist()
@@ -100,6 +122,21 @@ class VarlenKernel(Protocol):
             scaling: Factor on the scores.
         """
         ...
+
+
+def attend_windows(
+    kernel: VarlenKernel,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    windows: PackedWindows,
+    scaling: float,
+) -> Attended:
+    """Call a kernel as often as it takes; see `VarlenKernel` for the arguments."""
+    if len(windows.key_lengths) <= MOST_WINDOWS:
+        return kernel(queries, keys, values, windows, scaling)
+    parts = [kernel(queries[span.start : span.stop], keys, values, part, scaling) for span, part in windows.parts]
+    return Attended(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 class Dense:

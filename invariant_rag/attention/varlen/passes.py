@@ -12,7 +12,7 @@ from invariant_rag.arrangement import Span, Weighting
 from invariant_rag.attention.call import BatchCall
 from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.positions import PositionEncoding
-from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel
+from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.windows import Window
 
 _MOST_COPIES, _MOST_QUERIES = 4, 1 << 16
@@ -84,9 +84,9 @@ def attend_packed(
 ) -> Attended:
     """Call a kernel, and weigh what it gives."""
     if weights is None:
-        return kernel(packed, keys, values, windows, scaling)
+        return attend_windows(kernel, packed, keys, values, windows, scaling)
     sharpened = (packed / weights.temperatures).to(packed.dtype)
-    out, lse = kernel(sharpened, keys, values, windows, scaling)
+    out, lse = attend_windows(kernel, sharpened, keys, values, windows, scaling)
     return Attended(out, lse * weights.factors + weights.offsets)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.merge_states import merge_stacked
-from invariant_rag.attention.varlen.kernels import Attended, VarlenKernel
+from invariant_rag.attention.varlen.kernels import Attended, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.passes import Pass, Turn, in_slots, make_passes, merge
 from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
 from invariant_rag.attention.varlen.readers import Readers
@@ -61,7 +61,7 @@ class Ranking:
         for each in self.passes:
             turned_by = -shifts[each.slot_of, each.queries]
             packed = call.rotation.rotate_by_table(reading[each.queries], everything, turned_by + self.reach)
-            out, lse = kernel(packed, keys, values, each.windows, call.scaling)
+            out, lse = attend_windows(kernel, packed, keys, values, each.windows, call.scaling)
             stop = first + each.slots.shape[0]
             lses = in_slots(lse, each.slots, -torch.inf).masked_fill(self.ranks.is_own[first:stop], -torch.inf)
             read = merge(read, Attended(*merge_stacked(in_slots(out, each.slots), lses)))
@@ -82,7 +82,7 @@ class Ranking:
         unturned = reading if self.unturn is None else self.unturn.turned(reading, call.rotation)
         parts = []
         for each in self.passes:
-            lse = kernel(unturned[each.queries], unturned_keys, values, each.windows, call.scaling).lse
+            lse = attend_windows(kernel, unturned[each.queries], unturned_keys, values, each.windows, call.scaling).lse
             parts.append(in_slots(lse, each.slots, -torch.inf))
         return torch.cat(parts)
 
