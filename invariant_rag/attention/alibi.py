@@ -45,11 +45,12 @@ class Alibi:
             each.to(torch.promote_types(each.dtype, torch.float32)) for each in (call.queries, call.keys, call.values)
         )
         if "positions" not in call.scratch:
-            call.scratch["positions"] = torch.tensor(arrangement.positions)
+            positions = torch.tensor(arrangement.positions, dtype=torch.float64, device=keys.device)
+            call.scratch.update(positions=positions, slopes=self.slopes.to(keys.device)[:, None] / call.scaling)
         known, length = call.scratch["positions"], keys.shape[1]
-        behind = known[-1] + torch.arange(1, 1 + max(0, length - len(known)))
-        at = torch.cat((known, behind))[:length].double().to(keys.device)
-        slopes = self.slopes.to(keys.device)[:, None].expand(-1, queries.shape[1]) / call.scaling
+        behind = known[-1] + torch.arange(1, 1 + max(0, length - len(known)), device=keys.device)
+        at = torch.cat((known, behind))[:length]
+        slopes = call.scratch["slopes"].expand(-1, queries.shape[1])
         one, zero = torch.ones_like(at), torch.zeros_like(at)
         of_queries = torch.stack((slopes, -slopes * at[call.query_start :], torch.zeros_like(slopes), slopes), dim=-1)
         of_keys = torch.stack((at, one, one, zero), dim=-1).expand(len(keys), -1, -1)

@@ -278,7 +278,10 @@ class ArrangedAttention:
         starts = {each.padding + each.arrangement.layout.text_spans[-1].start for each in prompts}
         # No row may begin in the middle of a segment, so all last texts have to begin at the same token.
         if self.last_text_only and inputs.layer == len(self.rotations) - 1 and len(starts) == 1:
-            skipped = max(0, min(*starts, unasked + inputs.queries.shape[2] - 1) - unasked)
+            skipped = max(0, min(*starts, inputs.keys.shape[2]) - unasked)
+        rows, heads, count, _ = inputs.queries.shape
+        if skipped == count:  # the last text is empty
+            return inputs.values.new_zeros(rows, count, heads, inputs.values.shape[-1])
         call = BatchCall(
             queries=inputs.queries[:, :, skipped:],
             keys=inputs.keys,
@@ -338,7 +341,9 @@ def unpad_row(
         InvalidPrompt: The row is shorter than the prompt.
     """
     _check_length(inputs, prompt)
-    padding = prompt.padding
+    padding, scratch = prompt.padding, prompt.scratch.setdefault(inputs.layer, {})
+    if inputs.queries.shape[2] == inputs.keys.shape[2]:
+        scratch.clear()  # it may be another text with the same arrangement
     skipped = max(0, padding - (inputs.keys.shape[2] - inputs.queries.shape[2]))
     call = AttentionCall(
         queries=inputs.queries[row, :, skipped:],
@@ -350,6 +355,6 @@ def unpad_row(
         softcap=inputs.extra.get("softcap"),
         sinks=inputs.extra.get("s_aux"),
         dropout=inputs.dropout,
-        scratch=prompt.scratch.setdefault(inputs.layer, {}),
+        scratch=scratch,
     )
     return rotation.encoded(call, prompt.arrangement), skipped

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement
     from invariant_rag.attention.call import AttentionCall
 
+POSITION_TABLE = "embed_positions"
+"""The buffer in which GPT-J and CodeGen keep sines and cosines of all positions."""
+
 
 @dataclass(eq=False)
 class Rotation:
@@ -146,7 +149,7 @@ def candidates(model: nn.Module) -> list[Rotation]:
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:
                 found += [Rotation(module, name, interleaved) for interleaved in (False, True)]
-            if name == "embed_positions" and buffer.ndim == 2 and not table_found:  # the same in every layer
+            if name == POSITION_TABLE and buffer.ndim == 2 and not table_found:  # the same in every layer
                 table_found = True
                 found += [Rotation(_frequencies_of(buffer), "inv_freq", interleaved) for interleaved in (False, True)]
     return found

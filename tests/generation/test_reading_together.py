@@ -84,6 +84,10 @@ def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one(
     ]
     alone = [lm.generate(each, max_new_tokens=6) for each in prompts()]
     assert [each.usage.cached_tokens for each in alone] == [each.usage.cached_tokens for each in warm]
+    fresh = plain.with_cache(KeyValueCache())
+    assert [fresh.generate(each, max_new_tokens=6).token_ids for each in prompts()] == [
+        each.token_ids for each in expected
+    ]
 
 
 def test_with_a_cache_one_forward_pass_reads_all_sets_and_one_all_questions() -> None:

@@ -189,3 +189,13 @@ def test_every_set_is_chosen_from_and_an_empty_one_is_none(float64: PreTrainedMo
         for found, prompt in zip(logits, prompts, strict=True):
             torch.testing.assert_close(found, lm.with_method(backend="reference").logits(prompt), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(*logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gptj", "codegen"])
+def test_a_model_that_looks_positions_up_has_no_fractional_ones(family: str) -> None:
+    lm = InvariantModel(tiny_model(family), method="shared-sink-topk")
+    assert lm.generate(Prompt([3], [[5, 6], [7, 8]], [9]), max_new_tokens=2).token_ids
+    spread = Prompt([3], [[5, 6], [7, 8, 10]], [9])
+    for ask in (lm.logits, lambda prompt: lm.generate(prompt, max_new_tokens=2)):
+        with pytest.raises(UnsupportedCombination, match="expected whole positions"):
+            ask(spread)
