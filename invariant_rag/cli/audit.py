@@ -91,8 +91,8 @@ def run(
     remedy: Annotated[
         list[str] | None,
         typer.Option(
-            help="sort, rerank, top-3, long-context-reorder, vote, plain, or a method. Repeatable.",
-            show_default="all that apply",
+            help="sort, rerank, top-3, long-context-reorder, vote, reverse, plain, or a method. Repeatable.",
+            show_default="all that apply but reverse",
         ),
     ] = None,
     metric: Annotated[str, typer.Option(help="best_subspan_em, exact_match or token_f1.")] = "best_subspan_em",

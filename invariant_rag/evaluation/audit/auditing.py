@@ -79,8 +79,8 @@ def audit(
             of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
         k: Segments to retrieve, if the retriever takes a number.
         remedies: Names out of `sort`; `rerank`, `top-3` and `long-context-reorder` (by the scores of the segments);
-            `vote`; and for an `InvariantModel` also `plain` and every invariant method. None: all that apply; of the
-            methods, `rotor` and `pine`.
+            `vote`; `reverse` (what the retriever lists first comes last); and for an `InvariantModel` also `plain` and
+            every invariant method. None: all that apply but `reverse`; of the methods, `rotor` and `pine`.
         metric: `best_subspan_em`, `exact_match`, `token_f1`, or a function `(answer, gold answers) -> number` from 0 to
             1; an answer is right from 0.5 on.
         label: What two answers must share to count as the same wording.

@@ -121,6 +121,15 @@ class InputOrder(Remedy):
 
 
 @dataclass(frozen=True)
+class Reverse(InputOrder):
+    """List the segments in the reverse of the input order: what the retriever finds best comes last. Not invariant."""
+
+    def call_specs(self, question: Question, order: Order, salt: str | None) -> list[CallSpec]:
+        """Return one call."""
+        return super().call_specs(question, order[::-1], salt)
+
+
+@dataclass(frozen=True)
 class ModelOrdering(Remedy):
     """Let an `InvariantModel` order the segments by content. A salt replaces its ordering."""
 
@@ -207,8 +216,12 @@ _LISTINGS: dict[str, type[Remedy]] = {
     "top-3": TopK,
     "long-context-reorder": LongContextReorder,
     "vote": MajorityVote,
+    "reverse": Reverse,
 }
 """Remedies that change how the segments are listed: they apply to every system."""
+
+_ON_REQUEST = {"reverse"}
+"""Of these, those that are compared only if they are named: they make answers no steadier."""
 
 _BY_SCORE = {name for name, remedy in _LISTINGS.items() if issubclass(remedy, Rerank)}
 
@@ -224,8 +237,9 @@ def build_remedies(
     Args:
         system: The system.
         questions: What it will be asked; remedies by score need a score for every segment.
-        names: `sort`, `rerank`, `top-3`, `long-context-reorder`, `vote`, and for an `InvariantModel` also `plain` and
-            the names of invariant methods. None: all that apply; of the methods, `rotor` and `pine`.
+        names: `sort`, `rerank`, `top-3`, `long-context-reorder`, `vote`, `reverse`, and for an `InvariantModel` also
+            `plain` and the names of invariant methods. None: all that apply but `reverse`; of the methods, `rotor` and
+            `pine`.
         tags: Whether the segments of a black-box system may be prefixed with salted hashes.
 
     Raises:
@@ -305,7 +319,7 @@ def _chosen(names: Sequence[str] | None, scored: bool, lm: InvariantModel | None
 
 
 def _applicable(scored: bool, lm: InvariantModel | None) -> list[str]:
-    listings = [name for name in _LISTINGS if scored or name not in _BY_SCORE]
+    listings = [name for name in _LISTINGS if name not in _ON_REQUEST and (scored or name not in _BY_SCORE)]
     if lm is None:
         return listings
     is_plain = lm.method.name == "sequential" and not lm.ordering.invariant
