@@ -74,13 +74,23 @@ with TemporaryDirectory() as folder:
         ["explain", "--out", "x.png"],
         ["ask", "--ordering", "embedding"],
         ["bench", "xquad", "--ordering", "cross-encoder"],
+        ["search-dimension", "no-such/model", "--out", folder],
         ["audit", str(questions), "--out", folder, "--model", "no-such/model"],
     ):
         print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
     sys.modules["scipy"] = sys  # other packages bring scipy without matplotlib
     print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
 """
-LATE = ["retrieval"] * 4 + ["evaluation", "retrieval", "plots", "retrieval", "retrieval", "evaluation", "plots"]
+LATE = ["retrieval"] * 4 + [
+    "evaluation",
+    "retrieval",
+    "plots",
+    "retrieval",
+    "retrieval",
+    "evaluation",
+    "evaluation",
+    "plots",
+]
 EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 3 + ["structured", *LATE]
 
 

@@ -184,9 +184,10 @@ def check_before_loading(
     check_flag("deterministic", deterministic)
     ours = [each for each in inspect.signature(check_before_loading).parameters if each not in {"name", "others"}]
     misspelt = [each for each in others if get_close_matches(each, ours, 1, _ALIKE)]
-    # A keyword that the configuration has is one that transformers takes, whatever it looks like.
-    if misspelt and not hasattr(load_config(name, **others), misspelt[0]):
-        raise UnknownName("keyword", misspelt[0], ours, hint="Those of transformers' from_pretrained are taken, too.")
+    config = load_config(name, **others) if misspelt else None
+    for each in misspelt:
+        if not hasattr(config, each):  # transformers takes what the configuration has, whatever it looks like
+            raise UnknownName("keyword", each, ours, hint="Those of transformers' from_pretrained are taken, too.")
 
 
 class ReadOnlyChoices(ABC):
