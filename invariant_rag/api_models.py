@@ -149,6 +149,7 @@ def content_ordering(name_or_instance: str | Ordering) -> Ordering:
     Raises:
         UnknownName: There is no such ordering.
         UnsupportedCombination: It keeps the order given.
+        ExtraRequired: A package that it needs is not installed.
     """
     ordering = resolve_ordering(name_or_instance)
     if not ordering.invariant:
@@ -156,6 +157,7 @@ def content_ordering(name_or_instance: str | Ordering) -> Ordering:
             f"expected an ordering by content, got {ordering.name!r}, which keeps the order given",
             hint='Choose one that depends on the text of the segments, such as "lexical".',
         )
+    ordering.check_installed()
     return ordering
 
 

@@ -125,6 +125,21 @@ def test_the_search_of_the_site_finds_words_beside_signs(text: str, word: str) -
     assert word in re.split(search["separator"], text)
 
 
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        *((word, "how-to/install.md") for word in ("Windows", "macOS", "Apple Silicon", "MPS", "AMD", "ROCm")),
+        *((word, "reference/models.md") for word in ("DeepSeek", "Multimodal", "Images", "GGUF")),
+        ("Ollama", "tutorials/server.md"),
+        ("Haystack", "how-to/solve-problems.md"),
+    ],
+)
+def test_what_users_search_for_is_said_where_it_belongs(word: str, page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    about = [each for each in re.split(r"\n(?=[-#*] |\n)", text) if word in each]
+    assert any("ot tried" in each or "refused" in each for each in about), about
+
+
 def test_troubleshooting_has_a_heading_for_each_error_that_a_first_user_meets() -> None:
     page = anchors(DOCS / "how-to" / "solve-problems.md")
     assert {"gated-model", "out-of-memory", "prompt-too-long", "package-not-installed"} <= page

@@ -122,13 +122,21 @@ def load_rag(
     loading_options: dict[str, Any],
 ) -> tuple[RAG, dict[str, float]]:
     """Index the documents, load the model, and return both with the seconds that each took."""
+    from invariant_rag.methods import check_method_and_ordering
+    from invariant_rag.rag.retrieval import resolve_retriever
+
+    # Before torch is imported, which takes seconds.
+    check_method_and_ordering(loading_options["method"], loading_options["ordering"])
+    resolve_retriever(wanted.retriever)
     check_documents(wanted.paths)
     with progress_bar("Indexing documents"):
         # These import torch, which takes seconds: show the bar meanwhile.
+        from invariant_rag.generation.choices import check_before_loading
         from invariant_rag.generation.model import InvariantModel
         from invariant_rag.rag.pipeline import RAG, index_documents
 
         disable_transformers_bars()
+        check_before_loading(model, **loading_options)
         start = perf_counter()
         skipped: list[RetrievalError] = []
         index = index_documents(

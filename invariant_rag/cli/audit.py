@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,8 +91,8 @@ def run(
     remedy: Annotated[
         list[str] | None,
         typer.Option(
-            help="sort, rerank, top-3, long-context-reorder, vote, plain, or a method. Repeatable.",
-            show_default="all that apply",
+            help="sort, rerank, top-3, long-context-reorder, vote, reverse, plain, or a method. Repeatable.",
+            show_default="all that apply but reverse",
         ),
     ] = None,
     metric: Annotated[str, typer.Option(help="best_subspan_em, exact_match or token_f1.")] = "best_subspan_em",
@@ -107,11 +108,9 @@ def run(
     budget: Annotated[int | None, typer.Option(min=0, help="Most calls to make now.", show_default="all")] = None,
     workers: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Threads that make calls.")] = 1,
     retries: Annotated[
-        int, typer.Option(min=0, max=MOST_CALLS, help="Tries of a failed call, with growing pauses.")
+        int, typer.Option(min=0, max=MOST_CALLS, help="Further tries of a failed call, with growing pauses.")
     ] = 3,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which a call fails.", show_default="none")
-    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which a try fails.", show_default="none")] = None,
     ray: options.Ray = 0,
     tags: Annotated[
         bool, typer.Option(help="Prefix texts with hashes in salted orders. Turn off if the --system parses its texts.")
@@ -142,26 +141,26 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
     from invariant_rag.evaluation.audit.auditing import audit, estimate_calls
     from invariant_rag.evaluation.audit.conditions import Condition
     from invariant_rag.evaluation.audit.questions import parse_questions
+    from invariant_rag.methods import check_method_and_ordering
 
     with handle_errors():
-        if not dry_run:
-            _make_out(out)
-        conditions = [Condition.parse(each) for each in fail_on or ()]
-        resolve_metric(metric)
-        check_documents(docs or ())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            asked = [question for _, question in parse_questions(questions)]  # before a model is loaded
+            asked = [question for _, question in parse_questions(questions)]
+        if not dry_run:
+            _make_out(out, ray)
+        conditions = [Condition.parse(each) for each in fail_on or ()]
+        _check_names(metric, remedy, docs or (), retriever)
         for warning in caught:
             print_note(f"note: {warning.message}")
         if not any(question.has_gold for question in asked):
             print_note("No gold answers: only changes can be measured.")
         generation: dict[str, Any] = {}
         if system is None:
+            check_method_and_ordering(method, ordering)
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
             audited: Any = _load_model(model, device_map=device_map, **loading)
             generation = {"max_new_tokens": max_new_tokens}
@@ -217,10 +216,27 @@ def run(
         raise typer.Exit(1)
 
 
-def _make_out(out: Path | None) -> None:
+def _check_names(metric: str, remedies: Sequence[str] | None, docs: Sequence[Path], retriever: str) -> None:
+    """Check what takes no time to check, before a model is loaded."""
+    from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
+    from invariant_rag.evaluation.audit.remedies import check_remedies
+    from invariant_rag.rag.retrieval import resolve_retriever
+
+    resolve_metric(metric)
+    check_remedies(remedies)
+    check_documents(docs)
+    if docs:
+        resolve_retriever(retriever)
+
+
+def _make_out(out: Path | None, actors: int) -> None:
+    """Make the folder of the report, and check that what makes it is installed."""
+    from invariant_rag.evaluation.audit.auditing import check_extras
+
     if out is None:
         raise typer.BadParameter("--out is missing: name a folder for answers and report, or ask with --dry-run")
     make_folder(out)
+    check_extras(writes=True, actors=actors)
 
 
 def _announce(estimate: CallEstimate, reused: Reused) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from invariant_rag.checks import MOST_CALLS
+from invariant_rag.checks import MOST_CALLS, require_extra
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
@@ -31,6 +31,8 @@ def search_dimension(
     Use the result with InvariantModel(..., method="sequential", intervention=HiddenScaling.load("search.json")).
     """
     with handle_errors():
+        require_extra("scipy", "evaluation")
+        require_extra("matplotlib", "plots")
         make_folder(out)
         with progress_bar("Loading model"):
             from invariant_rag.errors import TokenizerRequired, UnknownName

@@ -38,7 +38,9 @@ def vllm(
         from invariant_rag.evaluation.benchmarks.speed_setup import SpeedConfig, environment
         from invariant_rag.evaluation.benchmarks.vllm import ServingConfig, as_data, measure_serving
         from invariant_rag.generation import InvariantModel
+        from invariant_rag.methods import check_method_and_ordering
 
+        check_method_and_ordering(method, ordering)
         try:
             from vllm_invariant_rag import VLLMBackend
         except ImportError as error:

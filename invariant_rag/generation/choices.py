@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import check_flag
-from invariant_rag.errors import ImmutableModel, InvalidChoice, UnsupportedCombination
+from invariant_rag.checks import check_flag, check_name
+from invariant_rag.errors import ImmutableModel, InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.overflow import Overflow, TokenLimits
 from invariant_rag.generation.prefix_cache import check_cacheable
 from invariant_rag.generation.shared_state import shared_state
-from invariant_rag.interventions import Intervention, resolve_intervention
-from invariant_rag.methods import Method, resolve_method
-from invariant_rag.models.loading import context_window
+from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
+from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
+from invariant_rag.models.loading import context_window, load_config, resolve_dtype
 from invariant_rag.orderings import Ordering, resolve_ordering
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from invariant_rag.attention.call import Backend
+
+_ALIKE = 0.8
+"""From this similarity on, a keyword that is none of ours is a misspelt one. transformers' `cache_dir` has 0.71."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class Choices:
         deterministic: bool,
     ) -> Self:
         """Resolve the arguments of `InvariantModel`, which documents them and the errors."""
+        check_method_and_ordering(method, ordering)
         method = resolve_method(method)
         choices = cls(
             method=method,
@@ -100,6 +107,7 @@ class Choices:
             changes |= {"method": resolved, "ordering": default, "intervention": None}
         if ordering is not None:
             changes["ordering"] = resolve_ordering(ordering)
+            changes["ordering"].check_installed()
         if backend is not None:
             changes["backend"] = resolve_backend(backend, input_device(model))
         if max_segment_tokens is not None:
@@ -119,13 +127,17 @@ class Choices:
             InvalidChoice: It is no cache.
             UnsupportedCombination: Keys and values of this model, method or intervention cannot be reused.
         """
-        if not isinstance(cache, KeyValueCache | None):
-            raise InvalidChoice(
-                f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
-            )
+        _check_cache(cache)
         if cache is not None:
             check_cacheable(model, self.method, self.intervention)
         return replace(self, cache=cache)
+
+
+def _check_cache(cache: object) -> None:
+    if not isinstance(cache, KeyValueCache | None):
+        raise InvalidChoice(
+            f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
+        )
 
 
 def _check_positions(model: PreTrainedModel, method: Method) -> None:
@@ -136,6 +148,46 @@ def _check_positions(model: PreTrainedModel, method: Method) -> None:
             f"{model.config.model_type} has ALiBi, whose biases say nothing of keys behind it",
             hint="Use a model with rotary positions, or another method, such as 'set-based'.",
         )
+
+
+def check_before_loading(
+    name: str | Path | None,
+    *,
+    method: str | Method = "rotor",
+    ordering: str | Ordering | None = None,
+    backend: str | Backend = "auto",
+    dtype: Any = "auto",
+    device_map: Any = "auto",
+    max_segment_tokens: int | None = None,
+    overflow: Overflow = "error",
+    intervention: str | Intervention | None = None,
+    cache: KeyValueCache | None = None,
+    deterministic: bool = False,
+    **others: Any,
+) -> None:
+    """Check what can be checked of the arguments of `InvariantModel.from_pretrained`, before anything is loaded.
+
+    Raises:
+        UnknownName: There is no method, ordering, backend, overflow or intervention of that name; or another keyword
+            looks like a misspelt one of these.
+        InvalidChoice: Another argument is none.
+        ExtraRequired: A package that the ordering needs is not installed.
+    """
+    del device_map  # only loading tells which devices there are
+    check_method_and_ordering(method, ordering)
+    resolve_backend(backend)
+    resolve_dtype(dtype)
+    TokenLimits(None, max_segment_tokens, overflow)
+    if isinstance(intervention, str):
+        check_name("intervention", intervention, INTERVENTIONS)
+    _check_cache(cache)
+    check_flag("deterministic", deterministic)
+    ours = [each for each in inspect.signature(check_before_loading).parameters if each not in {"name", "others"}]
+    misspelt = [each for each in others if get_close_matches(each, ours, 1, _ALIKE)]
+    config = load_config(name, **others) if misspelt else None
+    for each in misspelt:
+        if not hasattr(config, each):  # transformers takes what the configuration has, whatever it looks like
+            raise UnknownName("keyword", each, ours, hint="Those of transformers' from_pretrained are taken, too.")
 
 
 class ReadOnlyChoices(ABC):

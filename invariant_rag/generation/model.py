@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState, own_attention
 from invariant_rag.attention.probe import input_device
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
-from invariant_rag.generation.choices import Choices, ReadOnlyChoices
+from invariant_rag.generation.choices import Choices, ReadOnlyChoices, check_before_loading
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.explain import Explanation, explain
 from invariant_rag.generation.kv_cache import KeyValueCache
@@ -39,9 +38,9 @@ from invariant_rag.generation.scoring import score_continuations
 from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.interventions import Intervention
-from invariant_rag.methods import Method, resolve_method
+from invariant_rag.methods import Method
 from invariant_rag.models.loading import check_model, load_model
-from invariant_rag.orderings import Ordering, resolve_ordering
+from invariant_rag.orderings import Ordering
 from invariant_rag.prompts import (
     Message,
     Tool,
@@ -163,24 +162,21 @@ class InvariantModel(ReadOnlyChoices):
             UnknownName: Unknown method, ordering, backend, overflow or intervention.
             UnsupportedModel: The model failed the probe; the message gives the reason.
         """
-        method = resolve_method(method)  # before anything is loaded
-        resolve_backend(backend)
-        ordering = resolve_ordering(ordering, method.default_ordering)
+        choices: dict[str, Any] = {
+            "method": method,
+            "ordering": ordering,
+            "backend": backend,
+            "max_segment_tokens": max_segment_tokens,
+            "overflow": overflow,
+            "intervention": intervention,
+            "cache": cache,
+            "deterministic": deterministic,
+        }
+        check_before_loading(name, dtype=dtype, device_map=device_map, **choices, **kwargs)
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **kwargs)
         if tokenizer is not None:
             warn_of_unprotected_tokens(tokenizer)
-        return cls(
-            model,
-            tokenizer,
-            method=method,
-            ordering=ordering,
-            backend=backend,
-            max_segment_tokens=max_segment_tokens,
-            overflow=overflow,
-            intervention=intervention,
-            cache=cache,
-            deterministic=deterministic,
-        )
+        return cls(model, tokenizer, **choices)
 
     def with_method(
         self,

@@ -16,6 +16,7 @@ from invariant_rag.methods.set_based import SetBased
 from invariant_rag.methods.set_llm import SetLLM
 from invariant_rag.methods.shared_sink_topk import SharedSinkTopK
 from invariant_rag.methods.structured import Structured
+from invariant_rag.orderings import Ordering, resolve_ordering
 
 METHODS: dict[str, type[Method]] = {
     each.name: each
@@ -55,6 +56,7 @@ __all__ = [
     "SetLLM",
     "SharedSinkTopK",
     "Structured",
+    "check_method_and_ordering",
     "resolve_method",
 ]
 
@@ -68,3 +70,15 @@ def resolve_method(method: str | Method) -> Method:
     if isinstance(method, Method):
         return method
     return METHODS[check_name("method", method, METHODS)]()
+
+
+def check_method_and_ordering(method: str | Method, ordering: str | Ordering | None) -> None:
+    """Check the names of a method and an ordering (None: the method's default), and what they need installed.
+
+    Takes no time, so that nothing is loaded, downloaded or indexed before a misspelt name is found.
+
+    Raises:
+        UnknownName: There is no such method or ordering; the message lists the names.
+        ExtraRequired: A package is not installed that the ordering needs.
+    """
+    resolve_ordering(ordering, resolve_method(method).default_ordering).check_installed()

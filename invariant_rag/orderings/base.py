@@ -48,6 +48,13 @@ class Ordering(ReadOnly):
     invariant: ClassVar[bool] = True
     descending: ClassVar[bool] = False
 
+    def check_installed(self) -> None:
+        """Check that the packages are installed that it needs, before expensive work: here, none.
+
+        Raises:
+            ExtraRequired: One is not.
+        """
+
     @abstractmethod
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> Sequence[Any]:
         """Return one sort key per candidate, in input order.

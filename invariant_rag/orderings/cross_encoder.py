@@ -35,6 +35,11 @@ class CrossEncoder(Relevance):
             )
         super().__init__(model, batch_size=batch_size, device=device)
 
+    def check_installed(self) -> None:
+        """Check that sentence-transformers is installed, unless the model is loaded already."""
+        if self.name_or_folder is not None:
+            require_extra("sentence_transformers", "retrieval")
+
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
         """Return the logit of each text. A sigmoid would round high scores to the same float32."""
         import torch
@@ -55,7 +60,7 @@ class CrossEncoder(Relevance):
 
     def _load(self) -> Any:
         if self._loaded is None:
-            require_extra("sentence_transformers", "retrieval")
+            self.check_installed()
             import sentence_transformers
 
             name = str(self.name_or_folder)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from invariant_rag.checks import require_extra
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, load_embedder
 from invariant_rag.orderings.relevance import Relevance
@@ -28,6 +29,11 @@ class Embedding(Relevance):
                 f"model: expected the name of an embedder or a SentenceTransformer, got {type(model).__name__}"
             )
         super().__init__(model, batch_size=batch_size, device=device)
+
+    def check_installed(self) -> None:
+        """Check that sentence-transformers is installed, unless the model is loaded already."""
+        if self.name_or_folder is not None:
+            require_extra("sentence_transformers", "retrieval")
 
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
         """Return the cosine similarity of each text to the query."""

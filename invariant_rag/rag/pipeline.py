@@ -10,20 +10,18 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import check_number, check_text
-from invariant_rag.errors import InvalidChoice, RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
+from invariant_rag.generation.choices import check_before_loading
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.rag.citations import Citation, cite
 from invariant_rag.rag.documents import chunk_documents, load_documents
 from invariant_rag.rag.readers import warn_skipped
-from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever, Retriever
-from invariant_rag.segments import Prompt, Segment, SegmentSet
+from invariant_rag.rag.retrieval import Retriever, RetrieverFactory, resolve_retriever
+from invariant_rag.segments import Prompt, SegmentSet
 
 if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation
     from invariant_rag.generation.streaming import TextStream
-
-RetrieverFactory = Callable[[list[Segment]], Retriever]
-RETRIEVERS: dict[str, RetrieverFactory] = {"faiss": FaissRetriever, "bm25": BM25Retriever}
 
 
 def index_documents(
@@ -39,9 +37,7 @@ def index_documents(
 
     Arguments and errors are those of `RAG.from_documents` and, for `on_skipped`, of `load_documents`.
     """
-    factory = RETRIEVERS.get(retriever) if isinstance(retriever, str) else retriever
-    if not callable(factory):
-        raise UnknownName("retriever", retriever, RETRIEVERS)
+    factory = resolve_retriever(retriever)
     loaded = load_documents(paths, strict=strict, on_skipped=on_skipped)
     chunks = chunk_documents(loaded, max_chars=max_chars, overlap=overlap)
     if not chunks:
@@ -166,7 +162,8 @@ class RAG:
             **model_options: Keywords of `InvariantModel.from_pretrained`, such as `method` and `ordering`.
 
         Raises:
-            UnknownName: There is no retriever of that name.
+            UnknownName: There is no retriever of that name, or no such model option; nothing is indexed before.
+            ExtraRequired: A package that the retriever or the ordering needs is not installed.
             RetrievalError: The documents cannot be read, or have no text; or a number is below its least value.
             UnsupportedCombination: `model_options` are given together with a loaded model.
         """
@@ -176,6 +173,8 @@ class RAG:
                 f"expected no model options beside a loaded model, got {', '.join(model_options)}",
                 hint="Use model.with_method(...) first.",
             )
+        if not isinstance(model, InvariantModel):
+            check_before_loading(model, **model_options)
         index = index_documents(paths, retriever, max_chars=max_chars, overlap=overlap, strict=strict)
         if model is None:
             warnings.warn(ToyModelWarning(), stacklevel=2)

@@ -6,7 +6,7 @@ results, scores included, are bit-identical for every order of the corpus.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from invariant_rag.checks import check_flag, check_items, check_number, check_text, require_extra
-from invariant_rag.errors import RetrievalError
+from invariant_rag.errors import RetrievalError, UnknownName
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
@@ -62,7 +62,7 @@ class FaissRetriever:
         *,
         show_progress: bool = False,
     ) -> None:
-        require_extra("faiss", "retrieval", hint=_WITHOUT_FAISS)
+        _check_faiss()
         from faiss import IndexFlatIP
 
         check_flag("show_progress", show_progress, error=RetrievalError)
@@ -151,6 +151,30 @@ class BM25Retriever:
         # The corpus is sorted by content hash, so a stable sort breaks ties by it.
         best = np.argsort(-scores, kind="stable")[:k]
         return [replace(self._segments[index], score=float(scores[index])) for index in best]
+
+
+RetrieverFactory = Callable[[list[Segment]], Retriever]
+RETRIEVERS: dict[str, RetrieverFactory] = {"faiss": FaissRetriever, "bm25": BM25Retriever}
+
+
+def resolve_retriever(retriever: str | RetrieverFactory) -> RetrieverFactory:
+    """Return what builds the retriever of that name, or the function as it is. Takes no time: nothing is loaded.
+
+    Raises:
+        UnknownName: There is no retriever of that name.
+        ExtraRequired: A package that it needs is not installed.
+    """
+    factory = RETRIEVERS.get(retriever) if isinstance(retriever, str) else retriever
+    if not callable(factory):
+        raise UnknownName("retriever", retriever, RETRIEVERS)
+    if factory is FaissRetriever:
+        _check_faiss()
+        require_extra("sentence_transformers", "retrieval", hint=_WITHOUT_FAISS)
+    return factory
+
+
+def _check_faiss() -> None:
+    require_extra("faiss", "retrieval", hint=_WITHOUT_FAISS)
 
 
 def _sort_by_content(segments: Iterable[Segment]) -> list[Segment]:

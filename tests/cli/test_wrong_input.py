@@ -130,6 +130,47 @@ def test_options_that_cannot_be_used_are_refused(
     assert message in refused("audit", questions, "--out", tmp_path / "out", *options)
 
 
+MISSPELT = [
+    (["--method", "rotr"], "unknown method 'rotr'", "rotor"),
+    (["--ordering", "lexcal"], "unknown ordering 'lexcal'", "lexical"),
+    (["--retriever", "fais"], "unknown retriever 'fais'", "faiss"),
+]
+
+
+@pytest.mark.parametrize("command", ["ask", "explain", "audit"])
+@pytest.mark.parametrize(("options", "message", "meant"), MISSPELT)
+def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
+    command: str, options: list[str], message: str, meant: str, questions: Path, docs: Path, tmp_path: Path
+) -> None:
+    given = [questions, "--out", tmp_path / "out"] if command == "audit" else ["Who?"]
+    # Were it loaded first, the error would be about this model.
+    error = refused(command, *given, "--docs", docs, "--model", "no-such/model", *options)
+    assert message in error
+    assert f"did you mean '{meant}'?" in error
+    assert "Indexing" not in error
+    assert "Loading" not in error
+
+
+def test_a_misspelt_remedy_is_refused_before_the_model_is_loaded(questions: Path, tmp_path: Path) -> None:
+    error = refused("audit", questions, "--out", tmp_path / "out", "--model", "no-such/model", "--remedy", "srot")
+    assert "unknown remedy 'srot'" in error
+    assert "did you mean 'sort'?" in error
+
+
+@pytest.mark.parametrize(("options", "message"), [each[:2] for each in MISSPELT[:2]])
+def test_a_benchmark_refuses_a_misspelt_name_before_it_reads_data(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    assert message in refused("bench", "xquad", "--data", tmp_path / "missing", "--out", tmp_path, *options)
+
+
+def test_an_audit_names_a_missing_file_of_questions_before_a_missing_out(questions: Path, tmp_path: Path) -> None:
+    error = refused("audit", tmp_path / "nofile.jsonl")
+    assert "nofile.jsonl" in error
+    assert "--out" not in error
+    assert "--out is missing" in refused("audit", questions)
+
+
 def test_more_chunks_than_64_bits_count_are_all_there_are(docs: Path, tiny_folder: Path) -> None:
     for retriever in ("bm25", "faiss"):
         fixed = ["--docs", docs, "--model", tiny_folder, "--retriever", retriever, "--max-new-tokens", 1]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -170,6 +171,36 @@ def test_wrong_names_are_refused_before_anything_is_loaded() -> None:
             InvariantModel.from_pretrained("no/such-model", **wrong)
     with pytest.raises(InvalidChoice, match=r"dtype.*'floot'"):
         InvariantModel.from_pretrained("no/such-model", dtype="floot")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"overflow": "drop_lst"}, "unknown overflow 'drop_lst'.*did you mean 'drop_last'"),
+        ({"intervention": "ms-po"}, "unknown intervention 'ms-po'.*did you mean 'ms-poe'"),
+        ({"max_segment_tokens": 0}, "max_segment_tokens: expected at least 1"),
+        ({"deterministic": "no"}, "deterministic: expected True or False"),
+    ],
+)
+def test_wrong_choices_are_refused_before_anything_is_loaded(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises((UnknownName, InvalidChoice), match=message):
+        InvariantModel.from_pretrained("no/such-model", **wrong)
+
+
+@pytest.mark.parametrize(("misspelt", "meant"), [("metod", "method"), ("orderings", "ordering"), ("caches", "cache")])
+def test_a_misspelt_keyword_is_refused_with_what_is_meant(misspelt: str, meant: str) -> None:
+    with pytest.raises(UnknownName, match=f"unknown keyword '{misspelt}'.*did you mean '{meant}'"):
+        InvariantModel.from_pretrained(**{misspelt: "rotor"})
+
+
+def test_keywords_that_transformers_takes_pass_through(folder: Path, tmp_path: Path) -> None:
+    lm = InvariantModel.from_pretrained(folder, cache_dir=tmp_path, local_files_only=True, use_cache=False)
+    assert lm.model.config.use_cache is False
+    config = AutoConfig.from_pretrained(folder)
+    config.methods = 1  # an attribute of this model, however much it looks like ours
+    config.save_pretrained(tmp_path / "without weights")
+    with pytest.raises(ModelNotFound):  # the keyword was no reason to refuse
+        InvariantModel.from_pretrained(tmp_path / "without weights", methods=2)
 
 
 def test_a_token_that_the_model_does_not_know_is_refused(llama: PreTrainedModel) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from invariant_rag import RAG, Answer, InvariantModel, Segment
 from invariant_rag.errors import RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
-from invariant_rag.rag.pipeline import RETRIEVERS, index_documents
-from invariant_rag.rag.retrieval import BM25Retriever, Retriever
+from invariant_rag.rag.pipeline import index_documents
+from invariant_rag.rag.retrieval import RETRIEVERS, BM25Retriever, Retriever
 
 QUESTION = "Who built the mill of Brenn?"
 
@@ -155,6 +155,12 @@ def test_chunks_that_the_model_never_read_are_not_cited(
 def test_an_unknown_retriever_is_refused_with_the_list_of_names(docs: Path, retriever: Any) -> None:
     with pytest.raises(UnknownName, match="'bm25', 'faiss'"):
         RAG.from_documents(docs, retriever=retriever)
+
+
+@pytest.mark.parametrize("wrong", [{"method": "rotr"}, {"ordering": "lexcal"}, {"overflow": "eror"}, {"metod": "pine"}])
+def test_a_misspelt_choice_is_refused_before_anything_is_read(wrong: dict[str, str]) -> None:
+    with pytest.raises(UnknownName, match="did you mean"):
+        RAG.from_documents("no-such-folder", **wrong)
 
 
 def test_options_for_a_model_that_is_loaded_already_are_refused(docs: Path, model: InvariantModel) -> None:

@@ -7,6 +7,7 @@ fallback. A generator is empty the second time, and its address would be part of
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from invariant_rag.errors import InvalidSegment
@@ -14,6 +15,9 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
 from langchain_invariant_rag.documents import to_segments
+from langchain_invariant_rag.errors import UnknownParameter
+
+_KEYWORD = "documents"
 
 
 def list_documents(keywords: Mapping[str, Any], *, sort: bool) -> dict[str, Any]:
@@ -24,9 +28,13 @@ def list_documents(keywords: Mapping[str, Any], *, sort: bool) -> dict[str, Any]
         sort: Whether to sort the documents by content, so that a set in another order has the same cache key.
 
     Raises:
+        UnknownParameter: A keyword looks like `documents`, and is another one, such as `docs`.
         InvalidSegment: They are no documents, or an iterator without any, which was probably read before.
     """
-    documents = keywords.get("documents")
+    misspelt = [name for name in keywords if name != _KEYWORD and get_close_matches(name, [_KEYWORD])]
+    if misspelt:
+        raise UnknownParameter("A call", misspelt, [_KEYWORD])
+    documents = keywords.get(_KEYWORD)
     if documents is None:
         return dict(keywords)
     listed = list(documents) if isinstance(documents, Iterator) else documents
@@ -38,7 +46,7 @@ def list_documents(keywords: Mapping[str, Any], *, sort: bool) -> dict[str, Any]
     pairs = list(zip(to_segments(listed), listed, strict=True))
     if sort:
         pairs.sort(key=lambda pair: pair[0].canonical_key)
-    return {**keywords, "documents": [document for _, document in pairs]}
+    return {**keywords, _KEYWORD: [document for _, document in pairs]}
 
 
 class ListsDocuments(Runnable[Any, Any]):

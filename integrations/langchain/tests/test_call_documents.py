@@ -15,6 +15,7 @@ from langchain_core.runnables import Runnable
 from pydantic import Field
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
+from langchain_invariant_rag.errors import UnknownParameter
 
 from .shared import DOCUMENTS, ORDERS, QUESTION
 
@@ -165,3 +166,16 @@ def test_the_order_of_documents_stays_where_it_means_something(lm: InvariantMode
         tuple(plain.with_retry().invoke(QUESTION, documents=iter(order)).response_metadata["order"]) for order in ORDERS
     }
     assert len(orders) == len(ORDERS)
+
+
+@pytest.mark.parametrize("keyword", ["docs", "document", "dokuments"])
+@pytest.mark.parametrize(
+    "made", [lambda lm: ChatInvariant(model=lm), lambda lm: InvariantLLM(model=lm), lambda lm: canonical(Echo())]
+)
+def test_a_keyword_that_looks_like_documents_is_refused_with_what_is_meant(
+    made: Any, keyword: str, lm: InvariantModel
+) -> None:
+    llm = made(lm)
+    for call in (llm.invoke, lambda question, **given: llm.bind(**given).invoke(question)):
+        with pytest.raises(UnknownParameter, match=f"no parameter '{keyword}'; did you mean 'documents'"):
+            call(QUESTION, **{keyword: DOCUMENTS})

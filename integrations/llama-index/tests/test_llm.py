@@ -126,6 +126,13 @@ async def test_a_misspelt_keyword_of_a_call_is_refused_with_what_is_near(name: s
     assert "temperature" in error.value.hint
 
 
+@pytest.mark.parametrize("keyword", ["docs", "documents", "nodes"])
+def test_documents_beside_a_prompt_are_refused_with_where_they_belong(keyword: str) -> None:
+    with pytest.raises(UnknownParameter, match=keyword) as error:
+        InvariantLLM("no/such-model").complete("Who?", **{keyword: ["a"]})
+    assert "SegmentBlock" in error.value.hint
+
+
 @pytest.mark.parametrize("name", EIGHT)
 async def test_the_limit_may_be_called_as_transformers_calls_it(model: InvariantModel, name: str) -> None:
     llm = InvariantLLM(model, generation_kwargs={"max_new_tokens": 8})

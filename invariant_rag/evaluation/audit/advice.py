@@ -32,6 +32,7 @@ _ACTIONS = {
     "top-3": "Keep the three documents with the best scores, best first",
     "long-context-reorder": "List the documents with the best scores at both ends",
     "vote": "Ask in several rotations of the sorted documents and take the majority",
+    "reverse": "List the documents in the reverse of the retriever's order, the best last",
     "plain": "Use the plain model",
 }
 

@@ -22,6 +22,7 @@ from invariant_rag.evaluation.audit.folder import AuditFolder
 from invariant_rag.evaluation.audit.measures import measure
 from invariant_rag.evaluation.audit.patience import Patience
 from invariant_rag.evaluation.audit.preparing import CallEstimate, Preparation, Questions, prepare
+from invariant_rag.evaluation.audit.remedies import check_remedies
 from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, package_versions
 from invariant_rag.evaluation.audit.runner import CallLog, FailedCall, hopeless, make_calls, make_calls_with_ray
 from invariant_rag.evaluation.audit.scoring import AnswerParser, Label, Metric, numbers_of, outcomes_of
@@ -78,8 +79,8 @@ def audit(
             of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
         k: Segments to retrieve, if the retriever takes a number.
         remedies: Names out of `sort`; `rerank`, `top-3` and `long-context-reorder` (by the scores of the segments);
-            `vote`; and for an `InvariantModel` also `plain` and every invariant method. None: all that apply; of the
-            methods, `rotor` and `pine`.
+            `vote`; `reverse` (what the retriever lists first comes last); and for an `InvariantModel` also `plain` and
+            every invariant method. None: all that apply but `reverse`; of the methods, `rotor` and `pine`.
         metric: `best_subspan_em`, `exact_match`, `token_f1`, or a function `(answer, gold answers) -> number` from 0 to
             1; an answer is right from 0.5 on.
         label: What two answers must share to count as the same wording.
@@ -122,7 +123,7 @@ def audit(
             of `datasets`.
         UnknownName: There is no remedy or metric of that name.
     """
-    require_extra("scipy", "evaluation")  # which brings matplotlib, too
+    check_extras(writes=out is not None, actors=actors)
     for option, value, least in (
         ("orders", orders, 2),
         ("slots", slots, 2),
@@ -137,7 +138,7 @@ def audit(
     check_flag("all_orders", all_orders)
     check_flag("tags", tags)
     if remedies is not None:
-        check_items("remedies", remedies, str)
+        check_remedies(check_items("remedies", remedies, str))
     if budget is not None:
         check_number("budget", budget, 0)
     if timeout is not None and check_real("timeout", timeout) <= 0:
@@ -180,6 +181,23 @@ def audit(
     result = _evaluate(prepared, store, failed, answer_metric, label, reused, budget)
     folder.write(result)
     return result
+
+
+def check_extras(*, writes: bool, actors: int = 0) -> None:
+    """Check that the packages are installed that an audit needs, before a model is loaded or a system is asked.
+
+    Args:
+        writes: Whether a report is written, which has plots.
+        actors: Number of Ray actors.
+
+    Raises:
+        ExtraRequired: One is not.
+    """
+    require_extra("scipy", "evaluation")
+    if writes:
+        require_extra("matplotlib", "plots")
+    if actors:
+        require_extra("ray", "ray")
 
 
 def estimate_calls(
@@ -266,9 +284,11 @@ def _evaluate(
     if complete and not asked & store.answers.keys():
         raise hopeless(list(failed.values()))
     if not complete:
+        first = {call.key for plan in prepared.plans[0] for call in plan.calls}
         raise AuditFailed(
-            f"no question was asked in full: {len(prepared.calls)} calls were to be made, and {budget} were allowed",
-            hint="Allow more calls. With a folder the audit goes on from what has been answered.",
+            f"no question was asked in full: the budget of {budget} calls is used up, the first question alone takes "
+            f"{len(first)}, and all take {len(prepared.calls)}",
+            hint="Raise budget (--budget). With a folder (out, --out) the audit goes on from what has been answered.",
         )
     parser = AnswerParser(store.answers, metric.score, label)
     scored = [[parser.score_plan(plan) for plan in each] for each in complete]  # [questions][remedies]

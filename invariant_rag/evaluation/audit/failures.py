@@ -75,10 +75,12 @@ class Failures:
             return ""
         most = "; ".join(f"{count:,} x {error}" for error, count in self.errors)
         tries = f"{self.failed_tries:,} of {self.tries:,} tries failed ({self.share_of_tries:.1%})"
+        about = (
+            f"{counted(self.failed, 'call')} failed ({self.share:.1%}), about {self.questions:,} of "
+            f"{counted(questions, 'question')} ({self.questions / questions:.1%}); "
+        )
+        if self.tries == self.calls:
+            return f"{about}each call was tried once: {most}. The next audit asks the failed calls again."
         if not self.failed:
             return f"{tries}, and a retry cured each of them: {most}."
-        return (
-            f"{counted(self.failed, 'call')} failed ({self.share:.1%}), about {self.questions:,} of "
-            f"{counted(questions, 'question')} ({self.questions / questions:.1%}); of the tries, with retries, "
-            f"{tries}: {most}. The next audit asks the failed calls again."
-        )
+        return f"{about}of the tries, with retries, {tries}: {most}. The next audit asks the failed calls again."

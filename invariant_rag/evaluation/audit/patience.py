@@ -53,7 +53,7 @@ class Patience:
         """
         for attempt in range(self.retries + 1):
             try:
-                return function() if self.timeout is None else _within(self.timeout, function)
+                return _try(function, self.timeout)
             except AuditFailed:
                 raise
             except Exception as error:
@@ -63,6 +63,22 @@ class Patience:
                 asked = getattr(error, "retry_after", None)  # seconds that a server asks for
                 time.sleep(max(asked or 0.0, min(LONGEST_PAUSE, self.pause * 2**attempt)))
         raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _try(function: Callable[[], T], timeout: float | None) -> T:
+    """Return what a function returns.
+
+    Raises:
+        RuntimeError: It would end the process: an audit goes on, and reports it like any other failure.
+        Exception: What it raised, or a TimeoutError.
+    """
+    try:
+        return function() if timeout is None else _within(timeout, function)
+    except SystemExit as error:
+        raise RuntimeError(
+            f"the system called sys.exit({'' if error.code is None else repr(error.code)}); expected an answer or an "
+            "error"
+        ) from error
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
@@ -86,7 +102,10 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
     except TimeoutError:
         if done.done():
             raise  # the function's own
-        raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+        raise TimeoutError(
+            f"no answer within {seconds:g} seconds, the timeout of one try; for slow answers raise timeout (--timeout) "
+            "or lower workers (--workers)"
+        ) from None
 
 
 def settle(value: Any) -> Any:
@@ -97,10 +116,16 @@ def settle(value: Any) -> Any:
     if not inspect.isawaitable(value):
         return value
 
-    async def awaited() -> Any:
-        return await value
+    async def awaited() -> tuple[Any, BaseException | None]:
+        try:
+            return await value, None
+        except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
+            return None, error
 
-    return asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
+    result, error = asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
+    if error is not None:
+        raise error
+    return result
 
 
 _starting = threading.Lock()

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from invariant_rag.errors import UnknownName, UnsupportedCombination
+from invariant_rag.checks import check_name
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.evaluation.audit.orders import Order, rotations, salted_hash, salted_order
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.systems import Reply, System, describe_lm, lm_ask_function, lm_identity
@@ -120,6 +121,15 @@ class InputOrder(Remedy):
 
 
 @dataclass(frozen=True)
+class Reverse(InputOrder):
+    """List the segments in the reverse of the input order: what the retriever finds best comes last. Not invariant."""
+
+    def call_specs(self, question: Question, order: Order, salt: str | None) -> list[CallSpec]:
+        """Return one call."""
+        return super().call_specs(question, order[::-1], salt)
+
+
+@dataclass(frozen=True)
 class ModelOrdering(Remedy):
     """Let an `InvariantModel` order the segments by content. A salt replaces its ordering."""
 
@@ -206,8 +216,12 @@ _LISTINGS: dict[str, type[Remedy]] = {
     "top-3": TopK,
     "long-context-reorder": LongContextReorder,
     "vote": MajorityVote,
+    "reverse": Reverse,
 }
 """Remedies that change how the segments are listed: they apply to every system."""
+
+_ON_REQUEST = {"reverse"}
+"""Of these, those that are compared only if they are named: they make answers no steadier."""
 
 _BY_SCORE = {name for name, remedy in _LISTINGS.items() if issubclass(remedy, Rerank)}
 
@@ -223,8 +237,9 @@ def build_remedies(
     Args:
         system: The system.
         questions: What it will be asked; remedies by score need a score for every segment.
-        names: `sort`, `rerank`, `top-3`, `long-context-reorder`, `vote`, and for an `InvariantModel` also `plain` and
-            the names of invariant methods. None: all that apply; of the methods, `rotor` and `pine`.
+        names: `sort`, `rerank`, `top-3`, `long-context-reorder`, `vote`, `reverse`, and for an `InvariantModel` also
+            `plain` and the names of invariant methods. None: all that apply but `reverse`; of the methods, `rotor` and
+            `pine`.
         tags: Whether the segments of a black-box system may be prefixed with salted hashes.
 
     Raises:
@@ -232,7 +247,6 @@ def build_remedies(
         UnsupportedCombination: A remedy does not apply to this system or to these questions.
     """
     scored = all(segment.score is not None for question in questions for segment in question.segments)
-    methods = [name for name, method in METHODS.items() if method.invariant]
     lm, black_box = system.lm, system.lm is None and tags
     askers: dict[str, AskFunction] = {system.key: _without_salt(system.ask)}
     base, remedies = system.key, list[Remedy]()
@@ -240,7 +254,7 @@ def build_remedies(
         remedies.append(InputOrder(AS_IS, base, black_box))
     else:
         base, remedies = _baseline(system, lm, askers)
-    for name in _chosen(names, scored, methods, lm):
+    for name in _chosen(names, scored, lm):
         if name in _LISTINGS:
             remedies.append(_LISTINGS[name](name, base, black_box))
         elif name == "plain":
@@ -280,14 +294,23 @@ def _unrouted(lm: InvariantModel) -> InvariantModel:
     return branch
 
 
-def _chosen(names: Sequence[str] | None, scored: bool, methods: list[str], lm: InvariantModel | None) -> list[str]:
+def check_remedies(names: Sequence[str] | None) -> None:
+    """Check the names of remedies. Takes no time: whether they apply is found out by `build_remedies`.
+
+    Raises:
+        UnknownName: There is no remedy of that name; the message lists the names.
+    """
+    known = [*_LISTINGS, "plain", *(name for name, method in METHODS.items() if method.invariant)]
+    for name in names or ():
+        check_name("remedy", name, known)
+
+
+def _chosen(names: Sequence[str] | None, scored: bool, lm: InvariantModel | None) -> list[str]:
     """Return the remedies that were asked for, or all that apply, each once."""
     if names is None:
         return _applicable(scored, lm)
-    known = [*_LISTINGS, "plain", *methods]
+    check_remedies(names)
     for name in names:
-        if name not in known:
-            raise UnknownName("remedy", name, known)
         if lm is None and name not in _LISTINGS:
             raise UnsupportedCombination(f"{name!r} changes the inside of a model, and this system is not one of ours")
         if name in _BY_SCORE and not scored:
@@ -296,7 +319,7 @@ def _chosen(names: Sequence[str] | None, scored: bool, methods: list[str], lm: I
 
 
 def _applicable(scored: bool, lm: InvariantModel | None) -> list[str]:
-    listings = [name for name in _LISTINGS if scored or name not in _BY_SCORE]
+    listings = [name for name in _LISTINGS if name not in _ON_REQUEST and (scored or name not in _BY_SCORE)]
     if lm is None:
         return listings
     is_plain = lm.method.name == "sequential" and not lm.ordering.invariant

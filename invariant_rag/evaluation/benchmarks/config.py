@@ -18,7 +18,7 @@ from invariant_rag.errors import UnknownName, UnsupportedCombination
 from invariant_rag.evaluation.benchmarks.base import Benchmark
 from invariant_rag.evaluation.benchmarks.setups import ENSEMBLES, build_ensemble, resolve_intervention
 from invariant_rag.evaluation.benchmarks.sources import DataSource
-from invariant_rag.methods import resolve_method
+from invariant_rag.methods import check_method_and_ordering, resolve_method
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -56,7 +56,8 @@ class BenchmarkConfig:
 
     Raises:
         InvalidChoice: A number is none, or too small.
-        UnknownName: There is no such intervention or ensemble.
+        UnknownName: There is no such method, ordering, intervention or ensemble.
+        ExtraRequired: A package that the ordering needs is not installed.
         UnsupportedCombination: Tensor parallelism without `torchrun`, or an ensemble of a routed model.
     """
 
@@ -83,6 +84,7 @@ class BenchmarkConfig:
         for name, smallest in (("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
             if getattr(self, name) is not None or name in {"batch_size", "seed"}:
                 check_number(name, getattr(self, name), smallest)
+        check_method_and_ordering(self.method, self.ordering)
         if self.alpha is not None:
             check_real("alpha", self.alpha)
         for name in ("intervention", "ensemble"):

@@ -16,7 +16,7 @@ from invariant_rag.evaluation.benchmarks.published_tables import (
     PublishedTable,
     Setup,
 )
-from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, run_benchmark
+from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, check_extras, run_benchmark
 from invariant_rag.evaluation.benchmarks.setups import resolve_intervention
 from invariant_rag.evaluation.progress import Progress, no_progress
 
@@ -125,6 +125,7 @@ def reproduce(
         actors: Number of Ray actors. 0: run in this process.
         progress: Shows a progress bar for each run.
     """
+    check_extras(actors)
     rows = rows_to_measure(table, base.model, names, intervention=base.intervention, ensemble=base.ensemble)
     configs = configs_to_run(rows, table.columns, base)
     if model is None and not actors and configs:

@@ -30,7 +30,6 @@ from invariant_rag.evaluation.benchmarks.report import markdown, summarise
 from invariant_rag.evaluation.benchmarks.sources import DataSource
 from invariant_rag.evaluation.progress import Progress, no_progress
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
-from invariant_rag.methods import resolve_method
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -88,10 +87,9 @@ def run_benchmark(
         ExtraRequired: SciPy is not installed, or actors were requested, and Ray is not.
         UnsupportedCombination: Both actors and tensor parallelism were requested.
     """
-    require_extra("scipy", "evaluation")
+    check_extras(actors)
     benchmark = resolve_benchmark(config.benchmark)
     settings = benchmark.parse_settings(config.settings)
-    resolve_method(config.method)
     if actors and config.tensor_parallel:
         raise UnsupportedCombination("actors hold a model each, and tensor parallelism splits one over all processes")
     if config.is_main_process:
@@ -154,15 +152,29 @@ def run_several(
     Raises:
         InvariantRAGError: As `run_benchmark`; wrong settings, methods and data before the model is loaded.
     """
+    check_extras()
     tokenizer = configs[0].load_tokenizer()
     for config in configs:
         benchmark = resolve_benchmark(config.benchmark)
-        resolve_method(config.method)
         selection = Selection(config.limit, config.seed, tokenizer)
         load_cases(benchmark, DataSource(config.data), benchmark.parse_settings(config.settings), selection)
     with progress("Loading"):
         model = configs[0].load_model()
     return [run_benchmark(config, out, resume=resume, model=model, progress=progress) for config in configs]
+
+
+def check_extras(actors: int = 0) -> None:
+    """Check that the packages are installed that a run needs, before data or a model are loaded.
+
+    Args:
+        actors: Number of Ray actors.
+
+    Raises:
+        ExtraRequired: One is not.
+    """
+    require_extra("scipy", "evaluation")
+    if actors:
+        require_extra("ray", "ray")
 
 
 def _load(

@@ -169,6 +169,22 @@ def test_reranking_brings_the_right_segment_first() -> None:
     assert result.advice.choice == "rerank"
 
 
+def test_a_system_that_reads_the_last_document_is_given_the_best_one_last() -> None:
+    def last(question: str, segments: Sequence[Segment]) -> str:
+        return segments[-1].text
+
+    best_first = [
+        {**each, "segments": sorted(each["segments"], key=lambda text: "right" not in text)}  # type: ignore[call-overload]
+        for each in records()
+    ]
+    result = audit(last, best_first, remedies=["reverse"])
+    assert (value(result, "today"), value(result, "today", "reverse")) == (0.0, 1.0)
+    assert value(result, "flip_rate", "reverse") == 1.0  # still, it depends on the order
+    assert result.advice.choice == "reverse"
+    assert "the best last" in result.advice.headline
+    assert "reverse" not in {each.name for each in audit(last, best_first[:2]).measured}
+
+
 def test_the_best_are_kept_or_listed_at_both_ends() -> None:
     def listing(question: str, segments: Sequence[Segment]) -> str:
         return " ".join(segment.text for segment in segments)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,58 @@ def test_a_slow_call_fails_and_the_others_count() -> None:
     result = audit(slow, records(3), remedies=[], timeout=0.1, retries=0, workers=8, slots=2)
     assert time.perf_counter() - start < 4
     assert 0 < result.failed < result.calls
-    assert "TimeoutError: no answer within 0.1 seconds" in result.errors[0][0]
+    assert "TimeoutError: no answer within 0.1 seconds, the timeout of one try" in result.errors[0][0]
+    assert "--timeout" in result.errors[0][0]
+
+
+def exits(question: str, segments: Sequence[Segment]) -> str:
+    if "number 1" in question and "right" in segments[0].text:
+        sys.exit(3)
+    return first(question, segments)
+
+
+async def exits_later(question: str, segments: Sequence[Segment]) -> str:
+    await asyncio.sleep(0)
+    return exits(question, segments)
+
+
+@pytest.mark.parametrize("system", [exits, exits_later])
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_a_system_that_exits_fails_that_call_and_no_other(system: Callable[..., object], timeout: float | None) -> None:
+    result = audit(system, records(3), remedies=[], retries=0, slots=2, timeout=timeout)
+    assert 0 < result.failed < result.calls
+    assert result.errors[0][0].startswith("RuntimeError: the system called sys.exit(3)")
+
+
+def test_a_system_that_always_exits_ends_the_audit_with_a_word() -> None:
+    with pytest.raises(AuditFailed, match=r"called sys.exit\(\)"):
+        audit(lambda question, segments: sys.exit(), records(3), remedies=[], retries=0)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_interrupt_stops_an_audit(is_async: bool) -> None:
+    def interrupted(question: str, segments: Sequence[Segment]) -> str:
+        raise KeyboardInterrupt
+
+    async def interrupted_later(question: str, segments: Sequence[Segment]) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(interrupted_later if is_async else interrupted, records(3), remedies=[])
+
+
+def test_a_call_that_was_tried_once_had_no_retries() -> None:
+    result = audit(exits, records(3), remedies=[], retries=0, slots=2)
+    assert "each call was tried once: " in summary(result)
+    assert "retries" not in summary(result)
+
+
+def test_a_budget_that_is_too_small_says_what_one_question_takes() -> None:
+    with pytest.raises(
+        AuditFailed, match=r"the budget of 3 calls is used up, the first question alone takes \d+"
+    ) as error:
+        audit(first, records(3), remedies=[], budget=3)
+    assert "--budget" in error.value.hint
 
 
 def test_async_systems_are_awaited_in_one_loop() -> None:

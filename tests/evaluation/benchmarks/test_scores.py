@@ -23,7 +23,24 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
     return Case("q", variant, "", (), "", gold, candidates=candidates)
 
 
+OTHER_NUMERALS = (
+    "II, I, III",
+    "The correct order is II, I and III.",
+    "II. opened on 1 May, I. built by 3 men, III. closed.",
+    "(2) (1) (3)",
+    "two, one, three",
+    "The order is: Two -> One -> Three",
+    "two\none\nthree",
+)
+AMBIGUOUS = (
+    "I think that two of them came before one, and three after.",
+    "II, III",
+    "I, II, III; or II, I, III",
+    "two, one, three, that is I, II, III",
+    "9" * 5000,
+)
 TIMELINE_RIGHT = dict.fromkeys(("accuracy", "location_agreement", "square_agreement", "swap_agreement"), 1.0)
+TIMELINE_NONE = dict.fromkeys(TIMELINE_RIGHT, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +91,10 @@ TIMELINE_RIGHT = dict.fromkeys(("accuracy", "location_agreement", "square_agreem
         ),
         ("timeline", ("3", "5", "1", "4", "2"), "The order is 3, 5, 1, 4, 2.", TIMELINE_RIGHT),
         ("timeline", ("2", "1"), "Event 2 came before event 1.", TIMELINE_RIGHT),
+        *(("timeline", ("2", "1", "3"), output, TIMELINE_RIGHT) for output in OTHER_NUMERALS),
+        *(("timeline", ("II", "I", "III"), output, TIMELINE_RIGHT) for output in ("2, 1, 3", *OTHER_NUMERALS[3:])),
+        ("timeline", ("(2)", "(1)"), "2, 1", TIMELINE_RIGHT),
+        *(("timeline", ("2", "1", "3"), output, TIMELINE_NONE) for output in AMBIGUOUS),
         (
             "timeline",
             ("2", "1", "3"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from invariant_rag.evaluation.benchmarks.base import Case, Scored
+from invariant_rag.evaluation.benchmarks.timeline.numerals import read_numbers, value_of
 
 _ROMAN = re.compile(r"\b[IVXLCDM]+\b")
 _ARABIC = re.compile(r"\b\d+\b")
@@ -55,15 +56,27 @@ def named_events(output: str, gold: Sequence[str]) -> list[str]:
     """Return the numerals of the question in the order in which an output first names them.
 
     The file has Arabic numerals, the authors' code Roman ones. An Arabic one is read where it stands as a name, before
-    a sign (`2.`, `2)`) or in a list (`2, 1, 3`); if those leave a numeral out, wherever it stands.
+    a sign (`2.`, `2)`) or in a list (`2, 1, 3`); if those leave a numeral out, wherever it stands. Where the numerals
+    of the question are not used as names, those of another kind are: Roman ones, Arabic ones, or words.
 
     >>> named_events("2) Opened on 1 May 1965, 1) opened in 1966 with 3 others, 3) closed.", ["1", "2", "3"])
     ['2', '1', '3']
+    >>> named_events("II, I, III", ["1", "2", "3"]), named_events("2, 1, 3", ["I", "II", "III"])
+    (['2', '1', '3'], ['II', 'I', 'III'])
     """
-    if any(_ROMAN.fullmatch(each) for each in gold):
-        return _first_named(_ROMAN.findall(output), gold)
+    roman = any(_ROMAN.fullmatch(each) for each in gold)
     marked = _first_named(_MARKED.findall(output), gold)
-    return marked if len(marked) == len(gold) else _first_named(_ARABIC.findall(output), gold)
+    named = marked
+    if roman or len(marked) < len(gold):
+        named = _first_named((_ROMAN if roman else _ARABIC).findall(output), gold)
+    return named if marked or len(named) == len(gold) else _named_otherwise(output, gold) or named
+
+
+def _named_otherwise(output: str, gold: Sequence[str]) -> list[str]:
+    """Return what an output names in numerals of another kind; empty if it is not plain which, or in which order."""
+    events = {value_of(each): each for each in gold}
+    numbers = [each for each in events if each is not None]
+    return [events[each] for each in read_numbers(output, numbers)] if len(numbers) == len(gold) else []
 
 
 def _first_named(numerals: Sequence[str], gold: Sequence[str]) -> list[str]:

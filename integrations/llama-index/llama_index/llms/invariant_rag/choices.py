@@ -12,6 +12,9 @@ from invariant_rag.errors import InvariantRAGError, UnsupportedModel
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import resolve_ordering
 
+_FOR_DOCUMENTS = frozenset({"docs", "documents", "nodes", "segments"})
+"""Keywords that mean documents elsewhere."""
+
 
 class UnknownParameter(InvariantRAGError):
     """A keyword is no parameter of `InvariantLLM`, or of one of its calls.
@@ -51,6 +54,11 @@ def check_call_keywords(given: Iterable[str], parameters: Iterable[str]) -> None
     unknown = sorted(set(given) - set(parameters) - _generate_keywords())
     if not unknown:
         return
+    if _FOR_DOCUMENTS.intersection(unknown):
+        raise UnknownParameter(
+            f"unknown keywords of a call: {', '.join(unknown)}",
+            hint="Documents are part of what is asked: SegmentBlocks of a ChatMessage, or the nodes of a query engine.",
+        )
     known = sorted({*parameters, *_generate_keywords()})
     near = {name: get_close_matches(name, known, n=3) for name in unknown}
     said = [f"{name} (did you mean {' or '.join(near[name])}?)" if near[name] else name for name in unknown]
