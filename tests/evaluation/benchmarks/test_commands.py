@@ -21,7 +21,6 @@ from invariant_rag.evaluation.benchmarks.published_tables import published_table
 from invariant_rag.evaluation.benchmarks.setups import ENSEMBLES
 from invariant_rag.interventions import HiddenScaling
 
-
 # The environment is that of torchrun, which would import torch three times, and that takes most of the time.
 TWO_PROCESSES = """
 import os, sys
