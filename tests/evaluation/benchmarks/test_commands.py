@@ -35,7 +35,7 @@ try:
 except SystemExit as ended:
     code = ended.code
 if other:
-    code = code or os.waitpid(other, 0)[1]
+    code = code or os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
 sys.exit(code)
 """
 
