@@ -23,21 +23,19 @@ COMMANDS = [["bench", "xquad"], ["search-dimension"], ["bench", "speed", "--shap
 QUESTION = '{"question": "Q", "segments": ["a", "b"]'
 
 
+ALL_IN_ONE_PROCESS = """
+import json, sys
+from invariant_rag.cli import app
+for arguments in json.loads(sys.argv[1]):
+    try:
+        app(arguments)
+    except SystemExit as ended:
+        assert not ended.code, arguments
+"""
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(each) for each in arguments])
-
-
-def run_in_ascii(folder: Path, *arguments: object) -> bytes:
-    """What a command prints in a terminal that shows ASCII only."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from invariant_rag.cli import app; app()", *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        check=False,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C", "PYTHONPATH": f"{ROOT}{os.pathsep}."},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def refused(*arguments: object) -> str:
@@ -82,15 +80,36 @@ def questions(tmp_path: Path) -> Path:
     return file
 
 
-def test_long_fields_of_csv_and_half_surrogates_are_read(tmp_path: Path) -> None:
-    system = tmp_path / "words.py"
-    system.write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
-    (tmp_path / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
-    (tmp_path / "b.jsonl").write_text(
+@pytest.fixture(scope="module")
+def in_ascii(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[Path, bytes]:
+    """A folder of three commands that ran in a terminal that shows ASCII only, and what they printed."""
+    folder = tmp_path_factory.mktemp("ascii")
+    (folder / "words.py").write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
+    (folder / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
+    (folder / "b.jsonl").write_text(
         '{"question": "Q\\ud800", "segments": ["a\\ud800", "b"], "answers": ["\\ud800"], "id": "\\udfff"}\n'
     )
+    (folder / "docs").mkdir()
+    (folder / "docs" / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
+    commands = [
+        ["audit", name, "--out", f"out-{name}", "--remedy", "sort", "--system", "words:answer"]
+        for name in ("a.csv", "b.jsonl")
+    ]
+    options = ["--docs", "docs", "--model", str(tiny_folder), "--retriever", "bm25", "--max-new-tokens", "4"]
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([*commands, ["ask", "三?", *options]])],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C", "PYTHONPATH": f"{ROOT}{os.pathsep}."},
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_long_fields_of_csv_and_half_surrogates_are_read(in_ascii: tuple[Path, bytes]) -> None:
     for name in ("a.csv", "b.jsonl"):
-        run_in_ascii(tmp_path, "audit", name, "--out", f"out-{name}", "--remedy", "sort", "--system", "words:answer")
+        assert (in_ascii[0] / f"out-{name}" / "report.md").exists()
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
@@ -223,10 +242,8 @@ def test_a_listing_that_finds_no_room_says_so(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_terminal_of_ascii_shows_the_rest_as_escapes(tmp_path: Path, tiny_folder: Path) -> None:
-    (tmp_path / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
-    fixed = ["--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 4]
-    assert run_in_ascii(tmp_path, "ask", "三?", *fixed).isascii()
+def test_a_terminal_of_ascii_shows_the_rest_as_escapes(in_ascii: tuple[Path, bytes]) -> None:
+    assert in_ascii[1].isascii()
 
 
 @pytest.mark.parametrize("name", [" ", "a\nb", "\udcff", "no-such-model"])

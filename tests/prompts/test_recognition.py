@@ -332,13 +332,17 @@ def test_a_retriever_tool_that_is_called_twice_makes_two_complete_sets() -> None
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def seconds(*turns: Turn, known: list[Retrieval] | None = None, elsewhere: list[KnownDocument] | None = None) -> float:
+def takes_less_than(
+    limit: float, *turns: Turn, known: list[Retrieval] | None = None, elsewhere: list[KnownDocument] | None = None
+) -> bool:
+    """Whether recognition takes less than so many seconds; whoever is disturbed gets two more tries."""
+
     def once() -> float:
         start = time.process_time()
         recognize(turns, known or [], elsewhere or [])
         return time.process_time() - start
 
-    return min(once() for _ in range(3))
+    return any(once() < limit for _ in range(3))
 
 
 def sentences(seed: int, length: int) -> str:
@@ -351,9 +355,9 @@ def test_a_hundred_documents_of_2000_characters_take_a_fraction_of_a_second() ->
     for template in (Template(), Template(before="[{n}] {source}: "), Template(suffix="\n\n" + listed[3].text)):
         prompt = template.write(listed)
         assert len(prompt) > 200_000
-        assert seconds(user(prompt), known=[retrieval(listed)]) < 0.5
+        assert takes_less_than(0.5, user(prompt), known=[retrieval(listed)])
     others = [KnownDocument.of(Segment(sentences(n + 1000, 2000))) for n in range(64 * 20)]
-    assert seconds(user("Q " + sentences(9, 200_000)), elsewhere=others) < 0.5
+    assert takes_less_than(0.5, user("Q " + sentences(9, 200_000)), elsewhere=others)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +368,8 @@ def test_a_hundred_documents_of_2000_characters_take_a_fraction_of_a_second() ->
 def test_no_repeated_text_takes_long(unit: str) -> None:
     short = [Segment(each) for each in ("a", "b c", "1", "-", "yes")]
     text = unit * (50_000 // len(unit))
-    assert seconds(user(text), known=[retrieval(short)], elsewhere=[KnownDocument.of(Segment(text[:20_000]))]) < 3
+    elsewhere = [KnownDocument.of(Segment(text[:20_000]))]
+    assert takes_less_than(3, user(text), known=[retrieval(short)], elsewhere=elsewhere)
 
 
 # --- what shows the order outside of a set --------------------------------------------------------------------------

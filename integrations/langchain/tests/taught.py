@@ -28,7 +28,7 @@ def taught(lessons: Iterable[tuple[str, list[Any], Mapping[str, Any]]]) -> Invar
         intermediate_size=128,
         vocab_size=261,
         max_position_embeddings=4096,
-        initializer_range=0.05,
+        initializer_range=0.2,  # larger weights learn by heart in fewer steps
         eos_token_id=None,
     )
     lm = InvariantModel(model, toy_tokenizer())

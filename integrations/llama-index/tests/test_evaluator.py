@@ -9,10 +9,11 @@ from cases import QUERY
 from invariant_rag import CapCal, InvariantModel, Judge
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnknownName, UnsupportedCombination
 from llama_index.core import Settings
-from llama_index.core.evaluation import BaseEvaluator, BatchEvalRunner, PairwiseComparisonEvaluator
+from llama_index.core.evaluation import BaseEvaluator, BatchEvalRunner, PairwiseComparisonEvaluator, batch_runner
 from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE, EvaluationSource
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
+from tenacity import wait_none
 
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
 from llama_index.llms.invariant_rag import InvariantLLM
@@ -147,7 +148,10 @@ def test_any_other_prompt_is_refused_too(model: InvariantModel) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:asyncio_module:DeprecationWarning")  # LlamaIndex's runner calls it
-async def test_llama_index_s_own_template_is_refused_wherever_it_comes_in(model: InvariantModel) -> None:
+async def test_llama_index_s_own_template_is_refused_wherever_it_comes_in(
+    model: InvariantModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner.eval_worker.retry, "wait", wait_none())  # else 8 s: it tries three times
     llm = InvariantLLM(model)
     with pytest.raises(UnsupportedCombination, match="eval_template"):
         InvariantPairwiseEvaluator(llm, DEFAULT_EVAL_TEMPLATE)

@@ -28,6 +28,8 @@ from invariant_rag.segments import Segment
 from invariant_rag.testing import assert_order_invariant
 from tests.evaluation.audit.known import first, records, symmetric
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).parents[3]
 FEW = {"remedies": [], "slots": 2, "repeats": 1}
 

@@ -40,6 +40,7 @@ def test_one_exception_does_not_stop_an_audit_and_is_said(tmp_path: Path) -> Non
     assert "in full" not in summary(result)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failure_that_passes_is_tried_again_changes_no_number_and_is_counted(tmp_path: Path) -> None:
     failed: set[tuple[str, ...]] = set()
 

@@ -21,6 +21,8 @@ from invariant_rag.evaluation.audit.answer_store import AnswerStore, StoredAnswe
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import first, numbers, records
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).parents[3]
 CHILD = """
 import sys, time

@@ -75,6 +75,7 @@ def test_default_remedies_leave_out_methods_that_a_model_refuses(
     assert [each.name for each in result.measured] == [AS_IS, "plain", "sort", "vote"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_model_that_was_loaded_anew_is_the_same_system(
     chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_rag_is_audited_with_what_its_retriever_finds(plain: InvariantModel) -
     assert flips(result, "rerank") == 0.0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_keeps_answers_of_other_options_and_methods_apart(plain: InvariantModel, tmp_path: Path) -> None:
     asked = records(2, size=2)
     for tokens in (1, 3):
