@@ -4,6 +4,9 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
+# Tests start hundreds of processes: what Python has compiled for one of them serves the others, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV ?= .venv
 BIN := $(VENV)/bin
 # The first of these that runs and is new enough builds the environment.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,24 +19,6 @@ from invariant_rag.evaluation.benchmarks import BENCHMARKS
 from invariant_rag.evaluation.benchmarks.published_tables import published_tables
 from invariant_rag.evaluation.benchmarks.setups import ENSEMBLES
 from invariant_rag.interventions import HiddenScaling
-
-# The environment is that of torchrun, which would import torch three times, and that takes most of the time.
-TWO_PROCESSES = """
-import os, sys
-from invariant_rag import InvariantModel
-from invariant_rag.cli import app
-
-other = os.fork()
-rank = "0" if other else "1"
-os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-try:
-    app(sys.argv[1:])
-except SystemExit as ended:
-    code = ended.code
-if other:
-    code = code or os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
-sys.exit(code)
-"""
 
 
 def invoke(*arguments: object) -> Result:
@@ -84,17 +65,16 @@ def test_two_processes_with_half_of_every_layer_write_the_run_of_one(fixed: list
     command = ["bench", "xquad", *fixed, "--json"]
     assert invoke(*command, "--tp").exit_code == 2  # not started by torchrun
     alone = json.loads(invoke(*command).stdout)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(Path(sys.executable).parent / "invariant-rag")
     split = [*command[:-1], "--tp", "--out", tmp_path / "split", "--json"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     done = subprocess.run(
-        [sys.executable, "-c", TWO_PROCESSES, *map(str, split)],
+        [*torchrun, "--no-python", script, *map(str, split)],
         check=False,
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)  # of the first process alone
