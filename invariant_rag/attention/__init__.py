@@ -8,6 +8,7 @@ from invariant_rag.errors import UnknownName, UnsupportedCombination
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from invariant_rag.attention.call import Backend
 
@@ -41,6 +42,16 @@ def resolve_backend(backend: str | Backend, device: torch.device | None = None) 
     if backend not in classes:
         raise UnknownName("backend", backend, ("auto", *BACKENDS))
     return classes[backend]()
+
+
+def backend_label(backend: Backend, model: PreTrainedModel) -> str:
+    """Return the name of a backend, with that of the kernel that it takes for a model: `varlen (torch-varlen)`."""
+    choose = getattr(backend, "kernel_for", None)
+    if choose is None:
+        return backend.name
+    config = model.config.get_text_config(decoder=True)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return f"{backend.name} ({choose(model.device, model.dtype, head_size).name})"
 
 
 def available_backends() -> tuple[str, ...]:

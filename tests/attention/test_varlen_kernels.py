@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from invariant_rag.arrangement import Span
+from invariant_rag.attention import backend_label
+from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.attention.varlen import Dense, Grouped, Varlen, VarlenKernel, difference, fastest_kernel
 from invariant_rag.attention.varlen.cuda_kernels import (
     CUDA_KERNELS,
@@ -26,6 +28,7 @@ from invariant_rag.attention.varlen.cuda_kernels import (
     TorchVarlen,
 )
 from invariant_rag.attention.varlen.kernels import PackedWindows, attend_windows
+from invariant_rag.testing.families import tiny_model
 
 CPU = torch.device("cpu")
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -76,6 +79,8 @@ def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks() -> None:
 def test_a_backend_says_which_kernel_it_takes() -> None:
     assert Varlen().kernel_for(CPU, torch.float32, 64).name == "grouped"
     assert Varlen(Dense()).kernel_for(CPU, torch.float32, 64).name == "dense"
+    labels = [backend_label(each, tiny_model("llama")) for each in (SDPA(), Varlen(), Varlen(Dense()))]
+    assert labels == ["sdpa", "varlen (grouped)", "varlen (dense)"]
 
 
 def _window_by_window(

@@ -1,8 +1,8 @@
 """Run a benchmark: ask every case once, and write the records of a batch before the next batch is asked.
 
-A run is a folder: `config.json` (everything that decides the records, and versions), `records.jsonl` (append-only, one
-line per case), `summary.json` and `timing.json`. Its name ends with a key of the config, so that another config is
-another run.
+A run is a folder: `config.json` (what decides the records, versions, and the attention backend), `records.jsonl`
+(append-only, one line per case), `summary.json` and `timing.json`. Its name ends with a key of the config, so that
+another config is another run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from invariant_rag.attention import backend_label
 from invariant_rag.checks import check_real, require_extra
 from invariant_rag.errors import InvalidChoice, InvalidRun, RunExists, UnsupportedCombination
 from invariant_rag.evaluation.benchmarks import resolve_benchmark
@@ -104,7 +105,7 @@ def run_benchmark(
     resolved = resolve_config(config, benchmark, settings, source, lm)
     folder = out / run_folder_name(resolved)
     if config.is_main_process:
-        _create_folder(folder, resolved, resume)
+        _create_folder(folder, {**resolved, **_computed_with(lm)}, resume)
     ids = {case.id for case in cases}
     with RecordFile(folder / "records.jsonl", resolved["key"], writes=config.is_main_process) as file:
         known = ids & file.records.keys()
@@ -131,7 +132,7 @@ def run_benchmark(
         records = [file.records[case.id] for case in cases]
     summary = summarise(benchmark, records, config.seed)
     if config.is_main_process:
-        document = {**summary, "limit": config.limit, "config": resolved, "versions": package_versions()}
+        document = {**summary, "limit": config.limit, "config": resolved, **_computed_with(lm)}
         _write_json(folder / "summary.json", document)
     answered = 0 if lm is None else sum(map(len, batches))
     seconds = _add_timing(folder / "timing.json", answered, elapsed, writes=config.is_main_process)
@@ -189,12 +190,18 @@ def _load(
         return config.load_model()
 
 
-def _create_folder(folder: Path, resolved: Mapping[str, Any], resume: bool) -> None:
+def _computed_with(lm: InvariantModel | None) -> dict[str, Any]:
+    """Return versions, and the backend with its kernel; not if Ray actors load the model, each on its machine."""
+    attention = {} if lm is None else {"attention": backend_label(lm.backend, lm.model)}
+    return {"versions": package_versions(), **attention}
+
+
+def _create_folder(folder: Path, config: Mapping[str, Any], resume: bool) -> None:
     if folder.exists() and not resume:
         raise RunExists(f"{str(folder)!r} exists")
     make_folder(folder)
     if not (folder / "config.json").exists():
-        _write_json(folder / "config.json", {**resolved, "versions": package_versions()})
+        _write_json(folder / "config.json", config)
 
 
 def _add_timing(path: Path, records: int, seconds: float, *, writes: bool) -> float | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from invariant_rag.attention import backend_label
 from invariant_rag.evaluation.benchmarks.flops import count_flops
 from invariant_rag.evaluation.benchmarks.speed_setup import (
     VOCABULARY,
@@ -118,7 +119,7 @@ GenerateFunction: TypeAlias = Callable[[int, TimingStreamer], object]
 
 def measure(
     config: SpeedConfig, methods: Sequence[str], progress: Progress = no_progress
-) -> tuple[list[SpeedResult], BatchGains]:
+) -> tuple[list[SpeedResult], BatchGains, str]:
     """Measure methods against the plain model.
 
     During timing, glibc keeps freed memory in the process: a virtual machine can need longer to provide it again than
@@ -130,7 +131,7 @@ def measure(
         progress: Shows a progress bar; one step per timed generation.
 
     Returns:
-        The results, the plain model first, and what batches gain.
+        The results, the plain model first; what batches gain; and the backend, with its kernel if it chooses one.
     """
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
@@ -167,10 +168,10 @@ def measure(
         results[name].peak = _peak_memory(generate, config.device)
         if model.device.type == "cpu":
             results[name].flops = count_flops(partial(generate, 1, TimingStreamer()))
-    return list(results.values()), gains
+    return list(results.values()), gains, backend_label(lm.backend, model)
 
 
-def as_data(config: SpeedConfig, results: Sequence[SpeedResult], gains: BatchGains) -> dict[str, Any]:
+def as_data(config: SpeedConfig, results: Sequence[SpeedResult], gains: BatchGains, backend: str) -> dict[str, Any]:
     """Return everything as plain data, with ratios to the plain model."""
     plain = results[0]
     rows = []
@@ -183,7 +184,7 @@ def as_data(config: SpeedConfig, results: Sequence[SpeedResult], gains: BatchGai
         rows.append({**asdict(result), "ratios": ratios})
     return {
         "setting": asdict(config),
-        "environment": environment(config),
+        "environment": {**environment(config), "backend": backend},
         "floor": bidirectional_floor(config),
         "rows": rows,
         "batched": gains.decode,

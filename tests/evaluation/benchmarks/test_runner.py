@@ -86,6 +86,7 @@ def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method,
 def test_config_says_what_decides_the_records(finished: BenchmarkRun):
     config = json.loads((finished.folder / "config.json").read_text())
     assert config.pop("versions").keys() >= {"torch", "transformers", "invariant-rag", "python"}
+    assert config.pop("attention") == "sdpa"
     assert config == finished.config
     assert config["data"].keys() == {"mmlu_validation.json"}
     assert config["settings"] == {"split": "validation", "orders": "ends"}

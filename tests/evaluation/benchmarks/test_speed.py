@@ -70,6 +70,7 @@ def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
         assert flops["plain"] == 1.0
         assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
         assert set(each["batched"]) == set(each["batched_prefill"]) == {"rotor", "pine", "ape"}
+        assert each["environment"]["backend"] == "sdpa"
         rows = _script_for_gpus().rows_of(each)
         assert [row[3] for row in rows] == [row["name"] for row in others]
         assert {len(row) for row in rows} == {len(_script_for_gpus().HEAD)}
