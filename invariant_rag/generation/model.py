@@ -373,7 +373,7 @@ class InvariantModel(ReadOnlyChoices):
                 the global state.
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
                 `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
-                With `cache_implementation="static"`, transformers compiles decoding where it can (on CUDA).
+                With `compile=True`, transformers compiles decoding, from a static cache, where it can (on CUDA).
 
         Returns:
             One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which the

@@ -61,6 +61,7 @@ _REAL = {
 """Finite numbers, and the least and the most that each may be."""
 
 _SWITCHES = {
+    "compile",
     "disable_compile",
     "do_sample",
     "low_memory",
@@ -154,7 +155,7 @@ def _parameters(model: PreTrainedModel) -> frozenset[str]:
 
 
 def _check_names(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
-    known = _parameters(model) | vars(GenerationConfig()).keys() | {"seed"}
+    known = _parameters(model) | vars(GenerationConfig()).keys() | {"compile", "seed"}
     for name in kwargs.keys() - known:
         near = get_close_matches(str(name), known, 1)
         raise InvalidOption(

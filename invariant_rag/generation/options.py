@@ -7,7 +7,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import CompileConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 from invariant_rag.checks import check_number
 from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
@@ -80,7 +80,7 @@ def generation_options(
         InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
         TokenizerRequired: Stop strings without a tokenizer.
         UnsupportedCombination: Assisted decoding, token healing, `use_cache=False` or chunked prefill; guidance or a
-            static cache without `stock_decoding`; or a cache that is neither dynamic nor static.
+            static cache without `stock_decoding`; or a cache that is neither dynamic nor static, or not with `compile`.
     """
     options = {name: value for name, value in kwargs.items() if value is not None}
     defaults = model.generation_config
@@ -88,6 +88,9 @@ def generation_options(
     options = {name: value for name, value in options.items() if name not in _OWN_PREFILL}  # False
     check_options(options, model)
     options["use_cache"] = True
+    if options.pop("compile", False):  # transformers compiles decoding from a static cache, and says where it cannot
+        options = {"cache_implementation": "static", "compile_config": CompileConfig(), **options}
+        _check_compiles(options)
     options["cache_implementation"] = _cache_implementation(options, stock_decoding)
     options["do_sample"] = bool(resolve_option(options, "do_sample"))
     for name in ("num_beams", "num_return_sequences"):
@@ -154,6 +157,14 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
         )
 
 
+def _check_compiles(options: Mapping[str, Any]) -> None:
+    if options["cache_implementation"] != "static" or options.get("disable_compile"):
+        raise UnsupportedCombination(
+            "expected a static cache, and not disable_compile, with compile=True",
+            hint="Leave cache_implementation and disable_compile away.",
+        )
+
+
 def _cache_implementation(options: Mapping[str, Any], stock_decoding: bool) -> str | None:
     """Return `static`, or None for a cache that grows."""
     wanted = resolve_option(options, "cache_implementation")
@@ -167,7 +178,7 @@ def _cache_implementation(options: Mapping[str, Any], stock_decoding: bool) -> s
         raise UnsupportedCombination(
             "expected no static cache with a method or an intervention that changes attention while decoding: it would "
             "read the room that is not filled yet",
-            hint="Remove cache_implementation, or use a method with stock decoding, such as 'rotor'.",
+            hint="Remove cache_implementation and compile, or use a method with stock decoding, such as 'rotor'.",
         )
     return "static" if wanted == "static" else None
 

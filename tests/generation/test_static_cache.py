@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
@@ -20,11 +21,15 @@ def test_the_answers_are_those_of_a_cache_that_grows(family: str) -> None:
     lm = InvariantModel(tiny_model(family))
     for options in ({}, {"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True, "seed": 3}):
         expected = lm.generate(PROMPTS, max_new_tokens=6, **options)
-        found = lm.generate(PROMPTS, max_new_tokens=6, cache_implementation="static", **options)
-        assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+        for wanted in ({"cache_implementation": "static"}, {"compile": True}):
+            found = lm.generate(PROMPTS, max_new_tokens=6, **wanted, **options)
+            assert [each.token_ids for each in found] == [each.token_ids for each in expected]
 
 
-def test_the_model_decodes_over_a_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options", [{"generation_config": GenerationConfig(cache_implementation="static")}, {"compile": True}]
+)
+def test_the_model_decodes_over_a_static_cache(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, seen = tiny_model("llama"), []
     forward = model.forward
 
@@ -35,8 +40,7 @@ def test_the_model_decodes_over_a_static_cache(monkeypatch: pytest.MonkeyPatch) 
     lm = InvariantModel(model)
     expected = lm.generate(PROMPTS[0], max_new_tokens=3)
     monkeypatch.setattr(model, "forward", listening)
-    config = GenerationConfig(cache_implementation="static")
-    assert lm.generate(PROMPTS[0], max_new_tokens=3, generation_config=config).token_ids == expected.token_ids
+    assert lm.generate(PROMPTS[0], max_new_tokens=3, **options).token_ids == expected.token_ids
     assert seen[-3:] == [StaticCache] * 3
 
 
@@ -51,3 +55,11 @@ def test_what_the_model_s_own_configuration_wants_is_not_asked(llama: PreTrained
 def test_what_cannot_be_is_refused(method: str, kind: str, llama: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="cache"):
         InvariantModel(llama, method=method).generate(PROMPTS[0], max_new_tokens=3, cache_implementation=kind)
+
+
+@pytest.mark.parametrize("options", [{"cache_implementation": "dynamic"}, {"disable_compile": True}])
+def test_decoding_is_compiled_from_a_static_cache_alone(options: dict[str, Any], llama: PreTrainedModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="compile=True"):
+        InvariantModel(llama).generate(PROMPTS[0], max_new_tokens=3, compile=True, **options)
+    with pytest.raises(UnsupportedCombination, match="no static cache"):
+        InvariantModel(llama, method="pine").generate(PROMPTS[0], max_new_tokens=3, compile=True)
