@@ -203,10 +203,7 @@ class Prefiller:
         """Run the model over whole prompts, and keep their keys and values: in one forward pass where that pays."""
         states, lengths = [PromptState(each.arrangement) for each in prompts], [len(each.input_ids) for each in prompts]
         if len(prompts) < 2 or not self.can_read_together(lengths):
-            results = [PrefillResult(state, DynamicCache()) for state in states]
-            for prepared, result in zip(prompts, results, strict=True):
-                self._continue(prepared, result, keep=1)
-            return results
+            return self._continue_each(prompts, [PrefillResult(state, DynamicCache()) for state in states])
         batch, cache = left_pad(prompts, 0, self.device), DynamicCache()
         padded = [replace(state, padding=by) for state, by in zip(states, batch.padding, strict=True)]
         with self.generation_attention(padded):
@@ -226,11 +223,18 @@ class Prefiller:
         elif len(prompts) > 1 and all(each.length for each in results) and self.can_read_together(unread):
             results = self._continue_together(prompts, results)
         else:
-            for prepared, result in zip(prompts, results, strict=True):
-                self._continue(prepared, result, keep=1)
+            results = self._continue_each(prompts, results)
         for result in results:
             result.cache.crop(-1)
         return results
+
+    def _continue_each(
+        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult]
+    ) -> list[PrefillResult]:
+        """Prefill the rest of each prompt by itself, into the cache of its prefix."""
+        for prepared, prefix in zip(prompts, prefixes, strict=True):
+            self._continue(prepared, prefix, keep=1)
+        return list(prefixes)
 
     def _continue_together(
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult]
