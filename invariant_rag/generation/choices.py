@@ -129,7 +129,7 @@ class Choices:
         """
         _check_cache(cache)
         if cache is not None:
-            check_cacheable(model, self.method, self.intervention)
+            check_cacheable(model, self.intervention)
         return replace(self, cache=cache)
 
 

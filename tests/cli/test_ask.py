@@ -274,7 +274,6 @@ def test_methods_are_listed_with_what_they_promise_and_cost() -> None:
     assert listed["rotor"] == {
         "invariant": True,
         "fair": False,
-        "training_free": True,
         "cost": "attention both ways",
         "stock_decoding": True,
         "ordering": "lexical",
