@@ -121,7 +121,7 @@ def rounding(compute: Callable[..., Any], *args: Any, dtype: torch.dtype = torch
             moved = _values(compute(*args, **kwargs))
         same = moved.shape == exact.shape
         bound = max(bound, float((moved - exact).abs().nan_to_num(0).amax()) if same else math.inf)
-    assert bound <= _LARGEST * largest, (
+    assert bound <= max(_LARGEST, 16 * _unit(result)) * largest, (
         f"rounding decides here: it moves values of {largest:.2g} by {bound:.2g}; choose another prompt or seed"
     )
     return bound

@@ -21,14 +21,15 @@ def test_sums_in_any_order_are_within_the_bound() -> None:
         one_by_one = (left[:, order, None] * right[order]).cumsum(dim=1)[:, -1]
         for found in (left[:, order] @ right[order], one_by_one):
             assert float((found - exact).abs().max()) <= bound
-    assert bound < 1e-6 * float((left.abs() @ right.abs()).max()), "a term that is missing moves a sum by a thousandth"
+    assert bound < 1e-5 * float((left.abs() @ right.abs()).max()), "a term that is missing moves a sum by a thousandth"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_bound_is_of_the_precision_that_is_computed_in(dtype: torch.dtype) -> None:
     x = torch.linspace(-3, 3, 64).to(dtype)[None]
     eps = torch.finfo(dtype).eps
-    assert 0.5 * eps < rounding(torch.softmax, x, -1, dtype=dtype) < 100 * eps
+    largest = float(torch.softmax(x, -1).max())
+    assert eps < rounding(torch.softmax, x, -1, dtype=dtype) / largest < 16 * eps
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "set-based"])
