@@ -107,7 +107,7 @@ def test_generated_tokens_and_candidates_follow_the_prompt_one_way(float64: PreT
     logprobs = torch.log_softmax(logits[start:-1], dim=-1)
     expected = sum(float(logprobs[step, token]) for step, token in enumerate(written))
     assert lm.score(prompt, [written, [3]])[0] == pytest.approx(
-        expected, abs=rounding(lm.score, prompt, [written, [3]])
+        expected, abs=rounding(lm.score, prompt, [written, [3]], dtype=torch.float64)
     )
     other = Prompt([3], [[5]], [9])
     assert lm.generate([other, prompt], max_new_tokens=8, eos_token_id=-1)[1].token_ids == written
