@@ -192,6 +192,6 @@ class _Ranking:
 
 
 def _unrotated(call: AttentionCall, tensor: torch.Tensor, first: int) -> torch.Tensor:
-    """Undo the rotation of `[H, T, D]` with positions `first`, `first + 1`..., in float64."""
+    """Return queries or keys `[H, T, D]` at positions `first`, `first + 1`... as they are projected, in float64."""
     tokens = [call.rotation.rotate(tensor[:, i].double(), -(first + i)) for i in range(tensor.shape[1])]
-    return torch.stack(tokens, dim=1)
+    return call.rotation.unscaled(torch.stack(tokens, dim=1))

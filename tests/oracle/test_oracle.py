@@ -1,0 +1,149 @@
+"""`reference` computes what the papers say: logits and cached decoding equal an oracle that shares no code with it.
+
+Everything is computed in float64, so the bound is far above rounding and far below any mistake.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from invariant_rag import InvariantModel, Prompt, RingAverage, SegmentSet
+from invariant_rag.testing.families import tiny_model
+from tests.oracle.attention import float64_throughout, oracle_logits
+from tests.oracle.methods import METHODS, World
+
+BOUND = 1e-9
+"""Relative to the largest logit."""
+
+_SMALL = {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 2}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "llama (llama3 scaling)": {},
+    "llama (linear scaling)": {},
+    "llama (yarn scaling)": {},
+    "llama (dynamic scaling)": {"max_position_embeddings": 24},
+    "phi3": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 16},  # some prompts are longer
+    "mistral (sliding window)": {"sliding_window": 7},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma2": {"sliding_window": 7},
+    "gemma3_text": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "phi": {},
+    "cohere2": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo2": {},
+    "granite": {"attention_multiplier": 0.2},
+    "glm4": {},
+    "gpt_neox": {},
+    "gpt_oss": {"sliding_window": 7},
+    "exaone4": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "gptj": {"rotary_dim": 4},
+    "falcon": {"head_dim": ...},
+    "falcon (ALiBi)": {"head_dim": ...},
+    "bloom": {},
+    "mpt": {},
+}
+"""Families of `invariant_rag.testing.families`, made small; windows are shorter than prompts."""
+
+PROMPTS: dict[str, tuple[Sequence[int], Sequence[Sequence[int]]]] = {
+    "one set": ((3, 4), ((4, 1, 6, 0, 3),)),
+    "two sets": ((2, 1, 3), ((3, 2), (1, 4, 2))),
+    "no prefix": ((0, 2), ((5, 3, 4),)),
+}
+"""Lengths of texts, and of the segments of the sets between them."""
+
+NEW_TOKENS = 3
+
+
+def combinations() -> Iterator[tuple[str, str, str]]:
+    """Return every family with every method, and prompts in turn."""
+    for row, family in enumerate(FAMILIES):
+        for column, method in enumerate(METHODS):
+            has_alibi = family in ("bloom", "mpt", "falcon (ALiBi)")
+            if not (has_alibi and method == "pine-in-place"):  # it reads later positions, for which ALiBi has no biases
+                yield family, method, list(PROMPTS)[(row + column) % len(PROMPTS)]
+
+
+@cache
+def _model(family: str) -> PreTrainedModel:
+    config = tiny_model(family, eos_token_id=None, **{**_SMALL, **FAMILIES[family]}).config
+    with float64_throughout(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+        if model.config._experts_implementation == "grouped_mm":
+            model.set_experts_implementation("eager")  # the grouped one has no float64
+    return model
+
+
+def _prompt(name: str, seed: int = 0) -> tuple[Prompt, list[int], World]:
+    """Return a prompt whose order is that in memory, its tokens, and what the oracle knows of it."""
+    texts, sets = PROMPTS[name]
+    numbers = random.Random(seed)
+    written = [[numbers.randrange(3, 128) for _ in range(length)] for length in texts]
+    segments = [[[numbers.randrange(3, 128) for _ in range(length)] for length in each] for each in sets]
+    parts: list[list[int] | SegmentSet] = [written[0]]
+    ids = list(written[0])
+    for each, text in zip(segments, written[1:], strict=True):
+        parts += [SegmentSet(each), text]
+        ids += [*sum(each, []), *text]
+    grown = (*texts[:-1], texts[-1] + NEW_TOKENS - 1)
+    return Prompt.of(*parts), ids, World.of(grown, sets)
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(("family", "method", "name"), list(combinations()))
+def test_reference_and_cached_decoding_compute_what_the_papers_say(family: str, method: str, name: str) -> None:
+    prompt, ids, world = _prompt(name)
+    with float64_throughout():
+        lm = InvariantModel(_model(family), method=method, ordering="given", backend="reference")
+        logits, answer = lm.logits(prompt), lm.generate(prompt, max_new_tokens=NEW_TOKENS)
+        everything = [*ids, *answer.token_ids[:-1]]
+        largest = max(lm.prepare(prompt).positions)
+        expected = oracle_logits(lm.model, everything, world, METHODS[method], largest)
+        written = expected[len(ids) - 1 :].log_softmax(dim=-1)[torch.arange(NEW_TOKENS), list(answer.token_ids)]
+    suffix = len(prompt.suffix)
+    assert _error(logits, expected[len(ids) - suffix : len(ids)]) < BOUND
+    if "dynamic" not in family:  # there, transformers changes frequencies while it decodes
+        assert _error(torch.tensor(answer.logprobs, dtype=torch.float64), written) < BOUND
+
+
+def test_ring_averaging_averages_the_published_rows_over_cuts() -> None:
+    texts, (lengths,) = PROMPTS["no prefix"]
+    prompt, ids, _ = _prompt("no prefix")
+    candidate, total = [5, 9], 0.0
+    segments, suffix = [list(map(int, each.token_ids)) for each in prompt.segments], ids[sum(lengths) :]
+    with float64_throughout():
+        lm = InvariantModel(_model("llama"), method="rotor", ordering="given", backend="reference")
+        for cut in range(3):
+            order = [*range(cut, 3), *range(cut)]
+            world = World.of((texts[0], texts[1] + 2), ([lengths[i] for i in order],))
+            everything = [*sum((segments[i] for i in order), []), *suffix, *candidate]
+            logits = oracle_logits(lm.model, everything, world, METHODS["rotor"], len(everything) - 1)
+            total += float(logits[-3:-1].log_softmax(dim=-1)[[0, 1], candidate].sum()) / 3
+        (found,) = RingAverage(lm).score(prompt, [candidate])
+    assert abs(found - total) < BOUND * abs(total)
+
+
+def test_the_oracle_shares_no_code_with_the_library() -> None:
+    files = [each for each in Path(__file__).parent.glob("*.py") if not each.name.startswith("test_")]
+    assert len(files) == 3
+    for file in files:
+        imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {alias.name for node in imports for alias in node.names} | {getattr(node, "module", "") for node in imports}
+        assert not any(str(name).startswith("invariant_rag") for name in names)
