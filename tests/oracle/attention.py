@@ -17,29 +17,31 @@ from transformers import PreTrainedModel
 from tests.oracle.methods import Row, World
 from tests.oracle.rotary import Rotary, rotary_of, slopes_of
 
-APE_TEMPERATURE, APE_SCALE = 0.9, 0.9
+APE_TEMPERATURE, APE_SCALE = 0.7, 1.2
 
 RowOf = Callable[[World, int, Callable[..., list[float]]], Row]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's queries `[H, T, D]`, keys and values `[H_kv, T, D]` as they are projected, and what attention adds."""
+    """One layer: queries `[H, T, D]`, keys and values `[H_kv, T, D]` as they are projected, and what attention adds."""
 
     queries: np.ndarray
     keys: np.ndarray
     values: np.ndarray
     scaling: float
     rotary: Rotary | None
-    slopes: Sequence[float] | None
-    sliding_window: int | None
-    softcap: float | None
-    sinks: np.ndarray | None
+    slopes: Sequence[float] | None = None
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: np.ndarray | None = None
 
     def outputs(self, world: World, method: RowOf) -> np.ndarray:
         """Return the outputs of all tokens `[T, H * D]`."""
         heads, tokens, _ = self.queries.shape
-        return np.array([np.concatenate([self._output(world, method, h, t) for h in range(heads)]) for t in range(tokens)])
+        return np.array(
+            [np.concatenate([self._output(world, method, h, t) for h in range(heads)]) for t in range(tokens)]
+        )
 
     def _output(self, world: World, method: RowOf, head: int, token: int) -> np.ndarray:
         """Return the output of one query `[D]`."""
@@ -83,7 +85,9 @@ class Layer:
         return [math.fsum(total[key] for key in segment) / len(segment) for segment in segments]
 
 
-def oracle_logits(model: PreTrainedModel, ids: Sequence[int], world: World, method: RowOf, largest: float) -> torch.Tensor:
+def oracle_logits(
+    model: PreTrainedModel, ids: Sequence[int], world: World, method: RowOf, largest: float
+) -> torch.Tensor:
     """Return the logits of all tokens `[T, V]`: the model's own layers, with the attention of this file.
 
     Args:
@@ -156,7 +160,9 @@ def _projections(module: Any, heads: int, hidden: torch.Tensor) -> tuple[torch.T
     elif hasattr(module, "Wqkv"):  # MPT
         queries, keys, values = module.Wqkv(hidden).unflatten(-1, (3, heads, -1)).unbind(dim=1)
     elif getattr(module, "multi_query", False):  # Falcon
-        queries, keys, values = module.query_key_value(hidden).unflatten(-1, (heads + 2, -1)).split([heads, 1, 1], dim=1)
+        queries, keys, values = (
+            module.query_key_value(hidden).unflatten(-1, (heads + 2, -1)).split([heads, 1, 1], dim=1)
+        )
     else:  # GPT-NeoX, BLOOM
         queries, keys, values = module.query_key_value(hidden).unflatten(-1, (heads, 3, -1)).unbind(dim=2)
     return queries, keys, values

@@ -89,7 +89,9 @@ class World:
     def alone(self, token: int) -> list[int]:
         """Return the keys of a token where segments attend to the prefix and to themselves."""
         number, own = self.place(token)
-        return list(range(token + 1)) if own is None else [*range(self.texts[number].stop), *range(own.start, token + 1)]
+        return (
+            list(range(token + 1)) if own is None else [*range(self.texts[number].stop), *range(own.start, token + 1)]
+        )
 
 
 def _stacked(keys: Sequence[int]) -> Row:
@@ -187,7 +189,9 @@ def ape(world: World, token: int, importance: Importance) -> Row:
     """APE: the context has a softmax of its own, with a temperature and a scale (arXiv 2502.05431, section 4)."""
     row, (behind, _) = set_based(world, token, importance), world.place(token)
     sets = (number for number in range(behind) if world.windows([number]) > 1)
-    return Row(row.position, row.keys, parts=tuple(range(s[0].start, s[-1].stop) for s in (world.sets[n] for n in sets)))
+    return Row(
+        row.position, row.keys, parts=tuple(range(s[0].start, s[-1].stop) for s in (world.sets[n] for n in sets))
+    )
 
 
 METHODS: dict[str, Callable[[World, int, Importance], Row]] = {

@@ -1,6 +1,6 @@
-"""`reference` computes what the papers say: logits and cached decoding equal an oracle that shares no code with it.
+"""Every backend computes what the papers say: logits and cached decoding equal an oracle that shares no code with it.
 
-Everything is computed in float64, so the bound is far above rounding and far below any mistake.
+Everything is computed in float64, so the bound is above rounding and far below any mistake.
 """
 
 from __future__ import annotations
@@ -9,19 +9,26 @@ import ast
 import random
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt, RingAverage, SegmentSet
+from invariant_rag.arrangement import Layout
+from invariant_rag.attention import resolve_backend
+from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.rope import Rotation
+from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
-from tests.oracle.attention import float64_throughout, oracle_logits
+from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, oracle_logits
 from tests.oracle.methods import METHODS, World
 
-BOUND = 1e-9
-"""Relative to the largest logit."""
+BOUND = 1e-12
+"""Relative to the largest value: thousands of roundings of float64."""
 
 _SMALL = {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 2}
 _LONGROPE = {
@@ -65,16 +72,18 @@ PROMPTS: dict[str, tuple[Sequence[int], Sequence[Sequence[int]]]] = {
 }
 """Lengths of texts, and of the segments of the sets between them."""
 
+BACKENDS = ("sdpa", "varlen")
 NEW_TOKENS = 3
 
 
-def combinations() -> Iterator[tuple[str, str, str]]:
-    """Return every family with every method, and prompts in turn."""
+def combinations() -> Iterator[tuple[str, str, str, str]]:
+    """Return every family with every method, and a fast backend and a prompt in turn."""
     for row, family in enumerate(FAMILIES):
         for column, method in enumerate(METHODS):
             has_alibi = family in ("bloom", "mpt", "falcon (ALiBi)")
             if not (has_alibi and method == "pine-in-place"):  # it reads later positions, for which ALiBi has no biases
-                yield family, method, list(PROMPTS)[(row + column) % len(PROMPTS)]
+                turn = row + column
+                yield family, method, BACKENDS[turn % len(BACKENDS)], list(PROMPTS)[turn % len(PROMPTS)]
 
 
 @cache
@@ -98,7 +107,7 @@ def _prompt(name: str, seed: int = 0) -> tuple[Prompt, list[int], World]:
     ids = list(written[0])
     for each, text in zip(segments, written[1:], strict=True):
         parts += [SegmentSet(each), text]
-        ids += [*sum(each, []), *text]
+        ids += [*chain(*each), *text]
     grown = (*texts[:-1], texts[-1] + NEW_TOKENS - 1)
     return Prompt.of(*parts), ids, World.of(grown, sets)
 
@@ -107,20 +116,40 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize(("family", "method", "name"), list(combinations()))
-def test_reference_and_cached_decoding_compute_what_the_papers_say(family: str, method: str, name: str) -> None:
+@pytest.mark.parametrize(("family", "method", "backend", "name"), list(combinations()))
+def test_logits_and_cached_decoding_are_what_the_papers_say(family: str, method: str, backend: str, name: str) -> None:
     prompt, ids, world = _prompt(name)
+    published = METHODS[method]
+    chosen = APE(APE_TEMPERATURE, APE_SCALE) if method == "ape" else method
     with float64_throughout():
-        lm = InvariantModel(_model(family), method=method, ordering="given", backend="reference")
-        logits, answer = lm.logits(prompt), lm.generate(prompt, max_new_tokens=NEW_TOKENS)
-        everything = [*ids, *answer.token_ids[:-1]]
-        largest = max(lm.prepare(prompt).positions)
-        expected = oracle_logits(lm.model, everything, world, METHODS[method], largest)
-        written = expected[len(ids) - 1 :].log_softmax(dim=-1)[torch.arange(NEW_TOKENS), list(answer.token_ids)]
-    suffix = len(prompt.suffix)
-    assert _error(logits, expected[len(ids) - suffix : len(ids)]) < BOUND
-    if "dynamic" not in family:  # there, transformers changes frequencies while it decodes
-        assert _error(torch.tensor(answer.logprobs, dtype=torch.float64), written) < BOUND
+        models = [
+            InvariantModel(_model(family), method=chosen, ordering="given", backend=b) for b in ("reference", backend)
+        ]
+        found = [(lm.logits(prompt), lm.generate(prompt, max_new_tokens=NEW_TOKENS)) for lm in models]
+        written, largest = found[0][1].token_ids, max(models[0].prepare(prompt).positions)
+        expected = oracle_logits(_model(family), [*ids, *written[:-1]], world, published, largest)
+        logprobs = expected[len(ids) - 1 :].log_softmax(dim=-1)[range(NEW_TOKENS), written]
+    for logits, answer in found:
+        assert _error(logits, expected[len(ids) - len(prompt.suffix) : len(ids)]) < BOUND
+        if "dynamic" not in family:  # there, transformers changes frequencies while it decodes
+            assert _error(torch.tensor(answer.logprobs, dtype=torch.float64), logprobs) < BOUND
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("method", ["pine", "pine-reverse"])
+def test_equally_important_segments_keep_their_order(method: str, backend: str) -> None:
+    """Keys are zero, so all segments are equally important; values are not, and the window covers the nearest only."""
+    texts, lengths, size = (2, 2), (3, 3, 3), 8
+    world, layout = World.of(texts, [lengths]), Layout(texts, (lengths,))
+    numbers = np.random.default_rng(0)
+    queries, values = numbers.normal(size=(2, layout.length, size)), numbers.normal(size=(1, layout.length, size))
+    keys = np.zeros_like(values)
+    tensors = [torch.from_numpy(each) for each in (queries, keys, values)]
+    with float64_throughout():
+        call = AttentionCall(*tensors, Rotation(None), scaling=0.5, sliding_window=6)
+        found = resolve_method(method).arrange(layout).attend(resolve_backend(backend), call)
+    layer = Layer(queries, keys, values, scaling=0.5, rotary=None, sliding_window=6)
+    assert _error(found.transpose(0, 1).flatten(1), torch.from_numpy(layer.outputs(world, METHODS[method]))) < BOUND
 
 
 def test_ring_averaging_averages_the_published_rows_over_cuts() -> None:
@@ -133,7 +162,7 @@ def test_ring_averaging_averages_the_published_rows_over_cuts() -> None:
         for cut in range(3):
             order = [*range(cut, 3), *range(cut)]
             world = World.of((texts[0], texts[1] + 2), ([lengths[i] for i in order],))
-            everything = [*sum((segments[i] for i in order), []), *suffix, *candidate]
+            everything = [*chain(*(segments[i] for i in order)), *suffix, *candidate]
             logits = oracle_logits(lm.model, everything, world, METHODS["rotor"], len(everything) - 1)
             total += float(logits[-3:-1].log_softmax(dim=-1)[[0, 1], candidate].sum()) / 3
         (found,) = RingAverage(lm).score(prompt, [candidate])
@@ -144,6 +173,10 @@ def test_the_oracle_shares_no_code_with_the_library() -> None:
     files = [each for each in Path(__file__).parent.glob("*.py") if not each.name.startswith("test_")]
     assert len(files) == 3
     for file in files:
-        imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
-        names = {alias.name for node in imports for alias in node.names} | {getattr(node, "module", "") for node in imports}
+        imports = [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        names = {alias.name for node in imports for alias in node.names} | {
+            getattr(node, "module", "") for node in imports
+        }
         assert not any(str(name).startswith("invariant_rag") for name in names)
