@@ -19,7 +19,6 @@ PAGES = [DOCS / "reference" / "methods.md", DOCS / "reference" / "models.md", DO
 
 HEADINGS = {
     "fair": "fair by construction",
-    "training_free": "training-free",
     "cost": "extra cost",
     "stock_decoding": "stock decoding",
 }

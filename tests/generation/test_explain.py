@@ -24,7 +24,7 @@ from invariant_rag.testing import random_prompt, tiny_model
 LENGTHS = (5, 3, 7, 4)
 PROMPT = random_prompt(random.Random(3), LENGTHS, prefix=6, suffix=5)
 INVARIANT = [name for name in METHODS if name != "sequential"]
-ALONE = {"isolated", "parallel-windows", "set-based", "structured", "ape", "graph-kv", "set-llm", "shared-sink-topk"}
+ALONE = {"isolated", "parallel-windows", "set-based", "structured", "ape"}
 
 
 def explained(model: PreTrainedModel, method: str, prompt: Prompt = PROMPT, **choices: Any) -> Explanation:
@@ -165,13 +165,6 @@ def test_pines_distances_are_those_of_every_head_layer_and_token(method: str, ll
         assert len({*found}) > 1
 
 
-def test_shared_sink_topk_tells_in_how_many_layers_a_segment_was_chosen(llama: PreTrainedModel) -> None:
-    explanation = InvariantModel(llama, method="shared-sink-topk").explain(PROMPT, max_new_tokens=1)
-    row = explanation.sights[None]
-    assert math.fsum(sight.layers for sight in row.values()) == pytest.approx(2)  # top=2 of four, in every layer
-    assert {sight.layers for sight in row.values()} <= {0.0, 0.5, 1.0}
-
-
 def test_the_confidence_is_the_probability_of_the_answer(llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama)
     explanation = lm.explain(PROMPT, max_new_tokens=1)
@@ -196,14 +189,6 @@ def test_segments_of_several_sets_see_the_sets_before_theirs(llama: PreTrainedMo
         assert first == {0: {0, 1}, 1: {0, 1}, 2: {0, 1, 2, 3}, 3: {0, 1, 2, 3}}
         # a set sees the one before it as a text that ends one token, and its own other segment, before it
         assert min(explanation.sights[3][0].distances) >= 1 + 1 + 2
-
-
-def test_a_source_of_graph_kv_is_seen_by_what_builds_on_it(llama: PreTrainedModel) -> None:
-    base, other = Segment(token_ids=(5, 6, 7)), Segment(token_ids=(8, 9))
-    above = Segment(token_ids=(10, 11, 12, 13), sources=(base,))
-    explanation = explained(llama, "graph-kv", Prompt([3, 4], [base, other, above], [14, 15]))
-    assert {*distances(explanation.sights[2])} == {0, 2}
-    assert {*distances(explanation.sights[1])} == {1}
 
 
 def test_an_empty_segment_takes_no_part(llama: PreTrainedModel) -> None:

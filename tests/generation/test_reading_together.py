@@ -67,7 +67,7 @@ def test_one_forward_pass_reads_all_prompts_of_a_batch() -> None:
     assert passes.shapes == [(4, longest), (4, 1), (4, 1)]
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.reads_ahead])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one(
     method: str, llama: PreTrainedModel
 ) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.methods import METHODS, SharedSinkTopK
+from invariant_rag.methods import METHODS
 from invariant_rag.testing.contracts import recomputed_logits
 
 quick = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -100,9 +100,8 @@ def test_an_empty_set_is_as_no_set(lm: InvariantModel) -> None:
 def test_sets_of_one_are_text(lm: InvariantModel, llama: PreTrainedModel) -> None:
     prompt = Prompt.of([3], SegmentSet([[5, 6]]), [4], SegmentSet([[20]]), [7, 8], SegmentSet([[9]]), [11, 12])
     torch.testing.assert_close(lm.logits(prompt), lm.logits(Prompt([3, 5, 6, 4, 20, 7, 8, 9], [], [11, 12])))
-    if not lm.method.reads_ahead:
-        plain = llama(torch.tensor([[3, 5, 6, 4, 20, 7, 8, 9, 11, 12]])).logits[0, -2:].detach()
-        torch.testing.assert_close(lm.logits(prompt), plain)
+    plain = llama(torch.tensor([[3, 5, 6, 4, 20, 7, 8, 9, 11, 12]])).logits[0, -2:].detach()
+    torch.testing.assert_close(lm.logits(prompt), plain)
 
 
 def test_a_set_of_one_before_another_set_is_its_prefix(lm: InvariantModel) -> None:
@@ -114,9 +113,8 @@ def test_decoding_behind_several_sets_equals_recomputing(lm: InvariantModel) -> 
     prompt = Prompt.of([3], RUBRICS, [4, 4], ANSWERS, [11, 12])
     written = lm.generate(prompt, max_new_tokens=6).token_ids
     assert tuple(recomputed_logits(lm, prompt, written[:-1]).argmax(dim=-1).tolist()) == written
-    if not lm.method.reads_ahead:
-        again = lm.logits(Prompt.of([3], RUBRICS, [4, 4], ANSWERS, [11, 12, *written[:-1]]))
-        assert tuple(again[1:].argmax(dim=-1).tolist()) == written
+    again = lm.logits(Prompt.of([3], RUBRICS, [4, 4], ANSWERS, [11, 12, *written[:-1]]))
+    assert tuple(again[1:].argmax(dim=-1).tolist()) == written
 
 
 def test_an_order_names_segments_of_all_sets(lm: InvariantModel) -> None:
@@ -170,8 +168,6 @@ def test_reordering_the_members_of_a_group_changes_the_output(lm: InvariantModel
 def test_two_groups_keep_their_order_wherever_they_stand(
     lm: InvariantModel, source: list[list[int]], others: list[list[int]], data: st.DataObject
 ) -> None:
-    if lm.method.name == "shared-sink-topk":
-        lm = lm.with_method(SharedSinkTopK(top=9))  # otherwise neither group may be seen
     listed = [group(source), group(source[::-1]), *others]
     shuffled = data.draw(st.permutations(listed))
     expected = lm.logits(Prompt([3, 4], listed, [11, 12]))
