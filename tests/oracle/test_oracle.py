@@ -22,6 +22,7 @@ from invariant_rag.arrangement import Layout
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.rope import Rotation
+from invariant_rag.errors import ContextOverflow
 from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
 from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, oracle_logits
@@ -34,8 +35,9 @@ _SMALL = {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 2}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.3, 1.7],
-    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.3],
+    "long_factor": [2.0, 8.0],
 }
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {},
@@ -65,10 +67,13 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 """Families of `invariant_rag.testing.families`, made small; windows are shorter than prompts."""
 
+PAST_THE_WINDOW = ("llama", "phi3", "gptj", "bloom", "mpt", "falcon", "falcon (ALiBi)")
+
 PROMPTS: dict[str, tuple[Sequence[int], Sequence[Sequence[int]]]] = {
     "one set": ((3, 4), ((4, 1, 6, 0, 3),)),
     "two sets": ((2, 1, 3), ((3, 2), (1, 4, 2))),
     "no prefix": ((0, 2), ((5, 3, 4),)),
+    "past the window": ((3, 4), ((16, 15, 16),)),
 }
 """Lengths of texts, and of the segments of the sets between them."""
 
@@ -83,12 +88,16 @@ def combinations() -> Iterator[tuple[str, str, str, str]]:
             has_alibi = family in ("bloom", "mpt", "falcon (ALiBi)")
             if not (has_alibi and method == "pine-in-place"):  # it reads later positions, for which ALiBi has no biases
                 turn = row + column
-                yield family, method, BACKENDS[turn % len(BACKENDS)], list(PROMPTS)[turn % len(PROMPTS)]
+                yield family, method, BACKENDS[turn % len(BACKENDS)], list(PROMPTS)[turn % 3]
 
 
 @cache
 def _model(family: str) -> PreTrainedModel:
-    config = tiny_model(family, eos_token_id=None, **{**_SMALL, **FAMILIES[family]}).config
+    return _build(family, {})
+
+
+def _build(family: str, overrides: dict[str, object]) -> PreTrainedModel:
+    config = tiny_model(family, eos_token_id=None, **{**_SMALL, **FAMILIES[family], **overrides}).config
     with float64_throughout(), torch.random.fork_rng():
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
@@ -116,22 +125,38 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.parametrize(("number", "family"), list(enumerate(PAST_THE_WINDOW)))
+def test_segments_that_share_positions_reach_past_the_window(number: int, family: str) -> None:
+    """The prompt has 54 tokens at 23 positions, for a window of 48."""
+    prompt, _, _ = _prompt("past the window")
+    model = _build(family, {"max_position_embeddings": 48, **({"max_seq_len": 48} if family == "mpt" else {})})
+    methods = ("set-based", "parallel-windows", "structured", "ape") * 2
+    for method in methods[number % 4 : number % 4 + 2]:
+        _compare(model, method, "sdpa", "past the window")
+        with pytest.raises(ContextOverflow, match="at most 48 tokens"):
+            InvariantModel(model, method=method).generate(prompt, max_new_tokens=48 - 23 + 1)
+    with pytest.raises(ContextOverflow, match="at most 48 tokens"):
+        InvariantModel(model, method="rotor").logits(prompt)
+
+
 @pytest.mark.parametrize(("family", "method", "backend", "name"), list(combinations()))
 def test_logits_and_cached_decoding_are_what_the_papers_say(family: str, method: str, backend: str, name: str) -> None:
+    _compare(_model(family), method, backend, name)
+
+
+def _compare(model: PreTrainedModel, method: str, backend: str, name: str) -> None:
     prompt, ids, world = _prompt(name)
-    published = METHODS[method]
     chosen = APE(APE_TEMPERATURE, APE_SCALE) if method == "ape" else method
     with float64_throughout():
-        models = [
-            InvariantModel(_model(family), method=chosen, ordering="given", backend=b) for b in ("reference", backend)
-        ]
+        models = [InvariantModel(model, method=chosen, ordering="given", backend=b) for b in ("reference", backend)]
         found = [(lm.logits(prompt), lm.generate(prompt, max_new_tokens=NEW_TOKENS)) for lm in models]
         written, largest = found[0][1].token_ids, max(models[0].prepare(prompt).positions)
-        expected = oracle_logits(_model(family), [*ids, *written[:-1]], world, published, largest)
+        expected = oracle_logits(model, [*ids, *written[:-1]], world, METHODS[method], largest)
         logprobs = expected[len(ids) - 1 :].log_softmax(dim=-1)[range(NEW_TOKENS), written]
+    rope = getattr(model.config, "rope_parameters", None) or {}
     for logits, answer in found:
         assert _error(logits, expected[len(ids) - len(prompt.suffix) : len(ids)]) < BOUND
-        if "dynamic" not in family:  # there, transformers changes frequencies while it decodes
+        if rope.get("rope_type") != "dynamic":  # there, transformers changes frequencies while it decodes
             assert _error(torch.tensor(answer.logprobs, dtype=torch.float64), logprobs) < BOUND
 
 
