@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
+from invariant_rag.arrangement import Layout, Weighted
 from invariant_rag.attention import BACKENDS, resolve_backend
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
 from invariant_rag.attention.kernels import causal_mask
 from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.errors import UnknownName, UnsupportedModel
+from invariant_rag.errors import UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
+
 
 def test_auto_chooses_by_the_device() -> None:
     assert resolve_backend("auto", torch.device("cuda")).name == "varlen"
@@ -27,8 +30,39 @@ def test_auto_chooses_by_the_device() -> None:
 
 def test_every_backend_is_found_by_its_name_and_others_are_refused_with_the_names() -> None:
     assert [resolve_backend(name).name for name in BACKENDS] == list(BACKENDS)
-    with pytest.raises(UnknownName, match="'auto', 'reference', 'sdpa' or 'varlen'|'auto'.*'reference'.*'sdpa'.*'varlen'"):
+    with pytest.raises(UnknownName, match=r"'auto'.*'reference'.*'sdpa'.*'varlen'"):
         resolve_backend("flex")
+
+
+class _Backwards:
+    """An arrangement of a kind that no backend knows: the farthest token is the nearest key."""
+
+    layout, is_plain = Layout((6,), ()), False
+    positions = tuple(range(6))
+
+    def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
+        for query in range(call.query_start, call.keys.shape[1]):
+            order = [*reversed(range(query)), query]
+            yield list(zip(order, range(len(order)), strict=True))
+
+    def weighted_from(self, start: int) -> Weighted:
+        return ()
+
+
+def test_an_arrangement_of_a_new_kind_is_computed_by_the_reference_and_refused_by_the_others() -> None:
+    draw = torch.Generator().manual_seed(0)
+    queries, keys, values = (torch.randn(heads, 6, 16, generator=draw, dtype=torch.float64) for heads in (4, 2, 2))
+    call = AttentionCall(queries, keys, values, Rotation(None), scaling=0.25, sliding_window=2)
+    found = resolve_backend("reference").attend(_Backwards(), call)
+    visible = [[0], [0, 1], [0, 2], [0, 3], [0, 4], [0, 5]]  # the farthest is the one before, so the first is near
+    for query, seen in enumerate(visible):
+        for head in range(4):
+            weights = (keys[head // 2, seen] @ queries[head, query] * 0.25).softmax(dim=0)
+            torch.testing.assert_close(found[head, query], weights @ values[head // 2, seen])
+    for name in ("sdpa", "varlen"):
+        with pytest.raises(UnsupportedCombination, match="_Backwards") as caught:
+            resolve_backend(name).attend(_Backwards(), call)
+        assert "attend_fast" in caught.value.hint
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])

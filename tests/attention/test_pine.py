@@ -49,6 +49,6 @@ def test_a_prompt_and_its_answer_get_what_the_reference_says(
     for start, stop in [(0, layout.length), *((at, at + 1) for at in range(layout.length, total))]:
         tensors = queries[:, start:stop], keys[:, :stop], values[:, :stop]
         with torch.no_grad():
-            found = arrangement.attend(SDPA(), AttentionCall(*tensors, rotation, SIZE**-0.5, scratch=scratch))
-            expected = arrangement.attend(Reference(), AttentionCall(*tensors, rotation, SIZE**-0.5))
+            found = SDPA().attend(arrangement, AttentionCall(*tensors, rotation, SIZE**-0.5, scratch=scratch))
+            expected = Reference().attend(arrangement, AttentionCall(*tensors, rotation, SIZE**-0.5))
         torch.testing.assert_close(found, expected.to(found), atol=1e-5, rtol=1e-5)

@@ -172,7 +172,7 @@ def test_equally_important_segments_keep_their_order(method: str, backend: str) 
     tensors = [torch.from_numpy(each) for each in (queries, keys, values)]
     with float64_throughout():
         call = AttentionCall(*tensors, Rotation(None), scaling=0.5, sliding_window=6)
-        found = resolve_method(method).arrange(layout).attend(resolve_backend(backend), call)
+        found = resolve_backend(backend).attend(resolve_method(method).arrange(layout), call)
     layer = Layer(queries, keys, values, scaling=0.5, rotary=None, sliding_window=6)
     assert _error(found.transpose(0, 1).flatten(1), torch.from_numpy(layer.outputs(world, METHODS[method]))) < BOUND
 
