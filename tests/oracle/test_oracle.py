@@ -15,11 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt, RingAverage, SegmentSet
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention import resolve_backend
+from invariant_rag.attention import resolve_backend, tiles
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import ContextOverflow
@@ -27,6 +30,7 @@ from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
 from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, oracle_logits
 from tests.oracle.methods import METHODS, World
+from tests.oracle.rotary import Rotary
 
 BOUND = 1e-12
 """Relative to the largest value: thousands of roundings of float64."""
@@ -158,6 +162,63 @@ def _compare(model: PreTrainedModel, method: str, backend: str, name: str) -> No
         assert _error(logits, expected[len(ids) - len(prompt.suffix) : len(ids)]) < BOUND
         if rope.get("rope_type") != "dynamic":  # there, transformers changes frequencies while it decodes
             assert _error(torch.tensor(answer.logprobs, dtype=torch.float64), logprobs) < BOUND
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    texts=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    sets=st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=3),
+    method=st.sampled_from(list(METHODS)),
+    interleaved=st.booleans(),
+    window=st.none() | st.integers(1, 12),
+    softcap=st.none() | st.just(2.0),
+    has_sinks=st.booleans(),
+    short=st.sampled_from([1, 6, 64]),
+    seed=st.integers(0, 99),
+)
+def test_one_layer_computes_what_the_papers_say_for_any_lengths(
+    texts: list[int],
+    sets: list[list[int]],
+    method: str,
+    interleaved: bool,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    short: int,
+    seed: int,
+) -> None:
+    """Sets and segments may be empty. The last two tokens are decoded one by one."""
+    before = texts[: len(sets)]
+    layout, world = Layout((*before, 1), tuple(map(tuple, sets))), World.of((*before, 3), sets)
+    draw = np.random.default_rng(seed)
+    total = layout.length + 2
+    raw = [draw.normal(size=(heads, total, 8)) for heads in (4, 2, 2)]
+    rotary = Rotary(10.0 ** -np.arange(3), interleaved, factor=1.3)
+    sinks = draw.normal(size=4) if has_sinks else None
+    layer = Layer(*raw, 0.4, rotary, sliding_window=window, softcap=softcap, sinks=sinks)
+    arrangement = resolve_method(APE(APE_TEMPERATURE, APE_SCALE) if method == "ape" else method).arrange(layout)
+    end = arrangement.positions[-1]
+    positions = [*arrangement.positions, end + 1, end + 2]
+    placed = [
+        [[rotary.rotate(x, at) for x, at in zip(head, positions, strict=True)] for head in each] for each in raw[:2]
+    ]
+    queries, keys, values = (torch.tensor(np.array(each)) for each in (*placed, raw[2]))
+    module = nn.Module()
+    module.register_buffer("inv_freq", torch.from_numpy(rotary.frequencies))
+    vars(module)["attention_scaling"] = rotary.factor
+    options = {"scaling": 0.4, "sliding_window": window, "softcap": softcap, "scratch": {}}
+    for backend in ("reference", "sdpa"):
+        found = []
+        with float64_throughout(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tiles, "_SHORT", short)
+            for start, stop in ((0, total - 2), (total - 2, total - 1), (total - 1, total)):
+                tensors = queries[:, start:stop], keys[:, :stop], values[:, :stop]
+                rotation = Rotation(module, "inv_freq", interleaved)
+                logits = None if sinks is None else torch.from_numpy(sinks)
+                call = AttentionCall(*tensors, rotation, sinks=logits, **options)
+                found.append(resolve_backend(backend).attend(arrangement, call))
+        together = torch.cat(found, dim=1).transpose(0, 1).flatten(1)
+        assert _error(together, torch.from_numpy(layer.outputs(world, METHODS[method]))) < BOUND
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
