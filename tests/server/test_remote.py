@@ -20,7 +20,7 @@ from invariant_rag.errors import (
 )
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import AnswerRequest
-from invariant_rag.segments import Field, Slot
+from invariant_rag.segments import Field, Slot, document_rendering
 from tests.server.conftest import FLAGS, QUESTION
 
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
@@ -45,6 +45,7 @@ def test_a_remote_answer_is_that_of_the_model(remote: RemoteModel, embedded: Inv
         assert chunks[-1]["usage"]["completion_tokens"] == local.usage.completion_tokens
 
 
+READ = Prompt.of("Read:\n", SegmentSet(FLAGS), f"\n{QUESTION}", rendering=document_rendering)
 REQUESTS = {
     "a conversation": AnswerRequest(
         messages=[{"role": "user", "content": [SegmentSet(SEGMENTS), QUESTION]}], citations=True, logprobs=True
@@ -52,7 +53,7 @@ REQUESTS = {
     "several sampled answers": AnswerRequest(
         messages=[{"role": "user", "content": QUESTION}], temperature=1.0, top_p=0.9, seed=1, n=3
     ),
-    "a completion": AnswerRequest(prompt=Prompt("Read:\n", FLAGS, f"\n{QUESTION}"), logprobs=True, stop=(".",)),
+    "a completion": AnswerRequest(prompt=READ, logprobs=True, stop=(".",)),
     "an object": AnswerRequest(
         messages=[{"role": "user", "content": QUESTION}], schema=NUMBERS, temperature=1.0, seed=2
     ),

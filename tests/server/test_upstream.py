@@ -193,9 +193,7 @@ def test_the_order_of_a_share_of_requests_is_checked(plain_url: str) -> None:
     assert 'order_flipped_total{model="served"} 0.0' in page
 
 
-def test_numbers_in_an_answer_stay_and_lead_to_the_documents_of_the_request(
-    api: ScriptedAPI, http: httpx.Client
-) -> None:
+def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api: ScriptedAPI, http: httpx.Client) -> None:
     def numbered(order: list[str]) -> dict[str, Any]:
         slots = [{"before": [f"[{n}] "], "after": ["\n"], "number": str(n)} for n in range(1, 4)]
         part = {"type": "documents", "documents": [{"text": text} for text in order], "slots": slots}
