@@ -71,7 +71,7 @@ class Grammar:
 
 
 def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the format of JSON that follows a schema."""
+    """Return the format of JSON that follows a schema, with at most one character of white space between its parts."""
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
@@ -106,11 +106,8 @@ class Vocabulary:
         Raises:
             InvalidSchema: xgrammar does not take it.
         """
-        schema = grammar.format.get("json_schema")
         try:
-            if schema is None:
-                return self._compiler.compile_structural_tag(grammar.tag)
-            return self._compiler.compile_json_schema(json.dumps(schema), any_whitespace=False)
+            return self._compiler.compile_structural_tag(grammar.tag)
         except RuntimeError as error:
             said = _ORIGIN.sub("", str(error)).strip().rstrip(":")
             raise InvalidSchema(f"xgrammar does not take this schema: {said}") from error

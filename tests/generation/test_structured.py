@@ -142,7 +142,7 @@ def test_a_text_is_complete_and_valid_or_says_length(model: InvariantModel, numb
 
 
 def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(model: InvariantModel) -> None:
-    whole = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=70).options)
+    whole = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120).options)
     assert isinstance(parse_object(whole.text, Short), Short)
     for budget in range(1, len(whole.token_ids)):
         cut = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=budget).options)
@@ -226,7 +226,7 @@ def test_control_tokens_are_not_part_of_an_object(model: InvariantModel) -> None
             scores[:, sorted(control_tokens(model.tokenizer))] += 1e6
             return scores
 
-    constraint = constrain(model, Short, max_new_tokens=70, logits_processor=[Loved()])
+    constraint = constrain(model, Short, max_new_tokens=120, logits_processor=[Loved()])
     generation = model.generate(PROMPT, **constraint.options)
     assert control_tokens(model.tokenizer).keys().isdisjoint(generation.token_ids)
     assert isinstance(parse_object(generation.text, Short), Short)
@@ -297,7 +297,7 @@ def test_a_token_that_somebody_else_forces_is_an_error(model: InvariantModel) ->
 
 
 def test_texts_of_a_batch_follow_the_schema_each_by_itself(model: InvariantModel) -> None:
-    constraint = constrain(model, Short, max_new_tokens=70, do_sample=True, temperature=2.0, seed=1)
+    constraint = constrain(model, Short, max_new_tokens=120, do_sample=True, temperature=2.0, seed=1)
     generations = model.generate([PROMPT, Prompt("Another: ", [], "")], **constraint.options)
     generations += model.generate(PROMPT, num_return_sequences=3, **constraint.options)
     assert len({each.text for each in generations}) == 5
@@ -307,7 +307,7 @@ def test_texts_of_a_batch_follow_the_schema_each_by_itself(model: InvariantModel
 
 
 def test_a_constraint_starts_anew_with_another_prompt(model: InvariantModel) -> None:
-    constraint = constrain(model, Short, max_new_tokens=70)
+    constraint = constrain(model, Short, max_new_tokens=120)
     first = model.generate(PROMPT, **constraint.options)
     other = model.generate(Prompt("A longer prompt than the one before, by far: ", [], ""), **constraint.options)
     assert parse_object(other.text, Short) != parse_object(first.text, Short)
@@ -315,13 +315,13 @@ def test_a_constraint_starts_anew_with_another_prompt(model: InvariantModel) -> 
 
 
 def test_a_routed_model_writes_two_objects_and_keeps_one(model: InvariantModel) -> None:
-    kept = [generate_structured(model.with_routing(alpha), PROMPT, Short, max_new_tokens=70) for alpha in (-2.0, 2.0)]
+    kept = [generate_structured(model.with_routing(alpha), PROMPT, Short, max_new_tokens=120) for alpha in (-2.0, 2.0)]
     branches = [model, model.with_routing().plain_branch]
-    assert kept == [generate_structured(lm, PROMPT, Short, max_new_tokens=70) for lm in branches]
+    assert kept == [generate_structured(lm, PROMPT, Short, max_new_tokens=120) for lm in branches]
 
 
 def test_a_stream_is_the_object_in_pieces(model: InvariantModel) -> None:
-    constraint = constrain(model, Short, max_new_tokens=70)
+    constraint = constrain(model, Short, max_new_tokens=120)
     text = "".join(model.stream(PROMPT, **constraint.options))
     assert text == model.generate(PROMPT, **constraint.options).text
     assert isinstance(parse_object(text, Short), Short)
@@ -333,13 +333,13 @@ def test_a_stream_is_the_object_in_pieces(model: InvariantModel) -> None:
 def test_a_schema_may_be_a_class_a_dict_or_a_string(model: InvariantModel) -> None:
     schema = Short.model_json_schema()
     found = [
-        generate_structured(model, PROMPT, each, max_new_tokens=70) for each in (Short, schema, json.dumps(schema))
+        generate_structured(model, PROMPT, each, max_new_tokens=120) for each in (Short, schema, json.dumps(schema))
     ]
     assert found == [Short(**found[1]), found[1], found[1]]
 
 
 def test_other_types_that_pydantic_knows_are_schemas_too(model: InvariantModel) -> None:
-    found = generate_structured(model, PROMPT, list[Literal["a", "b"]], max_new_tokens=70)
+    found = generate_structured(model, PROMPT, list[Literal["a", "b"]], max_new_tokens=120)
     assert set(found) <= {"a", "b"}
 
 
@@ -378,14 +378,14 @@ class Picky(BaseModel):
 
 def test_what_only_a_validator_knows_is_an_error_afterwards(model: InvariantModel) -> None:
     with pytest.raises(InvalidObject, match="neither will do"):
-        generate_structured(model, PROMPT, Picky, max_new_tokens=70)
+        generate_structured(model, PROMPT, Picky, max_new_tokens=120)
 
 
 def test_a_json_schema_is_validated_with_what_the_grammar_ignores(model: InvariantModel) -> None:
     number = {"type": "number", "multipleOf": 1000, "minimum": 1, "maximum": 9}
     schema = {"type": "object", "properties": {"x": number}, "required": ["x"]}
     with pytest.raises(InvalidObject, match="multiple of 1000"):
-        generate_structured(model, PROMPT, schema, max_new_tokens=70)
+        generate_structured(model, PROMPT, schema, max_new_tokens=120)
 
 
 def test_names_and_values_called_format_stay_as_they_are() -> None:
@@ -398,4 +398,4 @@ def test_names_and_values_called_format_stay_as_they_are() -> None:
 
 def test_an_object_needs_a_tokenizer(chat_llama: PreTrainedModel) -> None:
     with pytest.raises(TokenizerRequired):
-        constrain(InvariantModel(chat_llama), Note, max_new_tokens=70)
+        constrain(InvariantModel(chat_llama), Note, max_new_tokens=120)
