@@ -216,8 +216,8 @@ def _parts(request: AnswerRequest) -> list[str | Segment | SegmentSet]:
     prompt = request.prompt
     if prompt is None or not all(isinstance(text, str) for text in prompt.texts):
         raise InvalidPrompt("expected messages, or a prompt of text: a server takes no token ids beside segments")
-    parts = [part for pair in zip(prompt.texts, (*prompt.sets, ""), strict=True) for part in pair]
-    return [part for part in parts if len(part) and not isinstance(part, tuple)]
+    parts: list[Any] = [part for pair in zip(prompt.texts, (*prompt.sets, ""), strict=True) for part in pair]
+    return [part for part in parts if len(part)]
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

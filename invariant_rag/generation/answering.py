@@ -262,7 +262,7 @@ class Answering:
 
     def _answer(self, generation: Generation, answer: Answer) -> ModelAnswer:
         is_stopped = self._schema is None and trim_at_stop_string(generation.text, self.request.stop) != generation.text
-        reason = "stop" if is_stopped else generation.finish_reason
+        reason: str = "stop" if is_stopped else generation.finish_reason
         if reason == "stop" and answer.tool_calls:
             reason = "tool_calls"
         if reason != "length":

@@ -21,7 +21,7 @@ from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.sampling import samples_rows
+from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
 from invariant_rag.segments import Prompt
 
@@ -46,7 +46,7 @@ class _Request:
     @property
     def samples_rows(self) -> bool:
         """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
-        return self.lm.samples_rows and samples_rows(self.options, self.lm.model)
+        return samples_rows(self.options, self.lm.model)
 
     @property
     def shared_options(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _run_batch(batch: Sequence[_Request]) -> None:
     first, rows = batch[0], _Rows(batch)
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), rows]}
     if len(batch) > 1 and first.samples_rows:
-        options["seed"] = [each.options.get("seed") for each in batch]
+        options = sample_rows(options, [each.options.get("seed") for each in batch], first.lm.model)
     try:
         generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads

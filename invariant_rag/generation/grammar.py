@@ -125,7 +125,7 @@ class Vocabulary:
             name = self.words[index].decode(errors="replace")
             allowed[index] = before is None and bool(name) and name in literals
         for index, word in enumerate(self.words) if before is not None else ():
-            allowed[index] &= not _BROKEN.search(before + word)
+            allowed[index] &= not _BROKEN.search((before or b"") + word)
         allowed[list(stops)] = True
         return torch.from_numpy(np.packbits(allowed, bitorder="little").view(np.int32).copy()).unsqueeze(0)
 

@@ -15,7 +15,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import is_set, resolve_option
 
 if TYPE_CHECKING:
@@ -35,28 +34,20 @@ def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
 
 
 def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: PreTrainedModel) -> dict[str, Any]:
-    """Return options of transformers' `generate` with which every row draws its tokens by itself.
+    """Return keywords of `InvariantModel.generate` with which every row draws its tokens by itself.
 
     Args:
-        options: From `generation_options`.
+        options: Keywords of `InvariantModel.generate` that `samples_rows`.
         seeds: The seed of each row. None: one from the global random state.
         model: The model.
-
-    Raises:
-        UnsupportedCombination: There are several seeds, and nothing or something else is sampled.
     """
-    if not samples_rows(options, model):
-        raise UnsupportedCombination(
-            "expected sampling by temperature, top_k, top_p and min_p with a seed for each prompt",
-            hint="Give one seed, or set do_sample=True and leave other ways of sampling away.",
-        )
     chosen = {name: resolve_option(options, name, model.generation_config) for name in _DEFAULTS}
     chosen = {name: _DEFAULTS[name] if value is None else value for name, value in chosen.items()}
     sampler = RowSampler(seeds, **chosen)
     return {
-        **{name: value for name, value in options.items() if name not in _DEFAULTS},
+        **{name: value for name, value in options.items() if name not in ("seed", *_DEFAULTS)},
         "do_sample": False,
-        "logits_processor": LogitsProcessorList([*(options.get("logits_processor") or ()), sampler]),
+        "logits_processor": [*(options.get("logits_processor") or ()), sampler],
     }
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
-from invariant_rag.errors import InvalidChoice, InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
@@ -158,14 +158,6 @@ def test_requests_with_other_options_are_not_mixed(
         found = MicroBatcher().generate_all(lm, calls)
     assert [each.token_ids for each in found] == [lm.generate(prompt, **each).token_ids for prompt, each in calls]
     assert set(sizes) == {1}
-
-
-def test_a_seed_for_each_prompt_needs_as_many_and_sampling(llama: PreTrainedModel) -> None:
-    lm = InvariantModel(llama)
-    with pytest.raises(InvalidOption, match="one for each of 2"):
-        lm.generate(PROMPTS[:2], seed=[1, 2, 3], do_sample=True)
-    with pytest.raises(UnsupportedCombination, match="a seed for each"):
-        lm.generate(PROMPTS[:2], seed=[1, 2])
 
 
 @pytest.mark.parametrize(

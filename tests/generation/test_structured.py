@@ -202,7 +202,7 @@ def test_the_embedded_model_writes_an_object_from_documents(embedded: InvariantM
     documents = ["The ferry to Ostra leaves the harbour at noon.", "The mill of Brenn grinds barley."]
     schema = create_model("Departure", vessel=(Literal["ferry", "barge"], ...), where=(str, Field(max_length=20)))
     found = [
-        generate_structured(embedded, embedded.chat_prompt("What leaves?", order), schema, max_new_tokens=40)
+        generate_structured(embedded, embedded.chat_prompt("What leaves?", order), schema, max_new_tokens=120)
         for order in (documents, documents[::-1])
     ]
     assert isinstance(found[0], schema)
