@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -21,6 +21,7 @@ from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
 from invariant_rag.segments import Prompt
 
@@ -43,6 +44,16 @@ class _Request:
         return identity(self.lm)
 
     @property
+    def samples_rows(self) -> bool:
+        """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
+        return samples_rows(self.options, self.lm.model)
+
+    @property
+    def shared_options(self) -> dict[str, Any]:
+        """The options that requests of a batch have in common: all but the seed of a sampled one."""
+        return {name: value for name, value in self.options.items() if name != "seed" or not self.samples_rows}
+
+    @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
         return any(event.is_set() for event in self.events)
@@ -50,13 +61,14 @@ class _Request:
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
 
-        Sampled requests cannot: the result of a seed would depend on the other rows. Nor can those of a model that
-        computes prompts one by one, and requests with different caches: they may belong to tenants that must not see
-        what the other one has stored.
+        Sampled requests can, each with a seed of its own, if `samples_rows` takes their options. Those of a model that
+        computes prompts one by one cannot, nor can requests with different caches: they may belong to tenants that must
+        not see what the other one has stored.
         """
         return (
-            not (resolve_option(self.options, "do_sample") or self.lm.prefiller.one_by_one)
-            and self.options == other.options
+            (self.samples_rows or not resolve_option(self.options, "do_sample"))
+            and not self.lm.prefiller.one_by_one
+            and self.shared_options == other.shared_options
             and self.lm.model is other.lm.model
             and self.lm.cache is other.lm.cache
             and (self.lm is other.lm or self.identity == other.identity)
@@ -68,7 +80,7 @@ class MicroBatcher:
 
     There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
     the next thread then generates for its own prompt and for the waiting calls with the same weights, choices and
-    options. In a batch, an answer equals that of a single call up to rounding. Prompts with sampling are not batched.
+    options. In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own.
     A model on an engine that puts calls together itself, such as vLLM, is called at once.
     Pickling gives a batcher with an empty queue.
 
@@ -109,32 +121,52 @@ class MicroBatcher:
             CancelledError: It was abandoned.
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        events = () if abandoned is None else (abandoned,)
         given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
-        return self._answer(_Request(lm, prompt, given, streamer, events), batch_size)
+        events = () if abandoned is None else (abandoned,)
+        return self._answer([_Request(lm, prompt, given, streamer, events)], batch_size)[0]
 
-    def _answer(self, request: _Request, batch_size: int) -> Generation:
-        lm, options = check_kind("lm", request.lm, InvariantModel), request.options
+    def generate_all(
+        self,
+        lm: InvariantModel,
+        calls: Iterable[tuple[Prompt, Mapping[str, Any]]],
+        *,
+        batch_size: int = 8,
+        abandoned: Event | None = None,
+    ) -> list[Generation]:
+        """Generate for several prompts, possibly in batches with waiting prompts of other threads.
+
+        Args:
+            lm: The model.
+            calls: Prompts, each with keyword arguments of `InvariantModel.generate`.
+            batch_size: Maximum number of prompts in a batch.
+            abandoned: As for `generate`.
+
+        Raises:
+            CancelledError: They were abandoned.
+            InvalidChoice: As for `generate`.
+        """
+        events = () if abandoned is None else (abandoned,)
+        return self._answer([_Request(lm, prompt, options, None, events) for prompt, options in calls], batch_size)
+
+    def _answer(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
+        """Generate for requests to one model."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
-        check_options(options, lm.model)
-        sequences = resolve_option(options, "num_return_sequences", lm.model.generation_config) or 1
-        if sequences > 1:
-            raise InvalidChoice(
-                f"num_return_sequences: expected 1, got {sequences}",
-                hint="Call generate several times, or call generate of the model instead of the batcher.",
-            )
-        if lm.batches_calls:
-            generation = _run_alone(request)
+        for each in requests:
+            _check(each)
+        if any(each.lm.batches_calls for each in requests):
+            with ThreadPoolExecutor(len(requests)) as pool:
+                generations = list(pool.map(_run_alone, requests)) if len(requests) > 1 else [_run_alone(requests[0])]
         else:
             with self._waiting_lock:
-                self._waiting.append(request)
-            with self._generate_lock:
-                if not request.result.done():
-                    _run_batch(self._pop_batch(request, batch_size))
-            generation = request.result.result()
-        if request.abandoned:
+                self._waiting += requests
+            for each in requests:
+                with self._generate_lock:
+                    if not each.result.done():
+                        _run_batch(self._pop_batch(each, batch_size))
+            generations = [each.result.result() for each in requests]
+        if any(each.abandoned for each in requests):
             raise CancelledError
-        return generation
+        return generations
 
     def stream(
         self,
@@ -160,7 +192,7 @@ class MicroBatcher:
 
         def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
             del stopping_criteria  # the only one says that the stream is closed, and so does an event, for one row
-            return self._answer(_Request(lm, prompt, rest, streamer, events), batch_size)
+            return self._answer([_Request(lm, prompt, rest, streamer, events)], batch_size)[0]
 
         return stream_text(generate, lm.tokenizer, kept, lm.prefiller.shared.lock.check_new_thread, closed)
 
@@ -175,6 +207,17 @@ class MicroBatcher:
         for each in gone:
             each.result.set_exception(CancelledError())
         return batch
+
+
+def _check(request: _Request) -> None:
+    lm = check_kind("lm", request.lm, InvariantModel)
+    check_options(request.options, lm.model)
+    sequences = resolve_option(request.options, "num_return_sequences", lm.model.generation_config) or 1
+    if sequences > 1:
+        raise InvalidChoice(
+            f"num_return_sequences: expected 1, got {sequences}",
+            hint="Call generate several times, or call generate of the model instead of the batcher.",
+        )
 
 
 def _run_alone(request: _Request) -> Generation:
@@ -194,6 +237,8 @@ def _run_batch(batch: Sequence[_Request]) -> None:
         return
     first, rows = batch[0], _Rows(batch)
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), rows]}
+    if len(batch) > 1 and first.samples_rows:
+        options = sample_rows(options, [each.options.get("seed") for each in batch], first.lm.model)
     try:
         generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads
