@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from invariant_rag.segments import SegmentSet
 
@@ -72,36 +71,3 @@ def without_labels(text: str) -> str:
     'At noon    .'
     """
     return _CITATION.sub(lambda citation: " " * len(citation[0]), text)
-
-
-# Until nothing imports them any more: answers are not translated.
-
-
-def translate_labels(text: str, labels: Labels) -> str:
-    """Return the text."""
-    return text
-
-
-def translate_stream(pieces: Iterable[str], labels: Labels) -> Iterator[str]:
-    """Yield the pieces."""
-    yield from pieces
-
-
-def translate_object(value: Any, labels: Labels) -> Any:
-    """Return the object."""
-    return value
-
-
-class LabelTranslator:
-    """Returns the pieces."""
-
-    def __init__(self, labels: Labels) -> None:
-        self._labels = labels
-
-    def feed(self, piece: str) -> str:
-        """Return a piece."""
-        return piece
-
-    def finish(self) -> str:
-        """Return the rest: nothing."""
-        return ""

@@ -12,8 +12,8 @@ from typing import Any
 
 from invariant_rag.checks import check_items, check_number, check_text
 from invariant_rag.prompts.labels import find_labels, without_labels
-from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Segment, plain_rendering
+from invariant_rag.words import split_words
 
 _SENTENCE = re.compile(r"\S.*?(?:[.!?]+(?=\s|$)|[。\uff01\uff1f]|$)", re.MULTILINE)  # and full-width signs
 
