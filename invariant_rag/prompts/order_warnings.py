@@ -116,7 +116,7 @@ _LABELLED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _TAGGED = re.compile(
-    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>(?:\s*\S+){3,}?\s*</\1>", re.IGNORECASE
+    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>([^<]*)</\1>", re.IGNORECASE
 )
 _TELLING_WORDS = 3
 
@@ -133,7 +133,8 @@ def looks_listed(text: str) -> bool:
         for match, stop in zip(labels, stops, strict=False)
         if len(text[match.end() : stop].split()) >= _TELLING_WORDS
     ]
-    return any(after == before + 1 for before, after in pairwise(telling)) or len(_TAGGED.findall(text)) > 1
+    tagged = sum(len(each[2].split()) >= _TELLING_WORDS for each in _TAGGED.finditer(text))
+    return any(after == before + 1 for before, after in pairwise(telling)) or tagged > 1
 
 
 _STATED = re.compile(

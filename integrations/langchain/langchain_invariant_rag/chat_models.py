@@ -100,6 +100,9 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         own = ("template_kwargs", "logprobs", "citations", "n")
         return {**super()._identifying_params, **{name: getattr(self, name) for name in own}}
 
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        return f"{super()._get_llm_string(stop, **kwargs)}{self._cache_key}"
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; see `InvariantParameters.model_copy`. Its profile is its own, unless one was given."""
         copied = super().model_copy(update=update, deep=deep)

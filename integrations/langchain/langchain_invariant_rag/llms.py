@@ -76,6 +76,10 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return self._ls_params("llm", stop, kwargs)
 
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, **(self._cache_key if self._uses_cache else {})}
+
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         """Convert messages to text with segment markers; LangChain's own conversion drops documents."""
         if isinstance(model_input, RecognizedValue):

@@ -267,8 +267,9 @@ class InvariantParameters(RecognizesDocuments):
         return lm if self.key_value_cache is None else lm.with_cache(self.key_value_cache)
 
     async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
-        """Generate; see `generate`. LangChain's cache key needs the weights: they are loaded in a thread."""
-        await run_in_executor(None, lambda: self._identifying_params)
+        """Generate; see `generate`. The key of LangChain's cache needs the weights: they are loaded in a thread."""
+        if self._uses_cache:
+            await run_in_executor(None, lambda: self._cache_key)
         return await super().agenerate(*args, **kwargs)
 
     @property
@@ -324,19 +325,26 @@ class InvariantParameters(RecognizesDocuments):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """What LangChain's caches and traces are keyed by. For a cache, a digest of the weights, which are loaded."""
-        own = ("base_url", "method", "ordering", "overflow", "batch_size", "micro_batching", *PER_CALL)
-        found = {"model": self.model_name, **{name: getattr(self, name) for name in own}}
-        found["own_stop"] = self.stop  # LangChain writes the stop sequences of the call into "stop"
-        found["generation_kwargs"] = repr(sorted(self.generation_kwargs.items()))
-        found["versions"] = [invariant_rag.__version__, __version__]
-        if self.base_url is None and self._uses_cache:
-            from invariant_rag.generation.identity import describe_data, identity
+        """What traces show of this object. Loads no weights."""
+        own = ("base_url", "overflow", "batch_size", "micro_batching", *PER_CALL)
+        return {
+            "model": self.model_name,
+            "method": self.resolved_method.name,
+            "ordering": self.resolved_ordering.name,
+            **{name: getattr(self, name) for name in own},
+            "generation_kwargs": repr(sorted(self.generation_kwargs.items())),
+            "own_stop": self.stop,  # LangChain writes the stop sequences of the call into "stop"
+            "versions": [invariant_rag.__version__, __version__],
+        }
 
-            lm = self.lm
-            found |= {"method": lm.method.name, "ordering": lm.ordering.name, "identity": identity(lm)}
-            found["generation_kwargs"] = describe_data(self.generation_kwargs)
-        return found
+    @property
+    def _cache_key(self) -> dict[str, Any]:
+        """Everything else that can change an answer, for LangChain's cache. Loads the weights, and digests them."""
+        if self.base_url is not None:
+            return {"method": self.method, "ordering": self.ordering}
+        from invariant_rag.generation.identity import describe_data, identity
+
+        return {"identity": identity(self.lm), "generation_kwargs": describe_data(self.generation_kwargs)}
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without any that the tokenizer puts around it."""

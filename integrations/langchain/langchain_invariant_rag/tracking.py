@@ -38,8 +38,6 @@ def _values(metadata: Mapping[str, Any]) -> dict[str, str]:
 class RunTracker(BaseCallbackHandler):
     """Notes which run belongs to which, what retrievers returned in it, and what its prompts were filled in with."""
 
-    run_inline = True  # in order, also in an event loop
-
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:

@@ -163,16 +163,6 @@ def keyword_of_a_chain(model: Any, retriever: BaseRetriever) -> str:
     return chain.invoke({"question": QUESTION}, documents=retriever.invoke(QUESTION))
 
 
-@entry(
-    "`known_documents=`",
-    todo=NOTHING.replace("what was retrieved in the same run", "them in any text"),
-    models=("chat", "completion"),
-)
-def known_documents(model: Any, retriever: BaseRetriever) -> str:
-    found = retriever.invoke(QUESTION)
-    return ask(model.model_copy(update={"known_documents": found}), CHAT_PROMPT, joined(found))
-
-
 def history(message: ToolMessage) -> list[Any]:
     call = AIMessage("", tool_calls=[{"name": "search", "args": {"query": "ferry"}, "id": "1"}])
     return [HumanMessage(QUESTION), call, message]
