@@ -24,7 +24,7 @@ from langchain_invariant_rag import (
     create_invariant_documents_chain,
 )
 
-from .base import ALL, BOUNDARIES, CHAT_PROMPT, FOUR, NESTED, NOTHING, PASS_SEGMENTS, QUESTION, entry, joined, text_of
+from .base import ALL, BOUNDARIES, CHAT_PROMPT, FOUR, NESTED, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 
 PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
 
