@@ -118,11 +118,17 @@ _LABELLED = re.compile(
 _TAGGED = re.compile(
     r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>([^<]*)</\1>", re.IGNORECASE
 )
+_SOURCED = re.compile(
+    r"^[^\w\n]*(?:source|title|file|url|metadata)[^\w\n]*:[^\n]*\n"
+    r"[^\w\n]*(?:page[ _])?(?:content|text|excerpt)[^\w\n]*:",
+    re.IGNORECASE | re.MULTILINE,
+)
+_PRINTED = re.compile(r"\bDocument\([^\n]*?page_content=")
 _TELLING_WORDS = 3
 
 
 def looks_listed(text: str) -> bool:
-    """Return whether a text plainly holds several documents: by labels with running numbers, or in tags.
+    """Return whether a text plainly holds several documents: labelled by numbers or sources, in tags, or printed.
 
     What follows a label has to say something: `Document 1: the contract` is a list of documents, and not their text.
     """
@@ -134,7 +140,9 @@ def looks_listed(text: str) -> bool:
         if len(text[match.end() : stop].split()) >= _TELLING_WORDS
     ]
     tagged = sum(len(each[2].split()) >= _TELLING_WORDS for each in _TAGGED.finditer(text))
-    return any(after == before + 1 for before, after in pairwise(telling)) or tagged > 1
+    return any(after == before + 1 for before, after in pairwise(telling)) or any(
+        count > 1 for count in (tagged, len(_SOURCED.findall(text)), len(_PRINTED.findall(text)))
+    )
 
 
 _ANNOUNCED = re.compile(

@@ -215,6 +215,8 @@ def _check(turns: Sequence[Turn], known: Sequence[Retrieval]) -> Iterator[Findin
         yield Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set.")
     elif looks_listed(free) or (looks_introduced(free) and not any(turn.sets for turn in turns)):
         yield Finding("no_segments", "the prompt holds a list of documents as text.")
+    if sum(len(each) == 1 for turn in turns for each in turn.sets) > 1:
+        yield Finding("incomplete", "several sets hold one document each; their order is that given.")
     above: list[str] = []
     for turn in turns:
         for part in turn.parts if turn.role != "assistant" else ():

@@ -43,15 +43,14 @@ class RunTracker(BaseCallbackHandler):
     ) -> None:
         """Note a run, and the variables of a prompt."""
         RUNS.start(run_id, parent_run_id)
+        _note_lists(run_id, inputs)
         if kwargs.get("run_type") == "prompt" or kwargs.get("name") == "LLMChain":
             values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
             RUNS.add_slots(run_id, *(each for each in values if isinstance(each, str)))
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget a run, but for a list of documents that it returned: a function may search without a retriever."""
-        values = outputs.values() if isinstance(outputs, Mapping) else (outputs,)
-        for found in filter(None, map(document_list, values)):
-            RUNS.add(run_id, retrieval_of(found, is_set=False))
+        """Forget a run."""
+        _note_lists(run_id, outputs)
         RUNS.end(run_id)
 
     def on_tool_start(
@@ -88,6 +87,12 @@ class RunTracker(BaseCallbackHandler):
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""
         _check_marks(prompts)
+
+
+def _note_lists(run: UUID, value: Any) -> None:
+    """Note lists of documents that no retriever returned: they are no sets, but a reason to warn."""
+    for found in filter(None, map(document_list, value.values() if isinstance(value, Mapping) else (value,))):
+        RUNS.add(run, retrieval_of(found, is_set=False))
 
 
 _TRACKER = RunTracker()

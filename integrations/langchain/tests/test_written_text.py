@@ -62,7 +62,6 @@ Document 1 is older than document 2.
 [x] done, [ ] open
 - [1] one
 【1】
-regex: [1-3]
 [a]
 "doc_ids": ["1", 2]
 f(x)[2]
@@ -99,7 +98,7 @@ class Seen(BaseCallbackHandler):
 @pytest.fixture(scope="module")
 def chat(spoken: InvariantModel) -> ChatInvariant:
     end = {"eos_token_id": spoken.tokenizer.convert_tokens_to_ids("<|im_end|>")}
-    return ChatInvariant(model=spoken, max_tokens=90, generation_kwargs=end)
+    return ChatInvariant(model=spoken, max_tokens=160, generation_kwargs=end)
 
 
 def asked(documents: list[Any]) -> list[Any]:
