@@ -7,8 +7,8 @@ from invariant_rag.prompts.control_tokens import control_tokens, unprotected_tok
 from invariant_rag.prompts.literal_text import Trusted
 from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_marks
 from invariant_rag.prompts.order_warnings import FIXES, Finding, holds_documents, report
-from invariant_rag.prompts.recognition import Retrieval, find_set
-from invariant_rag.prompts.run_retrievals import RunRetrievals
+from invariant_rag.prompts.recognition import find_set
+from invariant_rag.prompts.retrievals import Retrieval, RunRetrievals
 from invariant_rag.prompts.template_format import CallFormat, ReasoningFormat, TemplateFormat, template_format
 from invariant_rag.prompts.tokenization import (
     TokenizedPrompt,

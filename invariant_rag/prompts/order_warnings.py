@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from invariant_rag.errors import OrderWarning
-from invariant_rag.prompts.recognition import Retrieval
+from invariant_rag.prompts.retrievals import Retrieval
 
 FIXES: dict[str, str] = {
     "no_segments": "Pass the documents as segments, each by itself.",

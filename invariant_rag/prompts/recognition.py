@@ -9,70 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from string import ascii_lowercase, ascii_uppercase
 
+from invariant_rag.prompts.retrievals import Retrieval
 from invariant_rag.segments import Segment, SegmentSet, Slot
 
 _MOST_STATES = 20_000  # steps of one comparison of templates; that of a usual one takes a few hundred
-
-
-@dataclass(frozen=True)
-class Retrieval:
-    """What one call of a retriever returned.
-
-    Attributes:
-        segments: The documents, in the order in which they were listed.
-        query: What it was asked; "" if that is not known. A slot with this text is the user's question, and no set.
-        fields: For each document, further texts that a template may write beside it, by name. Its title and metadata,
-            each value and the whole as `str()` has them, are fields without being listed.
-        one_by_one: Whether a model may be asked about a single document: it runs inside of the retriever.
-        is_set: Whether their order means nothing. A list that no retriever returned is only a reason to warn.
-    """
-
-    segments: tuple[Segment, ...]
-    query: str = ""
-    fields: tuple[Mapping[str, str], ...] = ()
-    one_by_one: bool = False
-    is_set: bool = True
-
-    @property
-    def rows(self) -> list[dict[str, str]]:
-        """The fields of each document."""
-        rows = [dict(_fields_of(each)) for each in self.segments]
-        for row, more in zip(rows, self.fields, strict=False):
-            row.update(more)
-        return rows
-
-    @property
-    def columns(self) -> list[tuple[str, ...]]:
-        """The fields that tell documents apart, each with its text for every document; "" where one has none.
-
-        Fields with running numbers or letters are left out: a template may count.
-        """
-        rows = self.rows
-        names = sorted({name for row in rows for name in row})
-        columns = dict.fromkeys(tuple(row.get(name, "") for row in rows) for name in names)
-        return [each for each in columns if len(set(each)) > 1 and not _counts(each)]
-
-
-def _fields_of(segment: Segment) -> Iterator[tuple[str, str]]:
-    if segment.title:
-        yield "title", segment.title
-    if segment.metadata:
-        yield "metadata", str(dict(segment.metadata))
-        yield from ((f"metadata.{key}", str(value)) for key, value in segment.metadata.items())
-
-
-def _counts(values: Sequence[str]) -> bool:
-    """Return whether values are those of a count of documents from 0, 1 or A on, in any order.
-
-    >>> _counts(["2", "1", "3"]), _counts(["b", "a"]), _counts(["2019", "2020"])
-    (True, True, False)
-    """
-    listed = sorted(each.lstrip("0") or "0" if each.isdecimal() else each for each in values)
-    numbers = [sorted(map(str, range(first, first + len(values)))) for first in (0, 1)]
-    letters = [list(alphabet[: len(values)]) for alphabet in (ascii_lowercase, ascii_uppercase)]
-    return listed in (*numbers, *letters)
 
 
 @dataclass(frozen=True)
@@ -155,6 +96,8 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
 def _read(slot: str, retrieval: Retrieval) -> _Reading | None:
     """Return the only reading of a slot; None if there is none, or if the documents in another order had several."""
     segments = retrieval.segments
+    if not all(each.text.strip() in slot for each in segments):
+        return None
     if len(segments) == 1:
         return _read_single(slot, segments[0], retrieval.rows[0])
     columns = [each for each in retrieval.columns if all(value in slot for value in each)]
@@ -167,11 +110,7 @@ def _read(slot: str, retrieval: Retrieval) -> _Reading | None:
     if once or _may_be_stripped(segments, joint):
         return None
     fielded = any(each.text not in texts for each in found.segments)
-    if (
-        fielded
-        or any(all(value in joint for value in each) for each in columns)
-        or any(each.text != each.text.strip() for each in segments)
-    ):
+    if fielded or len(texts) > len(segments) or any(all(value in joint for value in each) for each in columns):
         by_content = sorted(range(len(segments)), key=lambda index: found.segments[index].canonical_key)
         for first in range(len(segments)):
             rotated = [*by_content[first:], *by_content[:first]]

@@ -13,7 +13,8 @@ from typing import Any
 
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_introduced, looks_listed, states_order
-from invariant_rag.prompts.recognition import Retrieval, find_set
+from invariant_rag.prompts.recognition import find_set
+from invariant_rag.prompts.retrievals import Retrieval
 from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
 
 
