@@ -250,7 +250,7 @@ def _run_batch(batch: Sequence[_Request]) -> None:
             _run_batch([each])
         return
     rows.close()
-    exact = len(batch) == 1 or first.lm.deterministic
+    exact = first.lm.deterministic or all(each.prompt is first.prompt for each in batch)
     for request, generation in zip(batch, generations, strict=True):
         request.result.set_result(generation if exact else replace(generation, bitwise=False))
 

@@ -123,7 +123,7 @@ _SOURCED = re.compile(
     r"[^\w\n]*(?:page[ _])?(?:content|text|excerpt)[^\w\n]*:",
     re.IGNORECASE | re.MULTILINE,
 )
-_PRINTED = re.compile(r"\bDocument\([^\n]*?page_content=")
+_PRINTED = re.compile(r"\bDocument\((?:id='[^'\n]*', )?metadata=\{")
 _TELLING_WORDS = 3
 
 

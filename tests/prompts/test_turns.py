@@ -163,7 +163,7 @@ def test_neighbouring_segments_are_a_set_and_text_between_parts_them() -> None:
     )  # fmt: skip
     found = recognize([Turn("user", (a, "and also", b, "but not", c))])
     assert [len(each) for each in found.turns[0].sets] == [1, 1, 1]
-    assert [each.kind for each in found.findings] == ["separate"]
+    assert [each.kind for each in found.findings] == ["separate", "incomplete"]
 
 
 def test_the_same_text_between_declared_segments_stays_between_them() -> None:

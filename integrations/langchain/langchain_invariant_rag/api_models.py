@@ -234,7 +234,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         def ask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
             return _of_kind(value, self._ballots_of(value, config, keywords)[0])
 
-        return RunnableLambda(ask, name="canonical") | runnable
+        return WrappedRunnable(bound=RunnableLambda(ask, name="canonical") | runnable)
 
     def _ballots_of(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> list[_Ballot]:
         messages = value.to_messages() if isinstance(value, PromptValue) else convert_to_messages(_listed(value))
@@ -339,7 +339,11 @@ class VotingChatModel(CanonicalChatModel):
             outputs = await runnable.abatch([_of_kind(value, each) for each in ballots], config)
             return elected(outputs, self.answer_of)[1]
 
-        return RunnableLambda(ask, aask, name="vote")
+        return WrappedRunnable(bound=RunnableLambda(ask, aask, name="vote"))
+
+
+class WrappedRunnable(RunnableBinding[Any, Any]):
+    """A runnable that is no chat model, and gets documents in canonical order, or is asked about several orders."""
 
 
 class _NoModel(BaseChatModel):

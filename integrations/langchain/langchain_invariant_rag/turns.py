@@ -118,9 +118,14 @@ def with_turns(
         sort: Whether to list segments by content, so that the same set in another order gives equal messages.
     """
     return [
-        message if after == given else message.model_copy(update={"content": list(_blocks(after.parts, sort=sort))})
+        message if after == given else message.model_copy(update={"content": _content(after.parts, sort=sort)})
         for message, given, after in zip(messages, before, turns, strict=True)
     ]
+
+
+def _content(parts: Sequence[Any], *, sort: bool) -> Any:
+    """Return parts as the content of a message: one text alone as a string."""
+    return parts[0] if len(parts) == 1 and type(parts[0]) is str else list(_blocks(parts, sort=sort))
 
 
 def _blocks(parts: Iterable[Any], *, sort: bool) -> Iterator[Any]:

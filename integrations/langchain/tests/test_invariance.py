@@ -34,7 +34,12 @@ from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
 
 CHAT_PROMPT = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{input}")])
 TEXT_PROMPT = PromptTemplate.from_template("{context}\n{input}")
-OBJECT = {"title": "Answer", "type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+OBJECT = {
+    "title": "Answer",
+    "type": "object",
+    "properties": {"who": {"type": "string", "maxLength": 4}},
+    "required": ["who"],
+}
 
 Documents = list[Any]
 

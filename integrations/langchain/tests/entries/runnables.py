@@ -37,7 +37,12 @@ COMPOSED = "composed"
 PROMPTED = "other prompts around `format_docs`"
 BY_HAND = "labelled texts in a string, no retriever"
 NUMBERED = format_each("[{n}] {text}", "\n")
-OBJECT = {"title": "Answer", "type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+OBJECT = {
+    "title": "Answer",
+    "type": "object",
+    "properties": {"who": {"type": "string", "maxLength": 4}},
+    "required": ["who"],
+}
 
 
 def rag(model: Any, retriever: BaseRetriever, format_docs: Any = joined) -> Runnable[str, str]:
