@@ -74,6 +74,21 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     def _llm_type(self) -> str:
         return "invariant-rag-chat"
 
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Return that `load(dumpd(model))` restores the model, unless it holds one in memory."""
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """Return the module path for LangChain's serialization."""
+        return ["langchain_invariant_rag", "chat_models"]
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """Names of the environment's variables that take the place of secrets."""
+        return {"api_key": "INVARIANT_RAG_API_KEY"}
+
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return self._ls_params("chat", stop, kwargs)
 

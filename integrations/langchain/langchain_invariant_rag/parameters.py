@@ -157,8 +157,9 @@ class InvariantParameters(RecognizesDocuments):
                 raise UnsupportedCombination("expected model or model_name, got both", hint="They mean the same.")
             given["model"] = given.pop("model_name")
         local = given.get("base_url") is None
-        if ignored := sorted(_OF_REMOTE_MODELS.intersection(given)) if local else []:
-            _logger.warning("%s runs on this machine and has no %s: ignored", cls.__name__, ", ".join(ignored))
+        ignored = sorted(_OF_REMOTE_MODELS.intersection(given)) if local else []
+        if meant := [name for name in ignored if given[name] != _default(name)]:
+            _logger.warning("%s runs on this machine and has no %s: ignored", cls.__name__, ", ".join(meant))
         known = {name: value for name, value in given.items() if name not in ignored}
         if unknown := sorted(set(known) - set(cls.model_fields)):
             raise UnknownParameter(cls.__name__, unknown, [*cls.model_fields, "model_name"])
