@@ -64,7 +64,7 @@ _NAME = 4
 
 
 def holds_documents(text: str, retrievals: Iterable[Retrieval]) -> bool:
-    """Return whether a text holds documents of a retrieval, whole or in part, or lists their titles or sources.
+    """Return whether a text holds documents of a retrieval, whole or in part, or names them all by title or source.
 
     White space, letter case and punctuation do not matter, and neither does what the retriever was asked. One document
     of several is enough if it is a phrase: the template may have picked the first.
@@ -94,7 +94,7 @@ def _holds(text: str, retrieval: Retrieval) -> bool:
     )
     named = sum(_names(text, column) for column in zip(*retrieval.columns, strict=True))
     whole = any(len(each.split()) >= _PHRASE and each.strip() in text for each in documents)
-    return max(held, named) > 1 or (whole and not retrieval.one_by_one)
+    return held > 1 or named == len(retrieval.segments) or (whole and not retrieval.one_by_one)
 
 
 def _phrases(document: str) -> set[tuple[str, ...]]:
