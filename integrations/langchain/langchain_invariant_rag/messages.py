@@ -67,7 +67,7 @@ def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
 
 def _checked(parts: Sequence[Any]) -> list[Any]:
     """Return parts of text and segments. Documents that were uploaded are text: their order is the user's."""
-    checked = []
+    checked: list[Any] = []
     for part in parts:
         if isinstance(part, dict) and part.get("type") == BLOCK_TYPE and isinstance(part.get("text"), str):
             checked.append(document_rendering(to_segment(part)))
