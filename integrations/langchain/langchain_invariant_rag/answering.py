@@ -118,7 +118,7 @@ def to_chunks(
     for piece in pieces:
         if isinstance(piece, Reply):
             answer = piece.first
-            blocks = [{**each, "text": "", "index": 0} for each in _content(answer)] if cites else ""
+            blocks: Any = [{**each, "text": "", "index": 0} for each in _content(answer)] if cites else ""
             yield AIMessageChunk(
                 content=blocks,
                 usage_metadata=usage_of(piece) if with_usage else None,

@@ -399,7 +399,7 @@ def canonical(
         UnsupportedModel: The model is no runnable.
     """
     PlainRequests(ordering)
-    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    options: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     return _wrap(model, lambda chat: CanonicalChatModel(model=chat, ordering=ordering, **options))
 
 

@@ -220,7 +220,8 @@ class InvariantLLM(InvariantParameters, BaseLLM):
 
 
 def _sorted(segments: SegmentSet) -> SegmentSet:
-    return SegmentSet(sorted(segments, key=lambda each: each.canonical_key), slots=segments.slots)
+    listed: list[Segment] = sorted(segments, key=lambda each: each.canonical_key)
+    return SegmentSet(listed, slots=segments.slots)
 
 
 def _bounded(segments: SegmentSet) -> str:

@@ -271,7 +271,8 @@ class InvariantParameters(RecognizesDocuments):
         """Generate; see `generate`. The key of LangChain's cache needs the weights: they are loaded in a thread."""
         if self._uses_cache:
             await run_in_executor(None, lambda: self._cache_key)
-        return await super().agenerate(*args, **kwargs)
+        result: LLMResult = await super().agenerate(*args, **kwargs)  # type: ignore[misc]
+        return result
 
     @property
     def resolved_method(self) -> Method:

@@ -97,7 +97,7 @@ class RecognizesMessages(RecognizesDocuments):
         given = with_documents(in_order_of_calls(messages), documents)
         turns = to_turns(given)
         tools = [each for each in given if isinstance(each, ToolMessage)] if self.find_documents else []
-        artifacts = [retrieval_of(found) for each in tools if (found := document_list(each.artifact))]
+        artifacts = [retrieval_of(listed) for each in tools if (listed := document_list(each.artifact))]
         slots = [part for turn in turns for part in turn.parts if isinstance(part, str)] if self.find_documents else []
         found = self._recognize(turns, run, artifacts, slots)
         changed = with_turns(given, turns, found.turns, sort=self._sorts_segments)
@@ -115,9 +115,9 @@ class RecognizesMessages(RecognizesDocuments):
     ) -> LLMResult:
         """Generate for each conversation; see `BaseChatModel.generate`."""
         documents, run = kwargs.pop("documents", None), run_of(callbacks)
-        return super().generate(
-            [self._recognized(each, run, documents) for each in messages], stop, callbacks, **kwargs
-        )
+        recognized = [self._recognized(each, run, documents) for each in messages]
+        result: LLMResult = super().generate(recognized, stop, callbacks, **kwargs)  # type: ignore[misc]
+        return result
 
     async def agenerate(
         self,
@@ -129,7 +129,8 @@ class RecognizesMessages(RecognizesDocuments):
         """Generate for each conversation; see `BaseChatModel.agenerate`."""
         documents, run = kwargs.pop("documents", None), run_of(callbacks)
         recognized = [self._recognized(each, run, documents) for each in messages]
-        return await super().agenerate(recognized, stop, callbacks, **kwargs)
+        result: LLMResult = await super().agenerate(recognized, stop, callbacks, **kwargs)  # type: ignore[misc]
+        return result
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # noqa: A002
         """Stream; see `BaseChatModel.stream`."""
