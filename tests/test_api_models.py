@@ -26,7 +26,6 @@ from invariant_rag.api_models import (
 )
 from invariant_rag.errors import InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
 from invariant_rag.orderings import Candidate, Ordering
-from invariant_rag.prompts.labels import translate_labels
 from invariant_rag.segments import Field, Slot
 
 texts = st.lists(st.text(alphabet="ab \n", max_size=3), max_size=5)
@@ -117,16 +116,10 @@ def test_text_and_segments_of_a_turn_become_one_text_and_everything_else_stays()
     assert written(user()) == [()]
 
 
-@pytest.mark.parametrize("order", list(permutations([A, B, C])))
-def test_a_set_reaches_across_neighbouring_turns_of_one_role(order: tuple[Segment, ...]) -> None:
-    one, two, three = order
-    assert written(user(one), user("\n", two, three)) == [("Document: c\nDocument: b\nDocument: a\n",), ()]
-
-
 @pytest.mark.parametrize(
     "between",
-    [[user("and")], [Turn("assistant", ())], [Turn("system", (" ",))]],
-    ids=["a text", "an answer", "another role"],
+    [[], [user("and")], [Turn("assistant", ())], [Turn("system", (" ",))]],
+    ids=["nothing", "a text", "an answer", "another role"],
 )
 def test_sets_of_other_turns_stay_apart(between: list[Turn]) -> None:
     first, *_, last = written(user(A), *between, user(C, B))
@@ -163,24 +156,16 @@ def test_votes_are_requests_in_different_orders_and_the_first_is_canonical() -> 
     assert requests == PlainRequests(votes=10, seed=3).of_text(["Read: ", C, A, B])
 
 
-def numbered(*segments: Segment) -> list[str | Segment]:
-    parts: list[str | Segment] = ["Read:"]
-    for number, segment in enumerate(segments, start=1):
-        parts += [f"\n[{number}] ", segment]
-    return [*parts, "\nWhich?"]
-
-
 @pytest.mark.parametrize("votes", [1, 4])
-def test_numbered_segments_get_their_numbers_anew_and_labels_lead_back(votes: int) -> None:
+def test_labels_of_a_declared_set_stay_in_place_and_lead_to_the_documents(votes: int) -> None:
+    slots = [Slot((f"[{number}] ",), ("\n",), number=str(number)) for number in (1, 2, 3)]
     texts_of_votes = set()
     for order in permutations([A, B, C]):
-        requests = PlainRequests(votes=votes).of_text(numbered(*order))
+        requests = PlainRequests(votes=votes).of_text(["Read:", SegmentSet(order, slots=slots), "Which?"])
         texts_of_votes.add(tuple(request.text for request in requests))
         for request in requests:
-            for number, segment in enumerate(request.sets[0], start=1):
-                assert f"[{number}] {segment.text}\n" in request.text
-                [cited] = translate_labels(f"[{number}]", request.labels).strip("[]")
-                assert order[int(cited) - 1] == segment
+            for label, index in request.labels.items():
+                assert f"[{label}] {order[index].text}\n" in request.text
     assert len(texts_of_votes) == 1
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.generation.citations import cite, cite_spans, numbers_of
-from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot
+from invariant_rag.generation.citations import cite, cite_spans
+from invariant_rag.segments import Segment
 
 CHUNKS = [
     Segment("The ferry to Ostra leaves the harbour at noon.", "Ferry", score=0.9),
@@ -111,15 +111,6 @@ def test_numbers_in_an_answer_name_chunks_and_are_no_words_of_a_sentence() -> No
         ("source 1", 3),
     ]
     assert spans("As in [2].") == []
-
-
-def test_numbers_are_found_as_the_prompt_writes_them() -> None:
-    slots = [Slot((f"({number}) ",), number=str(number)) for number in range(1, 5)]
-    prompt = Prompt("", SegmentSet(CHUNKS, slots=slots), "")
-    assert spans("Ada Kolm (2).", numbers=numbers_of(prompt)) == [
-        ("Ada Kolm (2).", 2), ("Ada Kolm (2).", 1), ("(2)", 1)
-    ]  # fmt: skip
-    assert spans("So it is (2).", numbers={"2": 1}) == []
 
 
 def test_a_chunk_that_was_not_read_has_no_span_and_an_equal_one_only_one() -> None:

@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
+from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.ledger import ledger
 
 THREE = [Segment("one"), Segment("two, longer"), Segment("three, the longest")]
@@ -39,7 +40,7 @@ def test_the_ledger_is_the_same_in_every_order(rotor: InvariantModel) -> None:
 
 def test_invariant_is_what_was_read_and_not_what_the_model_promises(rotor: InvariantModel) -> None:
     prompt = Prompt("Read:", THREE, "Why?")
-    assert ledger_of(rotor, Prompt("Why?"))["invariant"] is False, "no documents"
+    assert ledger_of(rotor, Prompt("Why?"))["invariant"] is None, "no documents"
     assert ledger_of(rotor, Prompt("Why?"))["sets"] == []
     assert ledger_of(rotor, prompt, recognized=False)["invariant"] is False
     plain = rotor.with_method("sequential", ordering="given")
@@ -69,3 +70,14 @@ def test_cached_tokens_are_counted(chat_llama: PreTrainedModel, tokenizer: PreTr
     prompt = Prompt("Read:", THREE, "Why?")
     assert ledger_of(lm, prompt)["cached_tokens"] == 0
     assert ledger_of(lm, Prompt("Read:", THREE[::-1], "Why?"))["cached_tokens"] > 0
+
+
+def test_a_batch_of_several_prompts_is_in_the_verdict_unless_it_changes_no_bit(rotor: InvariantModel) -> None:
+    prompts = [Prompt("Read:", THREE, question) for question in ("Why?", "When?")]
+    deterministic = InvariantModel(rotor.model, rotor.tokenizer, method="rotor", deterministic=True)
+    for lm, expected in ((rotor, False), (deterministic, None)):
+        calls = [(prompt, {"max_new_tokens": 2}) for prompt in prompts]
+        for prompt, generation in zip(prompts, MicroBatcher().generate_all(lm, calls), strict=True):
+            assert ledger(generation, prompt).get("bitwise") is expected
+        alone = MicroBatcher().generate(lm, prompts[0], {"max_new_tokens": 2})
+        assert "bitwise" not in ledger(alone, prompts[0])

@@ -37,6 +37,14 @@ def search_once(request: ModelRequest[Any], handler: Any) -> Any:
     return handler(request.override(tool_choice="none" if searched else "any"))
 
 
+def calling(chat: ChatInvariant, name: str) -> ChatInvariant:
+    """Return a model that calls a tool once, and then says what it likes."""
+    text = f'<tool_call>\n{{"name": "{name}", "arguments": {{"query": "ferry"}}}}\n</tool_call><|im_end|>'
+    end = chat.lm.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    options = {"eos_token_id": end, "logits_processor": [Writing(chat.lm, text)]}
+    return chat.model_copy(update={"generation_kwargs": options})
+
+
 def retriever_tool(documents: list[Any], **options: Any) -> Any:
     return create_retriever_tool(Listed(documents=documents), "records", "Search the harbour's records.", **options)
 
@@ -46,7 +54,7 @@ def test_an_agent_with_a_retriever_tool_ignores_the_order_of_what_it_found(
     chat: ChatInvariant, response_format: Any
 ) -> None:
     def asked(documents: list[Any], method: str = "rotor") -> list[BaseMessage]:
-        model = chat.model_copy(update={"method": method, "max_tokens": 80})
+        model = calling(chat.model_copy(update={"method": method, "max_tokens": 120}), "records")
         tools = [retriever_tool(documents, response_format=response_format)]
         agent: Any = create_agent(model, tools=tools, middleware=[search_once])
         return list(agent.invoke({"messages": [("human", QUESTION)]})["messages"])
@@ -62,10 +70,11 @@ def test_an_agent_with_a_retriever_tool_ignores_the_order_of_what_it_found(
 def test_a_graph_of_model_and_tool_node_ignores_the_order_of_what_it_found(thinker: ChatInvariant) -> None:
     def asked(documents: list[Any]) -> Any:
         tools = [retriever_tool(documents, response_format="content_and_artifact")]
+        caller = calling(thinker, "records")
 
         def model(state: MessagesState) -> Any:
             searched = isinstance(state["messages"][-1], ToolMessage)
-            bound = thinker.bind_tools(tools, tool_choice="none" if searched else "any", parallel_tool_calls=False)
+            bound = caller.bind_tools(tools, tool_choice="none" if searched else "any", parallel_tool_calls=False)
             return {"messages": [bound.invoke(state["messages"])]}
 
         graph: Any = StateGraph(MessagesState)

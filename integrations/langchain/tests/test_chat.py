@@ -242,3 +242,16 @@ async def test_a_stream_that_nobody_reads_stops_generating(chat: ChatInvariant, 
 
 def test_everything_in_one_set_is_in_the_report(chat: ChatInvariant) -> None:
     assert sorted(chat.invoke(QUESTION, documents=DOCUMENTS).response_metadata["order"]) == HASHES
+
+
+def test_a_call_may_ask_for_another_model_for_several_answers_and_for_no_usage(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=4)
+    other = lm.with_method("pine")
+    assert chat.invoke(QUESTION, model=other).response_metadata["method"] == "pine"
+    assert ChatInvariant(model=lm).invoke(QUESTION, max_tokens=1).response_metadata["model_provider"] == "invariant-rag"
+    (answers,) = chat.generate([[HumanMessage(QUESTION)]], n=3, temperature=2.0, seed=1).generations
+    assert len({each.text for each in answers}) == 3
+    silent = chat.model_copy(update={"stream_usage": False})
+    assert [chunk.usage_metadata for chunk in silent.stream(QUESTION)] == [None] * len(list(silent.stream(QUESTION)))
+    assert list(silent.stream(QUESTION, stream_usage=True))[-1].usage_metadata
+    assert list(chat.stream(QUESTION))[-1].usage_metadata

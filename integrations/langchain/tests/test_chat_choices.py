@@ -111,7 +111,7 @@ def test_a_loaded_model_keeps_its_intervention(lm: InvariantModel) -> None:
     changed = lm.with_method("sequential", ordering="lexical", intervention=MsPoE(first_layer=0))
     chat, plain = ChatInvariant(model=changed), ChatInvariant(model=lm, method="sequential", ordering="lexical")
     assert chat.lm.intervention == MsPoE(first_layer=0)
-    assert chat._identifying_params != plain._identifying_params
+    assert chat._cache_key != plain._cache_key
     assert ChatInvariant(model=changed, method="rotor").lm.intervention is None
 
 

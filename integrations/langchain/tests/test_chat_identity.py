@@ -19,7 +19,7 @@ from langchain_core.runnables import ConfigurableField
 from transformers import PreTrainedModel
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
-from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag.documents import to_block, to_segment
 
 from .shared import DOCUMENTS, QUESTION
 
@@ -119,18 +119,25 @@ def test_two_models_of_one_name_are_told_apart_by_their_weights() -> None:
 def test_the_cache_answers_the_same_set_in_another_order(chat: ChatInvariant, llm_cache: Any) -> None:
     for size, model in ((1, chat), (3, chat.model_copy(update={"sort_segments": False}))):
         for documents in (DOCUMENTS, DOCUMENTS[::-1]):
-            blocks = [
-                {"type": "text-plain", "mime_type": "text/plain", "text": each.page_content} for each in documents
-            ]
+            blocks = [to_block(to_segment(each)) for each in documents]
             model.invoke([HumanMessage([*blocks, QUESTION])])
         assert len(llm_cache._cache) == size
 
 
 def test_sorting_leaves_an_order_that_means_something(lm: InvariantModel) -> None:
     plain = ChatInvariant(model=lm, method="sequential", ordering="given", max_tokens=2)
-    blocks = [{"type": "text-plain", "mime_type": "text/plain", "text": text} for text in "cab"]
-    answer = plain.invoke([HumanMessage([*blocks, QUESTION])])
+    answer = plain.invoke([HumanMessage([*(to_block(to_segment(text)) for text in "cab"), QUESTION])])
     assert answer.response_metadata["order"] == [to_segment(text).content_hash for text in "cab"]
+
+
+def test_documents_that_were_uploaded_keep_their_order(lm: InvariantModel) -> None:
+    blocks = [{"type": "text-plain", "mime_type": "text/plain", "text": text} for text in "cab"]
+    answers = [
+        ChatInvariant(model=lm, max_tokens=8).invoke([HumanMessage([*listed, QUESTION])])
+        for listed in (blocks, blocks[::-1])
+    ]
+    assert answers[0].content != answers[1].content
+    assert {each.response_metadata["invariant"] for each in answers} == {None}
 
 
 def test_fields_can_be_configured_without_loading_anew(lm: InvariantModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from invariant_rag import InvariantModel
@@ -35,7 +35,7 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 
 
 @tool
-def search(query: str, limit: int) -> str:
+def search(query: Annotated[str, Field(max_length=8)], limit: Annotated[int, Field(ge=0, le=9)]) -> str:
     """Search the harbour's records."""
     return f"found {limit} of {query}"
 

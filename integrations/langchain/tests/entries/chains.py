@@ -21,7 +21,7 @@ from langchain_core.retrievers import BaseRetriever
 
 from langchain_invariant_rag import SEGMENT_PROMPT, as_segments
 
-from .base import ALL, FOUR, NOTHING, ONE_CALL, PASS_SEGMENTS, QUESTION, entry, joined
+from .base import ALL, FOUR, NOTHING, ONE_CALL, PASS_SEGMENTS, QUESTION, entry
 
 PROMPT = ChatPromptTemplate.from_messages([("system", "Answer from this:\n\n{context}"), ("human", "{input}")])
 HISTORY = [HumanMessage("Is there a ferry?"), AIMessage("Yes.")]
@@ -85,7 +85,7 @@ def history_aware(model: Any, retriever: BaseRetriever) -> str:
     return chain.invoke({"input": QUESTION, "chat_history": HISTORY})["answer"]
 
 
-@entry("`create_stuff_documents_chain` over documents retrieved before", todo=NOTHING, models=ALL)
+@entry("`create_stuff_documents_chain` over documents retrieved before", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def stuff_chain_alone(model: Any, retriever: BaseRetriever) -> str:
     chain = create_stuff_documents_chain(model, PROMPT)
     return chain.invoke({"context": retriever.invoke(QUESTION), "input": QUESTION})
@@ -151,10 +151,3 @@ def summaries(model: Any, retriever: BaseRetriever) -> str:
     texts = retriever | (lambda documents: [{"text": each.page_content} for each in documents]) | one.map()
     chain = texts | (lambda found: {"context": "\n\n".join(found), "input": QUESTION}) | PROMPT | model
     return (chain | StrOutputParser()).invoke(QUESTION)
-
-
-@entry("context of an earlier turn in the history", todo=PASS_SEGMENTS, warns=True, models=ALL)
-def earlier_turn(model: Any, retriever: BaseRetriever) -> str:
-    turn = HumanMessage(f"Answer from this:\n\n{joined(retriever.invoke(QUESTION))}\n\n{QUESTION}")
-    chain = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{input}")]) | model
-    return (chain | StrOutputParser()).invoke({"history": [turn, AIMessage("At noon.")], "input": "Are you sure?"})

@@ -18,7 +18,7 @@ from langgraph.types import Command, interrupt
 
 from langchain_invariant_rag import InvariantRAGMiddleware, Segments
 
-from .base import ALL, BOUNDARIES, CHAT_PROMPT, NOTHING, ONE_RUN, QUESTION, entry, joined, text_of
+from .base import ALL, BOUNDARIES, CHAT_PROMPT, NOTHING, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 from .segments import PLACEHOLDER
 from .texts import format_each
 
@@ -66,7 +66,7 @@ def two_nodes(model: Any, retriever: BaseRetriever) -> str:
     return graph(model, retriever).compile().invoke({"question": QUESTION})["answer"]
 
 
-@entry(GRAPH, "numbered texts", todo=NOTHING, models=ALL)
+@entry(GRAPH, "numbered texts", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def two_nodes_numbered(model: Any, retriever: BaseRetriever) -> str:
     return graph(model, retriever, format_docs=NUMBERED).compile().invoke({"question": QUESTION})["answer"]
 
@@ -98,7 +98,7 @@ def resumed(builder: Any) -> str:
     return paused.invoke(None, THREAD)["answer"]
 
 
-@entry(RESUMED, "`Segments` in the state", todo=BOUNDARIES, models=ALL)
+@entry(RESUMED, "`Segments` in the state", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def resumed_segments(model: Any, retriever: BaseRetriever) -> str:
     return resumed(graph(model, retriever, format_docs=itself, found=Segments))
 
@@ -108,12 +108,12 @@ def resumed_placeholder(model: Any, retriever: BaseRetriever) -> str:
     return resumed(graph(model, retriever, format_docs=itself, prompt=PLACEHOLDER))
 
 
-@entry(RESUMED, "joined texts", todo=NOTHING, models=ALL)
+@entry(RESUMED, "joined texts", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def resumed_texts(model: Any, retriever: BaseRetriever) -> str:
     return resumed(graph(model, retriever))
 
 
-@entry(RESUMED, "a person approves the documents", todo=NOTHING, models=ALL)
+@entry(RESUMED, "a person approves the documents", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def approved(model: Any, retriever: BaseRetriever) -> str:
     def retrieve(state: State) -> State:
         return {"context": retriever.invoke(state["question"])}
@@ -172,7 +172,7 @@ def our_middleware_async(model: Any, retriever: BaseRetriever) -> str:
     return text_of(asyncio.run(agent.ainvoke({"messages": [("human", QUESTION)]}))["messages"][-1])
 
 
-@entry(AGENT, "`dynamic_prompt` that calls a retriever", todo=NOTHING, models=AGENT_MODELS)
+@entry(AGENT, "`dynamic_prompt` that calls a retriever", todo=PASS_SEGMENTS, warns=True, models=AGENT_MODELS)
 def retrieving_prompt(model: Any, retriever: BaseRetriever) -> str:
     @dynamic_prompt
     def prompt_with_context(request: ModelRequest[Any]) -> str:
@@ -181,7 +181,7 @@ def retrieving_prompt(model: Any, retriever: BaseRetriever) -> str:
     return agent_answer(model, prompt_with_context)
 
 
-@entry(AGENT, "`before_model` that adds a message", todo=NOTHING, models=AGENT_MODELS)
+@entry(AGENT, "`before_model` that adds a message", todo=PASS_SEGMENTS, warns=True, models=AGENT_MODELS)
 def retrieving_hook(model: Any, retriever: BaseRetriever) -> str:
     class Retrieving(AgentMiddleware[Any, Any, Any]):
         def before_model(self, state: Any, runtime: Any) -> dict[str, Any]:
@@ -192,7 +192,9 @@ def retrieving_hook(model: Any, retriever: BaseRetriever) -> str:
 
 
 @entry(
-    "two turns of a `create_agent` with a checkpointer, context in the first one's messages", todo=ONE_RUN, warns=True
+    "two turns of a `create_agent` with a checkpointer, context in the first one's messages",
+    todo=PASS_SEGMENTS,
+    warns=True,
 )
 def second_turn(model: Any, retriever: BaseRetriever) -> str:
     class Retrieving(AgentMiddleware[Any, Any, Any]):

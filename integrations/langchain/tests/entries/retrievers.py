@@ -26,7 +26,7 @@ from langchain_text_splitters import CharacterTextSplitter
 
 from langchain_invariant_rag import SEGMENT_PROMPT, as_segments
 
-from .base import ALL, NOTHING, ONE_RUN, QUESTION, entry, joined, text_of
+from .base import ALL, NOTHING, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 from .segments import history
 from .texts import format_each, lcel
 
@@ -66,13 +66,13 @@ def vector_store_retriever(model: Any, retriever: BaseRetriever) -> str:
 @entry(OVER, "`EnsembleRetriever`", todo=NOTHING, models=ALL)
 def ensemble(model: Any, retriever: BaseRetriever) -> str:
     both = EnsembleRetriever(retrievers=[retriever, retriever], weights=[0.5, 0.5])
-    return lcel(model, both, format_each("[{n}] {text}"))
+    return lcel(model, both, joined)
 
 
 @entry(OVER, "`EnsembleRetriever` over `as_segments`", todo=NOTHING, models=ALL)
 def ensemble_of_segments(model: Any, retriever: BaseRetriever) -> str:
     both = EnsembleRetriever(retrievers=[as_segments(retriever), as_segments(retriever)], weights=[0.5, 0.5])
-    return lcel(model, both, lambda documents: documents)
+    return lcel(model, both, joined)
 
 
 @entry(OVER, "`MergerRetriever`", todo=NOTHING, models=ALL)
@@ -169,14 +169,7 @@ def add_tools() -> None:
 add_tools()
 
 
-@entry("`create_retriever_tool`, called before", "`content`", todo=ONE_RUN, warns=True, models=TOOL_MODELS)
-def tool_called_before(model: Any, retriever: BaseRetriever) -> str:
-    tool = create_retriever_tool(retriever, "search", "Searches the town's records.")
-    call = {"type": "tool_call", "name": "search", "args": {"query": QUESTION}, "id": "1"}
-    return text_of(model.invoke(history(tool.invoke(call))))
-
-
-@entry(SEARCH, "numbered texts", todo=NOTHING, models=ALL)
+@entry(SEARCH, "numbered texts", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def numbered_search(model: Any, retriever: BaseRetriever) -> str:
     store = listed_store(retriever)
     found = RunnableLambda(store.similarity_search)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
 
@@ -30,19 +29,23 @@ from langchain_core.runnables import (
 )
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from .base import ALL, BOUNDARIES, CHAT_PROMPT, NOTHING, ONE_RUN, PASS_SEGMENTS, QUESTION, entry, joined, text_of
+from .base import ALL, CHAT_PROMPT, NOTHING, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 from .texts import format_each, lcel
 
 CALLED = "`chain`, called with"
 COMPOSED = "composed"
 PROMPTED = "other prompts around `format_docs`"
-BEFORE = "retrieved in one run, asked in another"
 BY_HAND = "labelled texts in a string, no retriever"
 NUMBERED = format_each("[{n}] {text}", "\n")
-OBJECT = {"title": "Answer", "type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+OBJECT = {
+    "title": "Answer",
+    "type": "object",
+    "properties": {"who": {"type": "string", "maxLength": 4}},
+    "required": ["who"],
+}
 
 
-def rag(model: Any, retriever: BaseRetriever, format_docs: Any = NUMBERED) -> Runnable[str, str]:
+def rag(model: Any, retriever: BaseRetriever, format_docs: Any = joined) -> Runnable[str, str]:
     context = {"context": retriever | format_docs, "question": RunnablePassthrough()}
     return context | CHAT_PROMPT | model | StrOutputParser()
 
@@ -101,7 +104,7 @@ def branch(model: Any, retriever: BaseRetriever) -> str:
     return RunnableBranch((lambda question: "ferry" in question, rag(model, retriever)), model).invoke(QUESTION)
 
 
-@entry(COMPOSED, "`RunnableLambda` that calls both", todo=NOTHING, models=ALL)
+@entry(COMPOSED, "`RunnableLambda` that calls both", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def function(model: Any, retriever: BaseRetriever) -> str:
     def ask(question: str) -> str:
         return text_of(model.invoke(f"{joined(retriever.invoke(question))}\n\n{question}"))
@@ -109,7 +112,7 @@ def function(model: Any, retriever: BaseRetriever) -> str:
     return RunnableLambda(ask).invoke(QUESTION)
 
 
-@entry(COMPOSED, "an async `RunnableLambda`", todo=NOTHING, models=ALL)
+@entry(COMPOSED, "an async `RunnableLambda`", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def async_function(model: Any, retriever: BaseRetriever) -> str:
     async def ask(question: str) -> str:
         return text_of(await model.ainvoke(f"{NUMBERED(await retriever.ainvoke(question))}\n\n{question}"))
@@ -127,7 +130,7 @@ def decorated_function(model: Any, retriever: BaseRetriever) -> str:
     return ask.invoke(QUESTION)
 
 
-@entry(COMPOSED, "a generator that streams", todo=NOTHING, models=ALL)
+@entry(COMPOSED, "a generator that streams", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def generator(model: Any, retriever: BaseRetriever) -> str:
     @chain
     def ask(question: str) -> Any:
@@ -168,7 +171,7 @@ def alternatives(model: Any, retriever: BaseRetriever) -> str:
 @entry(COMPOSED, "`with_structured_output`", todo=NOTHING)
 def structured(model: Any, retriever: BaseRetriever) -> str:
     longer = model.model_copy(update={"max_tokens": 30})
-    context = {"context": retriever | NUMBERED, "question": RunnablePassthrough()}
+    context = {"context": retriever | joined, "question": RunnablePassthrough()}
     return repr((context | CHAT_PROMPT | longer.with_structured_output(OBJECT)).invoke(QUESTION))
 
 
@@ -185,7 +188,7 @@ def message_history(model: Any, retriever: BaseRetriever) -> str:
     prompt = ChatPromptTemplate.from_messages(
         [("system", "Answer from this:\n{context}"), MessagesPlaceholder("history"), ("human", "{question}")]
     )
-    context = RunnablePassthrough.assign(context=itemgetter("question") | retriever | NUMBERED)
+    context = RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined)
     said = InMemoryChatMessageHistory()
     talk = RunnableWithMessageHistory(
         context | prompt | model,
@@ -215,41 +218,10 @@ def few_shot(model: Any, retriever: BaseRetriever) -> str:
         suffix="{context}\n\nQ: {question}\nA:",
         input_variables=["context", "question"],
     )
-    return lcel(model, retriever, NUMBERED, prompt)
+    return lcel(model, retriever, joined, prompt)
 
 
-OTHER_RUN: dict[str, Callable[[Any, BaseRetriever], Any]] = {
-    "texts joined by hand": lambda model, retriever: model.invoke(
-        f"{joined(retriever.invoke(QUESTION))}\n\n{QUESTION}"
-    ),
-    "numbered by hand": lambda model, retriever: model.invoke(f"{NUMBERED(retriever.invoke(QUESTION))}\n\n{QUESTION}"),
-    "two chains": lambda model, retriever: (CHAT_PROMPT | model | StrOutputParser()).invoke(
-        {"context": (retriever | joined).invoke(QUESTION), "question": QUESTION}
-    ),
-    "`asyncio.run` for each": lambda model, retriever: asyncio.run(
-        model.ainvoke(f"{joined(asyncio.run(retriever.ainvoke(QUESTION)))}\n\n{QUESTION}")
-    ),
-    "`stream`": lambda model, retriever: [*model.stream(f"{joined(retriever.invoke(QUESTION))}\n\n{QUESTION}")],
-    "a thread of your own": lambda model, retriever: RunnableLambda(
-        lambda question: model.invoke(
-            f"{joined(ThreadPoolExecutor(1).submit(retriever.invoke, question).result())}\n\n{question}"
-        )
-    ).invoke(QUESTION),
-}
-
-
-def add_other_runs() -> None:
-    """Register the entries in which the model runs after the run that retrieved."""
-    for variant, call in OTHER_RUN.items():
-        entry(BEFORE, variant, todo=ONE_RUN, warns=True, models=ALL)(
-            lambda model, retriever, call=call: text_of(call(model, retriever))
-        )
-
-
-add_other_runs()
-
-
-@entry("documents retrieved before, as a list in an f-string", todo=BOUNDARIES, models=ALL)
+@entry("documents retrieved before, as a list in an f-string", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def list_in_a_string(model: Any, retriever: BaseRetriever) -> str:
     return text_of(model.invoke(f"{retriever.invoke(QUESTION)}\n\n{QUESTION}"))
 

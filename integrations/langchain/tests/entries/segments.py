@@ -24,7 +24,7 @@ from langchain_invariant_rag import (
     create_invariant_documents_chain,
 )
 
-from .base import ALL, BOUNDARIES, CHAT_PROMPT, FOUR, NESTED, NOTHING, PASS_SEGMENTS, QUESTION, entry, joined, text_of
+from .base import ALL, BOUNDARIES, CHAT_PROMPT, FOUR, NESTED, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 
 PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
 
@@ -51,7 +51,6 @@ SHAPES: dict[str, Callable[[list[Document]], Any]] = {
     "times 1": lambda documents: Segments(documents) * 1,
     "in an f-string": lambda documents: f"Read this:\n{Segments(documents)}",
     "`str`": lambda documents: str(Segments(documents)),
-    "`repr`": lambda documents: repr(Segments(documents)),
 }
 
 
@@ -114,7 +113,7 @@ def segment_prompt_and_line_break(model: Any, retriever: BaseRetriever) -> str:
     return stuffed(model, retriever, document_prompt=SEGMENT_PROMPT + "\n")
 
 
-@entry(MARKED, "in a `format_docs` that numbers", todo=BOUNDARIES, models=ALL)
+@entry(MARKED, "in a `format_docs` that numbers", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def numbered_marks(model: Any, retriever: BaseRetriever) -> str:
     found = [format_document(document, SEGMENT_PROMPT) for document in retriever.invoke(QUESTION)]
     return ask(model, CHAT_PROMPT, "\n".join(f"[{number}] {text}" for number, text in enumerate(found, 1)))
@@ -131,10 +130,6 @@ KEYWORDS: dict[str, Callable[[Any, list[Document]], Any]] = {
     ).invoke({"question": QUESTION}),
     "on a chain whose first step is the model": lambda model, documents: (model | StrOutputParser()).invoke(
         QUESTION, documents=documents
-    ),
-    "a generator": lambda model, documents: model.invoke(QUESTION, documents=(each for each in documents)),
-    "bound, with `with_retry`": lambda model, documents: (
-        model.bind(documents=iter(documents)).with_retry().invoke(QUESTION)
     ),
 }
 
@@ -153,24 +148,13 @@ add_keywords()
 @entry(
     KEYWORD,
     "on `prompt | model`, which passes it to the prompt",
-    todo="bind it: `prompt | model.bind(documents=documents)`",
-    warns=True,
+    todo="bind it, or no document is read: `prompt | model.bind(documents=documents)`",
     drops=True,
     models=ALL,
 )
 def keyword_of_a_chain(model: Any, retriever: BaseRetriever) -> str:
     chain = PromptTemplate.from_template("{question}") | model | StrOutputParser()
     return chain.invoke({"question": QUESTION}, documents=retriever.invoke(QUESTION))
-
-
-@entry(
-    "`known_documents=`",
-    todo=NOTHING.replace("what was retrieved in the same run", "them in any text"),
-    models=("chat", "completion"),
-)
-def known_documents(model: Any, retriever: BaseRetriever) -> str:
-    found = retriever.invoke(QUESTION)
-    return ask(model.model_copy(update={"known_documents": found}), CHAT_PROMPT, joined(found))
 
 
 def history(message: ToolMessage) -> list[Any]:
@@ -188,9 +172,3 @@ def artifact(model: Any, retriever: BaseRetriever) -> str:
 def marked_tool_message(model: Any, retriever: BaseRetriever) -> str:
     found = retriever.invoke(QUESTION)
     return text_of(model.invoke(history(ToolMessage(str(Segments(found)), tool_call_id="1"))))
-
-
-@entry(TOOL, "joined texts, retrieved before", todo=PASS_SEGMENTS, warns=True, models=("chat", "canonical", "vote"))
-def joined_tool_message(model: Any, retriever: BaseRetriever) -> str:
-    found = retriever.invoke(QUESTION)
-    return text_of(model.invoke(history(ToolMessage(joined(found), tool_call_id="1"))))

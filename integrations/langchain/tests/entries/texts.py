@@ -49,31 +49,33 @@ UNDERSTOOD: dict[str, Format] = {
     "by a line break": format_each("{text}", "\n"),
     "by a space": format_each("{text}", " "),
     "by `---`": format_each("{text}", "\n---\n"),
+    "bullets": format_each("- {text}", "\n"),
+    "quoted": format_each("> {text}"),
+    "in triple quotes": format_each('"""{text}"""'),
+    '`<doc id="…">` with an id of the metadata': format_each('<doc id="{id}">{text}</doc>', "\n"),
+    "`Source: …`, `Content: …`": format_each("Source: {source}\nContent: {text}"),
+    "text, then `(source, page)`": format_each("{text} ({source}, p. {page})", "\n"),
+    "YAML": format_each("- source: {source}\n  text: {text}", "\n"),
+    "JSON lines": lambda documents: "\n".join(
+        json.dumps({"source": each.metadata["source"], "text": each.page_content}) for each in documents
+    ),
+}
+NOT_UNDERSTOOD: dict[str, Format] = {
     "numbered `[1]`": format_each("[{n}] {text}"),
     "from `[0]`": format_each("[{n}] {text}", first=0),
     "`1.`": format_each("{n}. {text}", "\n"),
     "`Document 1:`": format_each("Document {n}: {text}", "\n"),
     "`Document 1 of 3`": format_each("Document {n} of 3\n{text}"),
-    "bullets": format_each("- {text}", "\n"),
-    "quoted": format_each("> {text}"),
-    "in triple quotes": format_each('"""{text}"""'),
     "`<doc id=1>`": format_each("<doc id={n}>{text}</doc>", "\n"),
-    '`<doc id="…">` with an id of the metadata': format_each('<doc id="{id}">{text}</doc>', "\n"),
     "XML with index and source": format_each(
         '<document index="{n}">\n<source>{source}</source>\n<content>\n{text}\n</content>\n</document>', "\n"
     ),
-    "`Source: …`, `Content: …`": format_each("Source: {source}\nContent: {text}"),
-    "text, then `(source, page)`": format_each("{text} ({source}, p. {page})", "\n"),
     "headings with number and source": format_each("### Document {n} ({source})\n{text}"),
     "rows of a Markdown table": format_each("| {n} | {text} | {source} |", "\n"),
-    "YAML": format_each("- source: {source}\n  text: {text}", "\n"),
     "JSON list of texts": lambda documents: json.dumps([each.page_content for each in documents]),
     "indented JSON list": lambda documents: json.dumps([each.page_content for each in documents], indent=2),
     "JSON with metadata": lambda documents: json.dumps(
         [{"page_content": each.page_content, "metadata": each.metadata} for each in documents]
-    ),
-    "JSON lines": lambda documents: "\n".join(
-        json.dumps({"source": each.metadata["source"], "text": each.page_content}) for each in documents
     ),
     "`dumps` of LangChain": dumps,
     "`repr` of texts": lambda documents: repr([each.page_content for each in documents]),
@@ -83,8 +85,6 @@ UNDERSTOOD: dict[str, Format] = {
         "{% for doc in docs %}[{{ loop.index }}] {{ doc.page_content }}\n{% endfor %}"
     ).render(docs=documents),
     "lettered": lambda documents: "\n".join(f"{chr(65 + n)}) {each.page_content}" for n, each in enumerate(documents)),
-}
-NOT_UNDERSTOOD: dict[str, Format] = {
     "`First:`, `Second:`": lambda documents: "\n".join(
         f"{word}: {each.page_content}" for word, each in zip(["First", "Second", "Third"], documents, strict=True)
     ),
@@ -109,17 +109,17 @@ def add_formats(formats: dict[str, Format], *, todo: str, warns: bool, models: S
 add_formats(UNDERSTOOD, todo=NOTHING, warns=False, models=ALL)
 
 
-@entry(FORMAT_DOCS, "four documents", todo=NOTHING, models=ALL, documents=FOUR)
+@entry(FORMAT_DOCS, "four documents", todo=WHOLE_TEXTS, warns=True, models=ALL, documents=FOUR)
 def four_documents(model: Any, retriever: BaseRetriever) -> str:
     return lcel(model, retriever, format_each("[{n}] {source}: {text}"))
 
 
-@entry(FORMAT_DOCS, "one document within another", todo=NOTHING, models=ALL, documents=NESTED)
+@entry(FORMAT_DOCS, "one document within another", todo=WHOLE_TEXTS, warns=True, models=ALL, documents=NESTED)
 def nested_documents(model: Any, retriever: BaseRetriever) -> str:
     return lcel(model, retriever, joined)
 
 
-@entry(FORMAT_DOCS, "documents of several lines", todo=NOTHING, models=ALL, documents=QUOTED)
+@entry(FORMAT_DOCS, "documents of several lines", todo=WHOLE_TEXTS, warns=True, models=ALL, documents=QUOTED)
 def documents_of_several_lines(model: Any, retriever: BaseRetriever) -> str:
     return lcel(model, retriever, format_each("{n}. {text}"))
 
@@ -130,13 +130,13 @@ def context_in_the_system_message(model: Any, retriever: BaseRetriever) -> str:
     return lcel(model, retriever, joined, prompt)
 
 
-@entry(FORMAT_DOCS, "question first", todo=NOTHING, models=ALL)
+@entry(FORMAT_DOCS, "question first", todo=WHOLE_TEXTS, warns=True, models=ALL)
 def question_first(model: Any, retriever: BaseRetriever) -> str:
     prompt = ChatPromptTemplate.from_template("{question}\nAnswer from this only: {context}")
     return lcel(model, retriever, format_each("[{n}] {text}", "\n"), prompt)
 
 
-@entry(FORMAT_DOCS, "context twice", todo=NOTHING, models=ALL)
+@entry(FORMAT_DOCS, "context twice", todo=WHOLE_TEXTS, warns=True, models=ALL)
 def context_twice(model: Any, retriever: BaseRetriever) -> str:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{question}\nRead it again:\n\n{context}\n\n{question}")
     return lcel(model, retriever, joined, prompt)
@@ -150,37 +150,46 @@ def completion_prompt(model: Any, retriever: BaseRetriever) -> str:
 add_formats(NOT_UNDERSTOOD, todo=WHOLE_TEXTS, warns=True, models=ALL)
 
 
-@entry(FORMAT_DOCS, "JSON that escapes line breaks and quotes", todo=NOTHING, models=ALL, documents=QUOTED)
+@entry(
+    FORMAT_DOCS, "JSON that escapes line breaks and quotes", todo=WHOLE_TEXTS, warns=True, models=ALL, documents=QUOTED
+)
 def escaping_json(model: Any, retriever: BaseRetriever) -> str:
     return lcel(model, retriever, lambda documents: json.dumps([each.page_content for each in documents]))
 
 
-@entry(TEMPLATE, "the list in `{context}`", todo=NOTHING, models=ALL)
+@entry(TEMPLATE, "the list in `{context}`", todo=WHOLE_TEXTS, warns=True, models=ALL)
 def plain_list(model: Any, retriever: BaseRetriever) -> str:
     context = {"context": retriever, "question": RunnablePassthrough()}
     return (context | CHAT_PROMPT | model | StrOutputParser()).invoke(QUESTION)
 
 
-@entry(TEMPLATE, "the list, of documents with quotes and line breaks", todo=NOTHING, models=ALL, documents=QUOTED)
+@entry(
+    TEMPLATE,
+    "the list, of documents with quotes and line breaks",
+    todo=WHOLE_TEXTS,
+    warns=True,
+    models=ALL,
+    documents=QUOTED,
+)
 def plain_list_of_quotes(model: Any, retriever: BaseRetriever) -> str:
     return plain_list(model, retriever)
 
 
-@entry(TEMPLATE, "a Jinja loop", todo=NOTHING, models=ALL)
+@entry(TEMPLATE, "a Jinja loop", todo=WHOLE_TEXTS, warns=True, models=ALL)
 def jinja_loop(model: Any, retriever: BaseRetriever) -> str:
     template = "{% for text in context %}[{{ loop.index }}] {{ text }}\n{% endfor %}\n{{ question }}"
     prompt = ChatPromptTemplate.from_messages([("human", template)], template_format="jinja2")
     return lcel(model, retriever, lambda documents: [each.page_content for each in documents], prompt)
 
 
-@entry(TEMPLATE, "a mustache section", todo=NOTHING, models=ALL)
+@entry(TEMPLATE, "a mustache section", todo=WHOLE_TEXTS, warns=True, models=ALL)
 def mustache_section(model: Any, retriever: BaseRetriever) -> str:
     template = "{{#context}}\n- {{{page_content}}}\n{{/context}}\n{{{question}}}"
     prompt = ChatPromptTemplate.from_messages([("human", template)], template_format="mustache")
     return lcel(model, retriever, lambda documents: [each.model_dump() for each in documents], prompt)
 
 
-@entry(TEMPLATE, "an f-string with one variable per document", todo=NOTHING, models=ALL)
+@entry(TEMPLATE, "an f-string with one variable per document", todo=WHOLE_TEXTS, warns=True, models=ALL)
 def variable_per_document(model: Any, retriever: BaseRetriever) -> str:
     prompt = ChatPromptTemplate.from_template("Document 1: {a}\nDocument 2: {b}\nDocument 3: {c}\n{question}")
     texts = {name: retriever | (lambda documents, n=n: documents[n].page_content) for n, name in enumerate("abc")}
