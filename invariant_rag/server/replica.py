@@ -11,7 +11,7 @@ from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.generation.answer_parsing import AnswerDelta
+from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.orderings import Candidate
 from invariant_rag.server.engines.base import Call, JudgeCall, Reply
 from invariant_rag.server.engines.building import EngineConfig, build_engine, build_reranker

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
+from invariant_rag.generation.answers import Answer, AnswerDelta
 from invariant_rag.generation.outputs import Usage
 from invariant_rag.prompts import ToolCall
 from invariant_rag.server.engines.base import Choice, Reply
@@ -141,6 +141,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 def _message(choice: Choice) -> dict[str, Any]:
     answer: Answer = choice.answer
     calls = [_call(each) for each in answer.tool_calls]
+    if cut := answer.cut_call:  # as far as it came: `finish_reason` is `length`
+        function = {"name": cut.name, "arguments": cut.arguments}
+        calls.append({"id": cut.id, "type": "function", "function": function})
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if calls else "")}
     message["refusal"] = None
     if calls:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Request
 from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 
-from invariant_rag.generation.answer_parsing import AnswerDelta
+from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.server.conversation import chat_call, completion_calls, tokenize_call
 from invariant_rag.server.engines.base import Call, Emit, Reply
 from invariant_rag.server.json_text import JsonReply, JsonRoute
