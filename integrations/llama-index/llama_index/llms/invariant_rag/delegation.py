@@ -1,20 +1,15 @@
-"""What LLMs around another LLM leave to it: tools, and answers that come in one piece."""
+"""What LLMs around another LLM leave to it: tools, and the fields that LlamaIndex reads before it calls an LLM."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextvars import copy_context
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms import LLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
-
-from invariant_rag.errors import UnsupportedModel
-
-R = TypeVar("R", ChatResponse, CompletionResponse)
 
 _TAKEN_OVER = (
     "callback_manager", "completion_to_prompt", "messages_to_prompt", "output_parser", "pydantic_program_mode",
@@ -55,31 +50,6 @@ class DelegatedTools(FunctionCallingLLM):
         return cast(FunctionCallingLLM, cast(Any, self).llm)
 
 
-def check_llm(llm: object) -> None:
-    """Raise UnsupportedModel if it is no LLM."""
-    if not isinstance(llm, LLM):
-        raise UnsupportedModel(
-            f"expected an LLM of LlamaIndex, got {type(llm).__name__}",
-            hint='Give the LLM itself, such as OpenAI("...") of llama-index-llms-openai for a name.',
-        )
-
-
 def taken_over(llm: LLM) -> dict[str, Any]:
     """Return the fields that LlamaIndex reads before it calls an LLM."""
     return {name: getattr(llm, name) for name in _TAKEN_OVER}
-
-
-def one_piece(ask: Callable[[], R]) -> Generator[R, None, None]:
-    """Return a stream whose only piece is a whole answer, asked for when it is read, in the spans of now."""
-    context = copy_context()
-    return (_whole(context.run(each)) for each in (ask,))
-
-
-async def in_one_piece(response: R) -> AsyncGenerator[R, None]:
-    """Yield a whole answer."""
-    yield _whole(response)
-
-
-def _whole(response: R) -> R:
-    text = response.text if isinstance(response, CompletionResponse) else response.message.content or ""
-    return response.model_copy(update={"delta": text})

@@ -20,7 +20,9 @@ from llama_index.llms.invariant_rag.reports import Reports
 from llama_index.llms.invariant_rag.runs import Scope
 from llama_index.llms.invariant_rag.slots import Part, Retrievals
 
-FIND_DOCUMENTS = "Whether slots of the prompt that are nothing but nodes retrieved in the same run are sets of segments."
+FIND_DOCUMENTS = (
+    "Whether slots of the prompt that are nothing but nodes retrieved in the same run are sets of segments."
+)
 STRICT = "Whether to raise an OrderWarning, not only to warn, where the order of nodes may change an answer."
 REQUIRE_SEGMENTS = "Whether to raise an OrderWarning for a prompt without any segment."
 
@@ -137,14 +139,13 @@ def _unknown(turns: Sequence[Turn], sets: Sequence[SegmentSet], retrievals: Retr
         if sets or len(scope.given.nodes) < 2:
             return None
         return f"the {len(scope.given.nodes)} nodes of a synthesizer are not one slot of this call."
-    in_sets = {segment.text for each in sets for segment in each}
-    texts = [(part.text, part.kind) for turn in turns for part in turn.parts if isinstance(part, Part)]
-    for form in retrievals.forms:
-        known = {each.text for each in form if each.text}
-        if len(known) < 2 or known <= in_sets:
+    in_sets = [segment.text for each in sets for segment in each]
+    parts = [part for turn in turns for part in turn.parts if isinstance(part, Part) and part.kind != "words"]
+    for retrieval in retrievals.known:
+        known = {each.text for each in retrieval.segments if each.text.strip()}
+        if len(known) < 2 or all(any(text in each for each in in_sets) for text in known):
             continue
-        values = {each for each in known for text, kind in texts if kind == "value" and each in text}
-        others = {each for each in known for text, kind in texts if kind in {"template", "finished"} and each in text}
-        if values or len(others) > 1:
-            return f"{len(values | others)} of {len(known)} nodes that were retrieved together stand in a text."
+        held = {text for text in known for part in parts if text in part.text}
+        if len(held) > 1 or any(text in part.text for text in held for part in parts if part.kind == "value"):
+            return f"{len(held)} of {len(known)} nodes that were retrieved together stand in a text."
     return None

@@ -119,12 +119,13 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
         self, id_: str, bound_args: inspect.BoundArguments, instance: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """Enter a span, and note the nodes or texts that a synthesizer is given."""
-        around = _open()
+        around, given = _open(), bound_args.arguments
         scope = Scope(instance, around, _retrievals_of(instance, around), around.given if around else None)
         if isinstance(instance, _ANSWERING):
             scope.reports = Reports()
-        if isinstance(instance, BaseSynthesizer) and (around is None or not around.innermost(BaseSynthesizer)):
-            scope.given = _given(bound_args.arguments)
+        outer = around.innermost(BaseSynthesizer) if around else None
+        if isinstance(instance, BaseSynthesizer) and (outer is None or (outer is instance and "nodes" in given)):
+            scope.given = _given(given)
             scope.retrievals.append(scope.given)
         _spans[id_] = scope
         _scope.set(scope)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import LLM
+from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import (
     BasePromptTemplate,
     ChatPromptTemplate,
@@ -26,8 +27,9 @@ from llama_index.core.prompts import (
 )
 from llama_index.core.schema import MetadataMode
 
-from invariant_rag.prompts import find_set, without_marks
-from invariant_rag.segments import Segment, SegmentSet
+from invariant_rag.prompts import without_marks
+from invariant_rag.prompts.finding_draft import Retrieval, find_set
+from invariant_rag.segments import SegmentSet
 from llama_index.llms.invariant_rag.nodes import segment_of
 from llama_index.llms.invariant_rag.runs import Retrieved, Scope, current_scope
 
@@ -99,27 +101,21 @@ class Retrievals:
     scope: Scope = field(default_factory=current_scope)
 
     @cached_property
-    def forms(self) -> list[list[Segment]]:
-        """Each retrieval, the last one first, as its texts may be written: with metadata or without, and stripped."""
+    def known(self) -> list[Retrieval]:
+        """Each retrieval, the last one first, with the texts that LLMs are shown, and with those without metadata."""
         return [form for each in reversed(self.scope.retrievals) for form in _forms(each)]
-
-    @cached_property
-    def queries(self) -> frozenset[str]:
-        """What was asked."""
-        return frozenset(each.query for each in self.scope.retrievals)
 
     def find(self, slot: str) -> SegmentSet | None:
         """Return the set that a slot is; None if it is none."""
-        return None if slot in self.queries else find_set(slot, self.forms)
+        return find_set(slot, self.known)
 
 
-def _forms(retrieved: Retrieved) -> list[list[Segment]]:
-    found: dict[tuple[str, ...], list[Segment]] = {}
+def _forms(retrieved: Retrieved) -> list[Retrieval]:
+    found: dict[tuple[str, ...], Retrieval] = {}
     for mode in (MetadataMode.LLM, MetadataMode.NONE):
         texts = [without_marks(each.node.get_content(mode)) for each in retrieved.nodes]
-        for written in (texts, [text.strip() for text in texts]):
-            segments = [segment_of(each, text) for each, text in zip(retrieved.nodes, written, strict=True)]
-            found.setdefault(tuple(written), segments)
+        segments = [segment_of(each, text) for each, text in zip(retrieved.nodes, texts, strict=True)]
+        found.setdefault(tuple(texts), Retrieval(tuple(segments), retrieved.query))
     return list(found.values())
 
 
@@ -157,7 +153,8 @@ class _Filled:
         template = prompt.select(llm) if isinstance(prompt, SelectorPromptTemplate) else prompt
         if not isinstance(template, PromptTemplate | ChatPromptTemplate | RichPromptTemplate):
             return None
-        retrievals = Retrievals() if getattr(llm, "find_documents", True) else None
+        asked = llm.llm if isinstance(llm, StructuredLLM) else llm
+        retrievals = Retrievals() if getattr(asked, "find_documents", True) else None
         plain = template._map_all_vars({**template.kwargs, **given})
         placed, parts = dict(plain), list[Part]()
         for name, value in plain.items():
@@ -202,7 +199,7 @@ class _Filled:
 def _part(name: str, text: str, retrievals: Retrievals | None) -> Part:
     if isinstance(text, SetText):
         return Part(text, "value", text.segments)
-    if name in _WORDS or retrievals is None or text in retrievals.queries:
+    if name in _WORDS or retrievals is None:
         return Part(text, "words")
     return Part(text, "value", retrievals.find(text))
 
