@@ -23,8 +23,8 @@ from invariant_rag.errors import InvalidChoice, InvalidSegment, UnsupportedCombi
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
 from invariant_rag.prompts import Turn, recognize
 from invariant_rag.prompts.labels import Labels, labels_of
-from invariant_rag.prompts.recognition import merge_texts
-from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering
+from invariant_rag.prompts.turns import merge_texts
+from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering, verdict
 
 STRATEGIES = frozenset({"canonical", "vote"})
 """Names of the two strategies."""
@@ -37,8 +37,7 @@ class PlainRequest:
     Attributes:
         turns: The turns, in which strings and other parts are left.
         sets: The sets that were written, each in the order in which its segments stand.
-        labels: How running numbers of documents in the answer translate to those of the conversation as given; see
-            `invariant_rag.prompts.labels`.
+        labels: Label of a document in the request -> index of its segment among those of all sets, as given.
     """
 
     turns: tuple[Turn, ...]
@@ -57,16 +56,14 @@ class PlainRequest:
             method: Name of the strategy.
             recognized: Whether every document in the conversation is known to be a segment.
         """
-        sizes = [len(each) for each in self.sets if each]
-        stand_apart = len(sizes) > 1 and max(sizes) == 1  # the order of the sets is that given
         return {
-            "sets": sizes,
+            "sets": [len(each) for each in self.sets if each],
             "order": [segment.content_hash for each in self.sets for segment in each],
             "dropped": [],
             "trimmed": [],
             "cached_tokens": 0,
             "method": method,
-            "invariant": bool(sizes) and not stand_apart and recognized,
+            "invariant": verdict(map(len, self.sets), recognized=recognized),
         }
 
 
@@ -135,7 +132,7 @@ def _written(turns: Sequence[Turn], sets: Sequence[SegmentSet], orders: Sequence
     texts = iter(map(set_text, listed))
     parts = [[next(texts) if isinstance(part, SegmentSet) else part for part in turn.parts] for turn in turns]
     written = [replace(turn, parts=tuple(merge_texts(each))) for turn, each in zip(turns, parts, strict=True)]
-    labels = labels_of((each.slots, order) for each, order in zip(sets, orders, strict=True))
+    labels = labels_of(zip(sets, orders, strict=True))
     return PlainRequest(tuple(written), tuple(listed), labels)
 
 

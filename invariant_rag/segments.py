@@ -282,6 +282,29 @@ class SegmentSet(Sequence[Segment]):
         return f"SegmentSet({list(self._segments)!r})"
 
 
+def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True) -> bool | None:
+    """Return whether the order in which documents were listed cannot change what a model gets, as far as sets tell.
+
+    Every ledger has it from here. It is the same for all orders of the same documents.
+
+    >>> verdict([3]), verdict([1, 3]), verdict([1, 1, 2]), verdict([])
+    (True, True, False, None)
+
+    Args:
+        sizes: Number of segments of each set as given. Sets keep the order given among themselves: several of a single
+            segment each may be one set that was not understood.
+        sorts: Whether the segments of a set are put in an order by content.
+        recognized: Whether every document is known to be in a set.
+
+    Returns:
+        None if there are no documents.
+    """
+    listed = [each for each in sizes if each]
+    if not listed and recognized:
+        return None
+    return recognized and sorts and listed.count(1) < 2
+
+
 def replace_surrogates(text: str) -> str:
     r"""Replace lone surrogates, which cannot be encoded as UTF-8 and which tokenizers reject, by U+FFFD.
 

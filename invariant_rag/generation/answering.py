@@ -26,7 +26,7 @@ from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired
 from invariant_rag.generation.answer_pieces import parse_answer
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, Reply, TokenLogprob, Usage
 from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.citations import CitedSpan, cite_spans, cited_numbers
+from invariant_rag.generation.citations import CitedSpan, cite_spans
 from invariant_rag.generation.json_schema import json_schema
 from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.logprobs import token_logprobs
@@ -285,8 +285,7 @@ class Answering:
         if self.request.schema is not None:
             return None
         question = self.prompt.query or ""
-        numbers = cited_numbers(self.prompt, generation.labels)
-        return cite_spans(text, question, self.prompt.segments, generation.order, numbers)
+        return cite_spans(text, question, self.prompt.segments, generation.order, generation.labels)
 
 
 def reply_all(

@@ -11,8 +11,8 @@ from numbers import Integral
 from typing import Any
 
 from invariant_rag.checks import check_items, check_number, check_text
-from invariant_rag.prompts.labels import Labels, find_labels, spellings_of, without_labels
-from invariant_rag.segments import Prompt, Segment, plain_rendering
+from invariant_rag.prompts.labels import find_labels, without_labels
+from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.words import split_words
 
 _SENTENCE = re.compile(r"\S.*?(?:[.!?]+(?=\s|$)|[。\uff01\uff1f]|$)", re.MULTILINE)  # and full-width signs
@@ -120,7 +120,7 @@ def cite_spans(
         question: The question.
         segments: The retrieved chunks. Of equal ones, the first is cited.
         included: Indices of the chunks that were in the prompt, the only ones to be cited. None: all.
-        numbers: Number of a chunk -> its index, where chunks had numbers.
+        numbers: Label of a chunk -> its index, where chunks had labels: `Generation.labels`.
 
     Law: every permutation of the chunks, with their numbers, gives the same spans and segments in the same order.
 
@@ -132,43 +132,12 @@ def cite_spans(
     indices = range(len(segments)) if included is None else sorted(included)
     found: dict[tuple[Any, ...], CitedSpan] = {}
     for sentence in _SENTENCE.finditer(answer):
-        for each in cite(without_labels(sentence[0], numbers or ()), question, segments, indices):
+        for each in cite(without_labels(sentence[0]), question, segments, indices):
             if each.exact:
                 span = CitedSpan(*sentence.span(), each.index, each.segment)
                 found.setdefault((span.start, span.end, each.segment.canonical_key), span)
-    for start, end, number in find_labels(answer, numbers or ()):
+    for start, end, number in find_labels(answer):
         index = (numbers or {}).get(number)
         if index is not None and index in indices:
             found.setdefault((start, end, segments[index].canonical_key), CitedSpan(start, end, index, segments[index]))
     return sorted(found.values(), key=lambda each: (each.start, -each.end))
-
-
-def cited_numbers(prompt: Prompt, labels: Labels) -> dict[str, int]:
-    """Return which number names which segment in an answer, as the model wrote it: index in `prompt.segments`.
-
-    Args:
-        prompt: The prompt.
-        labels: `labels` of the generation: the numbers that the model got, and those of the prompt as given.
-    """
-    numbers = numbers_of(prompt)
-    return {label: numbers[given] for label, given in labels.items() if given in numbers} if labels else numbers
-
-
-def numbers_of(prompt: Prompt) -> dict[str, int]:
-    """Return which running number of a prompt names which segment; none that two segments have.
-
-    Numbers that the prompt writes in a way of its own, such as `(1)`, are there in that way, too.
-
-    >>> from invariant_rag.segments import SegmentSet, Slot
-    >>> slots = [Slot(("[1] ",), number="1"), Slot(("[2] ",), number="2")]
-    >>> numbers_of(Prompt("", SegmentSet(["a", "b"], slots=slots), ""))
-    {'1': 0, '2': 1}
-    """
-    slots = [slot for each in prompt.sets for slot in (each.slots or [None] * len(each))]
-    listed = [None if slot is None else slot.number for slot in slots]
-    return {
-        name: index
-        for index, slot in enumerate(slots)
-        if slot is not None and listed.count(slot.number) == 1
-        for name in spellings_of(slot)
-    }

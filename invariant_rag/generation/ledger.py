@@ -23,7 +23,8 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
     Returns:
         `sets`: sizes of the sets; `order`: all segments in physical order, farthest from the suffix first; `dropped`
         and `trimmed`: segments that did not fit; `cached_tokens`: tokens of the prompt that came from a cache;
-        `method`: name of the method; `invariant`: whether the order given could not change the answer.
+        `method`: name of the method; `invariant`: whether the order given could not change the answer, None without
+        documents.
     """
     segments = prompt.segments
 
@@ -37,5 +38,5 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
         "trimmed": sorted(hashes(generation.trimmed)),
         "cached_tokens": generation.usage.cached_tokens,
         "method": generation.method,
-        "invariant": generation.invariant and recognized,
+        "invariant": generation.invariant if recognized else False,
     }

@@ -166,7 +166,7 @@ def _reply(
         ledger={
             **{name: said[name] for name in _LEDGER},
             "cached_tokens": cached,
-            "invariant": said["invariant"] and request.recognized,
+            "invariant": said["invariant"] if request.recognized else False,
         },
         model=body["model"],
     )

@@ -35,10 +35,10 @@ class Generation:
         trimmed: Segments truncated by `overflow="trim_segments"`.
         sets: Number of segments of each set that was read.
         method: Name of the method.
-        labels: How running numbers of documents in the text translate to those of the prompt as given; empty if they
-            are the same. See `invariant_rag.prompts.labels`.
-        invariant: Whether the order in which the segments were listed could not change the answer: there are sets, and
-            everything that was read of them is sorted by content. False without segments.
+        labels: Label of a document in the prompt, such as the 2 of `[2]` -> index of its segment in `prompt.segments`.
+            The text stays as the model wrote it.
+        invariant: Whether the order in which the segments were listed could not change the answer; None without
+            segments. It is the same for all orders of the same segments; see `invariant_rag.segments.verdict`.
     """
 
     text: str
@@ -52,7 +52,7 @@ class Generation:
     sets: tuple[int, ...] = ()
     method: str = ""
     labels: Labels = field(default_factory=dict)
-    invariant: bool = False
+    invariant: bool | None = None
 
     @property
     def details(self) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from invariant_rag.orderings import Ordering
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.literal_text import CUT
-from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.segments import Prompt, SegmentSet, verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,8 +33,8 @@ class PreparedPrompt:
         dropped: Segments that were dropped because the prompt was too long.
         trimmed: Segments that were truncated because the prompt was too long.
         method: Name of the method.
-        labels: How running numbers of documents translate to those of the prompt as given; see `prompts.labels`.
-        invariant: Whether the input is the same for every order of the segments: there are sets, sorted by content.
+        labels: Which segment has which label, such as the 2 of `[2]`; see `prompts.labels`.
+        invariant: Whether the input is the same for every order of the segments; see `segments.verdict`.
     """
 
     input_ids: tuple[int, ...]
@@ -44,7 +44,7 @@ class PreparedPrompt:
     trimmed: tuple[int, ...]
     method: str
     labels: Labels
-    invariant: bool
+    invariant: bool | None
 
     @property
     def sets(self) -> tuple[int, ...]:
@@ -132,7 +132,6 @@ def prepare(
         offset += len(rank)
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
-    stand_apart = len(order) > 1 and max(map(len, layout)) == 1  # several sets of one: their order is that given
     arranged = Layout(
         texts=tuple(map(len, tokens.texts)),
         sets=tuple(layout),
@@ -147,8 +146,8 @@ def prepare(
         dropped=tuple(sorted(dropped)),
         trimmed=tuple(sorted(trimmed)),
         method=method.name,
-        labels=labels_of([(each.slots, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
-        invariant=bool(order or dropped) and ordering.invariant and not stand_apart,
+        labels=labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
+        invariant=verdict(map(len, prompt.sets), sorts=ordering.invariant),
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from invariant_rag.prompts.chat_template import DEFAULT_SYSTEM, Content, Message, question_messages, render_chat
 from invariant_rag.prompts.control_tokens import control_tokens, unprotected_tokens, warn_of_unprotected_tokens
-from invariant_rag.prompts.known_documents import KnownDocument, Retrieval
 from invariant_rag.prompts.literal_text import Trusted
 from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_marks
-from invariant_rag.prompts.order_warnings import FIXES, Finding, report
-from invariant_rag.prompts.recognition import Recognition, Turn, parse_marked, recognize
-from invariant_rag.prompts.run_documents import RunDocuments
+from invariant_rag.prompts.order_warnings import FIXES, Finding, holds_documents, report
+from invariant_rag.prompts.recognition import Retrieval, find_set
+from invariant_rag.prompts.run_retrievals import RunRetrievals
 from invariant_rag.prompts.template_format import CallFormat, ReasoningFormat, TemplateFormat, template_format
 from invariant_rag.prompts.tokenization import (
     TokenizedPrompt,
@@ -19,6 +18,7 @@ from invariant_rag.prompts.tokenization import (
     tokenize_text,
 )
 from invariant_rag.prompts.tools import Tool, ToolCall
+from invariant_rag.prompts.turns import Recognition, Turn, parse_marked, recognize
 
 __all__ = [
     "DEFAULT_SYSTEM",
@@ -26,12 +26,11 @@ __all__ = [
     "CallFormat",
     "Content",
     "Finding",
-    "KnownDocument",
     "Message",
     "ReasoningFormat",
     "Recognition",
     "Retrieval",
-    "RunDocuments",
+    "RunRetrievals",
     "TemplateFormat",
     "TokenizedPrompt",
     "Tool",
@@ -39,7 +38,9 @@ __all__ = [
     "Trusted",
     "Turn",
     "control_tokens",
+    "find_set",
     "has_marks",
+    "holds_documents",
     "mark",
     "mark_set",
     "parse_marked",

@@ -1,35 +1,26 @@
-"""Say that an answer may depend on the order of documents: once per line of the user's code, or as an error."""
+"""Say that an answer may depend on the order of documents: as a warning, or as an error. Text is never changed here."""
 
 from __future__ import annotations
 
-import sys
-import threading
+import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from itertools import pairwise
 
 from invariant_rag.errors import OrderWarning
+from invariant_rag.prompts.recognition import Retrieval
 
 FIXES: dict[str, str] = {
     "no_segments": "Pass the documents as segments, each by itself.",
     "separate": "Write the same text around each segment, or none.",
     "incomplete": "Pass all documents of a question in one call.",
-    "split": "Pass documents whole: retrieve fewer, or let the model's `overflow` shorten them.",
-    "named": "Leave it out, or write it from the documents' own metadata beside each of them.",
-    "written": "Leave documents as they were retrieved, and write what shows their order around them in the prompt.",
     "marks": "Format the documents in the process that runs the model, and pass the text on unchanged.",
-    "elsewhere": "Retrieve and answer in one run, or pass the documents as segments.",
+    "stated": 'Leave the sentence out, or keep the order: ordering="given", or one segment with several texts.',
     "routing": 'Use with_routing(plain_order="canonical").',
 }
 """What to do about each kind of finding, where no framework has a better answer."""
-
-_FRAMEWORKS = frozenset(
-    "anyio asyncio concurrent contextlib contextvars functools invariant_rag langchain langchain_classic "
-    "langchain_community langchain_core langchain_invariant_rag langgraph langsmith llama_index "
-    "llama_index_instrumentation nest_asyncio pydantic pydantic_core queue selectors tenacity threading tqdm uvloop "
-    "workflows wrapt".split()
-)
 
 
 @dataclass(frozen=True)
@@ -46,9 +37,7 @@ class Finding:
 
 
 def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, strict: bool = False) -> None:
-    """Warn of every finding at the line of code that called a framework, or raise the first one.
-
-    A warning is shown once per line, as Python's filters have it.
+    """Warn of every finding, or raise the first one.
 
     Args:
         findings: What was found.
@@ -63,32 +52,108 @@ def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, str
         warning = OrderWarning(f"The answer may depend on the order of the documents: {finding.message} {fix}", hint="")
         if strict:
             raise warning
-        _warn_at_users_line(warning)
+        warnings.warn(warning, stacklevel=3)
 
 
-def _warn_at_users_line(warning: OrderWarning) -> None:
-    frame = _users_frame()
-    warnings.warn_explicit(
-        warning,
-        category=None,  # the class of the warning
-        filename=frame.f_code.co_filename,
-        lineno=frame.f_lineno,
-        module=frame.f_globals.get("__name__", "<unknown>"),
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
-    )
+_IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
+_PHRASE, _BEGINNING = 5, 3
+"""Neighbouring words that two texts hardly share by chance, and the first words of a document that was cut."""
+_NAME = 4
+"""Characters of a title or a source that hardly occurs in other text by chance."""
 
 
-def _users_frame() -> FrameType:
-    """Return the innermost frame that belongs to no framework.
+def holds_documents(text: str, retrievals: Iterable[Retrieval]) -> bool:
+    """Return whether a text holds documents of a retrieval, whole or in part, or lists their titles or sources.
 
-    A worker thread of a framework has none. The main thread then waits at the user's line, as a rule.
+    White space, letter case and punctuation do not matter, and neither does what the retriever was asked. One document
+    of several is enough if it is a phrase: the template may have picked the first.
+
+    >>> from invariant_rag.segments import Segment
+    >>> ferries = Retrieval((Segment("The ferry leaves at noon."), Segment("Salt is sold in Brenn.")))
+    >>> holds_documents("THE FERRY LEAVES. SALT IS SOLD", [ferries]), holds_documents("When does it leave?", [ferries])
+    (True, False)
     """
-    here = sys._getframe(2)
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
-    return _innermost_users_frame(here) or _innermost_users_frame(main) or here
+    return any(_holds(text, each) for each in retrievals)
 
 
-def _innermost_users_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _FRAMEWORKS:
-        frame = frame.f_back
-    return frame
+def _holds(text: str, retrieval: Retrieval) -> bool:
+    documents = list(dict.fromkeys(each.text for each in retrieval.segments))
+    if len(documents) < 2:
+        return False
+    if retrieval.query.strip():
+        text = text.replace(retrieval.query.strip(), " ")
+    words = _WORD.findall(text.casefold())
+    lengths = range(1, _PHRASE + 1)
+    phrases = {tuple(words[at : at + length]) for length in lengths for at in range(len(words) - length + 1)}
+    own = [_phrases(each) for each in documents]
+    shared = Counter(phrase for each in own for phrase in each)
+    held = sum(
+        any(shared[phrase] == 1 and phrase in phrases for phrase in each) or (not each and document.strip() in text)
+        for each, document in zip(own, documents, strict=True)
+    )
+    named = sum(_names(text, column) for column in zip(*retrieval.columns, strict=True))
+    whole = any(len(each.split()) >= _PHRASE and each.strip() in text for each in documents)
+    return max(held, named) > 1 or (whole and not retrieval.one_by_one)
+
+
+def _phrases(document: str) -> set[tuple[str, ...]]:
+    words = _WORD.findall(document.casefold())
+    length = min(_PHRASE, len(words))
+    phrases = {tuple(words[at : at + length]) for at in range(len(words) - length + 1)} if words else set()
+    return phrases | {tuple(words[:_BEGINNING])} if words else phrases
+
+
+def _names(text: str, values: Sequence[str]) -> bool:
+    """Return whether a text names a document by one of its fields."""
+    names = (each for each in values if len(each) >= _NAME and any(map(str.isalpha, each)) and each in text)
+    return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text) for each in names)
+
+
+_LABELLED = re.compile(
+    r"^[ \t>*#-]*\(?\[?(?:document|source|passage|chunk|context|snippet|excerpt|search result)s?"
+    r"[ \t#:([]*(\d{1,9})\b[\])]?[ \t]*(?:[:.)\-\n(]|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TAGGED = re.compile(
+    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>(?:\s*\S+){3,}?\s*</\1>", re.IGNORECASE
+)
+_TELLING_WORDS = 3
+
+
+def looks_listed(text: str) -> bool:
+    """Return whether a text plainly holds several documents: by labels with running numbers, or in tags.
+
+    What follows a label has to say something: `Document 1: the contract` is a list of documents, and not their text.
+    """
+    labels = list(_LABELLED.finditer(text))
+    stops = [*(match.start() for match in labels[1:]), len(text)]
+    telling = [
+        int(match[1])
+        for match, stop in zip(labels, stops, strict=False)
+        if len(text[match.end() : stop].split()) >= _TELLING_WORDS
+    ]
+    return any(after == before + 1 for before, after in pairwise(telling)) or len(_TAGGED.findall(text)) > 1
+
+
+_STATED = re.compile(
+    r"\b(?:newest|oldest|latest|earliest|most (?:recent|relevant|important)|best|highest|lowest|cheapest) (?:\w+ )?"
+    r"(?:first|last|at the (?:top|bottom|end))\b"
+    r"|\b(?:ranked|sorted|ordered|listed|arranged) (?:by|from|in|according)\b"
+    r"|\b(?:chronological|descending|ascending|alphabetical|reverse|decreasing|increasing) order\b"
+    r"|\bin order of \w+"
+    r"|\b(?:first|last|second|third|final|top|earlier|later|preceding|following) (?:\w+ )?"
+    r"(?:document|passage|source|chunk|snippet|excerpt|result)\b",
+    re.IGNORECASE,
+)
+
+
+def states_order(text: str, retrievals: Iterable[Retrieval] = ()) -> bool:
+    """Return whether a text says that documents are in an order. What retrievers were asked does not count.
+
+    >>> states_order("Documents, newest first:"), states_order("Use the documents:")
+    (True, False)
+    """
+    for query in sorted({each.query.strip() for each in retrievals} - {""}, key=len, reverse=True):
+        text = text.replace(query, " ")
+    return _STATED.search(text) is not None

@@ -1,405 +1,336 @@
-"""Recognise sets of segments in conversations that frameworks have put together, and say what is not understood.
+"""Recognise a slot that is a set: nothing but the texts of one retrieval, each once, in one constant template.
 
-Segments arrive as parts of a turn, between marks inside text, or as the plain text of documents that are known from a
-retrieval of the same run. What belongs to one set is decided by what stands between them; see `decorations`.
+A slot is the value of one variable of a prompt template, the content of one tool message, or one content block. Nothing
+else is looked at, and what is not recognised stays as it is written.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
-from typing import Any
+from itertools import pairwise
+from string import ascii_lowercase, ascii_uppercase
 
-from invariant_rag.prompts.known_documents import (
-    KnownDocument,
-    Retrieval,
-    contain_one_another,
-    count_held,
-    differ_in_space,
-    forms_of,
-    holds_as_words,
-    holds_more,
-    holds_part,
-    holds_several,
-    occurrences,
-)
-from invariant_rag.prompts.labels import find_labels, spellings_of
-from invariant_rag.prompts.markers import Marked, split_marked
-from invariant_rag.prompts.mentions import repeated, singles_out, tells_order, without
-from invariant_rag.prompts.order_warnings import Finding
-from invariant_rag.prompts.other_orders import is_order_free
-from invariant_rag.prompts.retrieved_text import looks_introduced, looks_labelled
-from invariant_rag.prompts.rewritten import count_rewritten
-from invariant_rag.prompts.set_runs import Chain, Found, Gap, runs_of, stand_apart, understand
-from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
+from invariant_rag.segments import Segment, SegmentSet, Slot
+
+_MOST_STATES = 20_000  # steps of one comparison of templates; that of a usual one takes a few hundred
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One message of a conversation.
+class Retrieval:
+    """What one call of a retriever returned.
 
     Attributes:
-        role: `user`, `assistant`, `system`, `tool`, or another one.
-        parts: Strings, segments, sets of segments, and anything else that a message of a framework holds, such as an
-            image.
+        segments: The documents, in the order in which they were listed.
+        query: What it was asked; "" if that is not known. A slot with this text is the user's question, and no set.
+        fields: For each document, further texts that a template may write beside it, by name. Its title and metadata,
+            each value and the whole as `str()` has them, are fields without being listed.
+        one_by_one: Whether a model may be asked about a single document: it runs inside of the retriever.
+        is_set: Whether their order means nothing. A list that no retriever returned is only a reason to warn.
     """
 
-    role: str
-    parts: tuple[Any, ...]
+    segments: tuple[Segment, ...]
+    query: str = ""
+    fields: tuple[Mapping[str, str], ...] = ()
+    one_by_one: bool = False
+    is_set: bool = True
 
     @property
-    def text(self) -> str:
-        """The strings of the turn, without its segments."""
-        return "".join(part for part in self.parts if isinstance(part, str))
+    def rows(self) -> list[dict[str, str]]:
+        """The fields of each document."""
+        rows = [dict(_fields_of(each)) for each in self.segments]
+        for row, more in zip(rows, self.fields, strict=False):
+            row.update(more)
+        return rows
 
     @property
-    def has_segments(self) -> bool:
-        """Whether a part is a segment or a set."""
-        return any(isinstance(part, Segment | SegmentSet) for part in self.parts)
+    def columns(self) -> list[tuple[str, ...]]:
+        """The fields that tell documents apart, each with its text for every document; "" where one has none.
+
+        Fields with running numbers or letters are left out: a template may count.
+        """
+        rows = self.rows
+        names = sorted({name for row in rows for name in row})
+        columns = dict.fromkeys(tuple(row.get(name, "") for row in rows) for name in names)
+        return [each for each in columns if len(set(each)) > 1 and not _counts(each)]
+
+
+def _fields_of(segment: Segment) -> Iterator[tuple[str, str]]:
+    if segment.title:
+        yield "title", segment.title
+    if segment.metadata:
+        yield "metadata", str(dict(segment.metadata))
+        yield from ((f"metadata.{key}", str(value)) for key, value in segment.metadata.items())
+
+
+def _counts(values: Sequence[str]) -> bool:
+    """Return whether values are those of a count of documents from 0, 1 or A on, in any order.
+
+    >>> _counts(["2", "1", "3"]), _counts(["b", "a"]), _counts(["2019", "2020"])
+    (True, True, False)
+    """
+    listed = sorted(each.lstrip("0") or "0" if each.isdecimal() else each for each in values)
+    numbers = [sorted(map(str, range(first, first + len(values)))) for first in (0, 1)]
+    letters = [list(alphabet[: len(values)]) for alphabet in (ascii_lowercase, ascii_uppercase)]
+    return listed in (*numbers, *letters)
 
 
 @dataclass(frozen=True)
-class Recognition:
-    """A conversation in which every segment is in a set.
+class _Reading:
+    """How a slot is read: `unit separator unit separator ... unit`, a unit being a document and what belongs to it.
 
     Attributes:
-        turns: The turns, as many as before, with strings, `SegmentSet`s and other parts.
-        findings: Why the answer may depend on the order of the documents all the same.
+        segments: The documents in the order of the slot, each with the text between `before` and `after`.
+        before: The same text before each document.
+        after: The same text after each document.
+        separator: The text between a unit and the next.
     """
 
-    turns: tuple[Turn, ...]
-    findings: tuple[Finding, ...]
+    segments: tuple[Segment, ...]
+    before: str
+    after: str
+    separator: str
+
+    @property
+    def units(self) -> list[str]:
+        return [self.before + each.text + self.after for each in self.segments]
+
+    @property
+    def key(self) -> tuple[list[str], str]:
+        """What two readings share if they render alike in any order."""
+        return sorted(self.units), self.separator
+
+    def write(self, order: Iterable[int]) -> str:
+        """Return what the template writes for the documents in another order."""
+        units = self.units
+        return self.separator.join(units[index] for index in order)
+
+    def to_set(self) -> SegmentSet:
+        last = len(self.segments) - 1
+        around = [
+            Slot(_pieces(self.before), _pieces(self.after + (self.separator if place < last else "")))
+            for place in range(last + 1)
+        ]
+        return SegmentSet(self.segments, slots=around)
 
 
-def recognize(
-    turns: Sequence[Turn],
-    known: Sequence[Retrieval] = (),
-    elsewhere: Sequence[KnownDocument] = (),
-    *,
-    examples: Sequence[str] = (),
-) -> Recognition:
-    """Find the sets of segments in a conversation.
+def _pieces(text: str) -> tuple[str, ...]:
+    return (text,) if text else ()
 
-    What an assistant said is left as it is. Segments of neighbouring turns of one role may form a set; it is put into
-    the first of these turns.
+
+def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
+    r"""Return the set that a slot is; None if it is text.
+
+    A slot is a set if it is nothing but the texts of one retrieval, each exactly once, in one constant template: equal
+    texts before, between and behind them, where a document's own fields are fields of the template. What a template
+    writes beside a document from its fields is part of the segment. Text that counts is no field.
+
+    Law: `set_text` of the set is the slot. The same template with the documents in another order gives an equal set,
+    or None for each order.
+
+    >>> known = [Retrieval((Segment("Ferries.", metadata={"year": 2021}), Segment("Mills.", metadata={"year": 1987})))]
+    >>> [each.text for each in find_set("1987: Mills.\n2021: Ferries.", known)]
+    ['1987: Mills.', '2021: Ferries.']
+    >>> find_set("[1] Mills.\n[2] Ferries.", known) is None
+    True
 
     Args:
-        turns: The conversation.
-        known: What was retrieved in this run: its texts are segments wherever they occur.
-        elsewhere: What was retrieved in other runs: its texts are no segments, but a reason to warn.
-        examples: Texts of a framework's templates that show what documents look like. They are no reason to warn.
+        slot: The value of a template's variable, the content of a tool message, or a content block.
+        retrievals: What was retrieved in this run.
     """
-    return _Recognizer(turns, known, elsewhere, examples).run()
+    listed = list(retrievals)
+    if any(slot.strip() == each.query.strip() for each in listed):
+        return None
+    readings = [found for each in listed if (found := _read(slot, each)) is not None]
+    most = max((len(each.segments) for each in readings), default=0)
+    largest = [each for each in readings if len(each.segments) == most]
+    if not largest or any(each.key != largest[0].key for each in largest):
+        return None
+    around = largest[0].before + largest[0].after if most == 1 else ""
+    if any(each.text.strip() and each.text.strip() in around for one in listed for each in one.segments):
+        return None  # other documents stand beside the only one
+    return largest[0].to_set()
 
 
-def parse_marked(text: str) -> Prompt:
-    """Parse a string with segments written by `mark` into a prompt. What is not understood is not reported.
+def _read(slot: str, retrieval: Retrieval) -> _Reading | None:
+    """Return the only reading of a slot; None if there is none, or if the documents in another order had several."""
+    segments = retrieval.segments
+    if len(segments) == 1:
+        return _read_single(slot, segments[0], retrieval.rows[0])
+    columns = [each for each in retrieval.columns if all(value in slot for value in each)]
+    found = _only_reading(slot, segments, columns)
+    if found is None:
+        return None
+    texts = {text for each in segments for text in (each.text, each.text.strip())}
+    joint = found.after + found.separator + found.before
+    once = len(segments) == 2 and any(map(str.isalnum, found.separator))  # words that are written once are no template
+    if once or _may_be_stripped(segments, joint):
+        return None
+    fielded = any(each.text not in texts for each in found.segments)
+    if (
+        fielded
+        or any(all(value in joint for value in each) for each in columns)
+        or any(each.text != each.text.strip() for each in segments)
+    ):
+        by_content = sorted(range(len(segments)), key=lambda index: found.segments[index].canonical_key)
+        for first in range(len(segments)):
+            rotated = [*by_content[first:], *by_content[:first]]
+            for order in (rotated, rotated[::-1]):
+                other = _only_reading(found.write(order), segments, columns)
+                if other is None or other.key != found.key:
+                    return None
+    return None if _meet(found, texts) else found
 
-    >>> from invariant_rag.prompts import mark
-    >>> parse_marked("Documents: " + mark("one") + mark("two") + " Which?").segments == SegmentSet(["one", "two"])
-    True
+
+def _read_single(slot: str, segment: Segment, row: Mapping[str, str]) -> _Reading | None:
+    """Return the reading of a single document, alone or beside a field of its own: no other shows the template."""
+    text = segment.text if segment.text in slot else segment.text.strip()
+    before, found, after = slot.partition(text) if text else (slot, "", "")
+    beside = any(value and (value in before or value in after) for value in row.values())
+    if not found or text in after or ((before or after) and not beside):
+        return None
+    return _Reading((replace(segment, text=text),), before, after, "")
+
+
+def _only_reading(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> _Reading | None:
+    """Return the reading of a slot; None if there is not one. Documents are looked for as they are, and stripped."""
+    stripped = [each if each.text == each.text.strip() else replace(each, text=each.text.strip()) for each in segments]
+    if not all(each.text for each in stripped):
+        return None
+    found = _readings(slot, segments, columns)
+    if any(one is not other for one, other in zip(segments, stripped, strict=True)):
+        if not _places(slot, stripped):
+            return None
+        found += _readings(slot, stripped, columns)
+    return found[0] if found and all(each.key == found[0].key for each in found) else None
+
+
+def _readings(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> list[_Reading]:
+    places = _places(slot, segments)
+    if not places:
+        return []
+    stops = [0, *(start + len(segments[index].text) for start, index in places)]
+    gaps = [slot[stop:start] for stop, start in zip(stops, [*(start for start, _ in places), len(slot)], strict=True)]
+    order = [index for _, index in places]
+    alike = len({each.text for each in segments}) < len(segments)
+    if alike and columns:
+        return []  # which of the equal texts has which fields?
+    first, *inner, last = gaps
+    by_left = [[column[index] for index in (order[-1], *order[:-1])] for column in columns]
+    by_right = [[column[index][::-1] for index in order] for column in columns]
+    readings = []
+    for after_last, *after in _written([last, *inner], by_left):
+        for before in _written([each[::-1] for each in (first, *inner)], by_right):
+            reading = _reading(slot, [segments[index] for index in order], places, before, [*after, after_last], inner)
+            readings += [] if reading is None else [reading]
+    return readings
+
+
+def _places(slot: str, segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    """Return where each document starts, and its index, from the first to the last.
+
+    Nothing if a text does not occur as often as it is listed, also where it is a part of another one.
     """
-    (turn,) = recognize([Turn("user", (text,))]).turns
-    return Prompt.of(*turn.parts, rendering=document_rendering)
+    listed: dict[str, list[int]] = {}
+    for index in sorted(range(len(segments)), key=lambda each: segments[each].canonical_key):
+        listed.setdefault(segments[index].text, []).append(index)
+    places: list[tuple[int, int]] = []
+    for text, indices in listed.items():
+        starts: list[int] = []
+        start = slot.find(text)
+        while start >= 0 and len(starts) <= len(indices):
+            starts.append(start)
+            start = slot.find(text, start + 1)
+        if len(starts) != len(indices):
+            return []
+        places += zip(starts, indices, strict=True)
+    places.sort()
+    apart = all(start + len(segments[index].text) <= after for (start, index), (after, _) in pairwise(places))
+    return places if apart else []
 
 
-class _Recognizer:
-    def __init__(
-        self,
-        turns: Sequence[Turn],
-        known: Sequence[Retrieval],
-        elsewhere: Sequence[KnownDocument],
-        examples: Sequence[str],
-    ) -> None:
-        self._turns = turns
-        self._examples = examples
-        self._known = known
-        documents = [document for retrieval in known for document in retrieval.documents]
-        self._documents = sorted(documents, key=lambda each: each.segment.canonical_key)
-        self._retrieved = Counter[str]()  # how often each text was retrieved at once
-        for retrieval in known:
-            self._retrieved |= Counter(each.segment.text for each in retrieval.documents)
-        self._dealt = Counter[str]()
-        self._elsewhere = elsewhere
-        self._parts: list[list[Any]] = [[] for _ in turns]
-        self._sets: list[list[Found]] = []
-        self._findings: dict[Finding, None] = {}
+def _written(texts: Sequence[str], columns: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
+    """Return how much of each text one template may have written: the whole of the first, and as much of the others.
 
-    def run(self) -> Recognition:
-        walls, chains = self._chains()
-        for chain in chains:
-            chain.runs = runs_of(chain)
-        in_sets = Counter(
-            chain.found[index].origin
-            for chain in chains
-            for start, stop in chain.runs
-            for index in range(start, stop)
-            if stop - start > 1
-        )
-        self._check_equal(Counter(each.origin for chain in chains for each in chain.found))
-        for chain, wall in zip(chains, walls, strict=True):
-            self._place_chain(chain, in_sets)
-            if wall is not None:
-                turn, part = wall
-                self._parts[turn].append(part)
-        self._check_sizes()
-        self._check_known()
-        self._check_repeated(Counter(each.origin for chain in chains for each in chain.found))
-        self._check_tool_results()
-        self._check_texts()
-        self._check_mentions()
-        self._check_history()
-        turns = [
-            replace(turn, parts=tuple(merge_texts(parts))) for turn, parts in zip(self._turns, self._parts, strict=True)
-        ]
-        return Recognition(tuple(turns), tuple(self._findings))
+    A template is a sequence of characters and fields.
 
-    def _find(self, kind: Any, message: str) -> None:
-        self._findings[Finding(kind, message)] = None
-
-    # --- finding segments ---
-
-    def _chains(self) -> tuple[list[tuple[int, Any] | None], list[Chain]]:
-        """Return chains, and the part after each that is neither text nor a segment, with the index of its turn."""
-        walls: list[tuple[int, Any] | None] = []
-        chains = [Chain([], [[]])]
-
-        def end_chain(wall: tuple[int, Any] | None = None) -> None:
-            walls.append(wall)
-            chains.append(Chain([], [[]]))
-
-        role = None
-        for index, turn in enumerate(self._turns):
-            if turn.role != role or turn.role == "tool":
-                end_chain()
-            role = turn.role
-            for part in turn.parts:
-                if isinstance(part, Segment):
-                    self._add(chains[-1], Found(part, index, part.text), index)
-                elif isinstance(part, str) and turn.role != "assistant":
-                    for each in self._split(part, index):
-                        self._add(chains[-1], each, index)
-                else:
-                    end_chain((index, part))
-        walls.append(None)
-        return walls, chains
-
-    @staticmethod
-    def _add(chain: Chain, part: str | Found, turn: int) -> None:
-        if isinstance(part, Found):
-            chain.found.append(part)
-            chain.gaps.append([])
-        else:
-            chain.gaps[-1].append((turn, part))
-
-    def _split(self, text: str, turn: int) -> Iterator[str | Found]:
-        parts, rest = split_marked(text)
-        if rest:
-            self._find("marks", "the prompt holds marks that were cut in two, or written by another process.")
-        if parts == [text] and not occurrences(text, self._documents):
-            yield text  # the same object: a framework may use its own kind of str
-            return
-        for part in parts:
-            if isinstance(part, Marked):
-                segment = replace(self._with_metadata(part.segment), text=part.text)
-                yield Found(segment, turn, part.segment.text, size=part.size, group=part.group)
-                continue
-            position = 0
-            for each in occurrences(part, self._documents):
-                yield part[position : each.start]
-                written = replace(each.document.segment, text=part[each.start : each.stop])
-                yield Found(written, turn, each.document.segment.text, each.document)
-                position = each.stop
-            yield part[position:]
-
-    def _with_metadata(self, segment: Segment) -> Segment:
-        """Return a marked segment with the metadata of the document, which marks do not carry, if it is known."""
-        known = [each for each in self._documents if segment.text in forms_of(each)]
-        # A mark is of this process, wherever it retrieved.
-        alike = known or [each for each in self._elsewhere if segment.text == each.segment.text]
-        if segment.metadata or not alike:
-            return segment
-        document = alike[self._dealt[segment.text] % len(alike)]  # equal texts may differ in metadata
-        self._dealt[segment.text] += 1
-        score = document.segment.score if segment.score is None else segment.score
-        return replace(segment, metadata=document.segment.metadata, score=score)
-
-    # --- forming sets ---
-
-    def _place_chain(self, chain: Chain, in_sets: Counter[str]) -> None:
-        """Write a chain to the parts of its turns, with its segments in sets.
-
-        A known document that stands alone is text if it stands in a set, too: the question names it.
-        """
-        gaps = [list(gap) for gap in chain.gaps]
-        for start, stop in chain.runs:
-            member = chain.found[start]
-            often = in_sets[member.origin] >= self._retrieved[member.origin] > 0
-            if stop - start == 1 and member.document is not None and often:
-                gaps[stop][:0] = [*gaps[start], (member.turn, member.segment.text)]
-                gaps[start] = []
-                continue
-            self._place(chain.found[start:stop], gaps[start : stop + 1], gaps, stop)
-        self._write(gaps[-1])
-        if stand_apart(chain):
-            self._find("separate", f"{len(chain.found)} segments stand apart, with different text between them.")
-
-    def _place(self, members: list[Found], around: list[Gap], gaps: list[Gap], stop: int) -> None:
-        """Write a run of segments as a set, or each by itself if what the run before left of the text is too little."""
-        understood = understand(members, around)
-        if understood is None:
-            for index, member in enumerate(members):
-                self._write(around[index])
-                slots = None if member.document is None else [Slot()]  # text of a prompt stays as it is written
-                self._parts[member.turn].append(SegmentSet([member.segment], slots=slots))
-                self._sets.append([member])
-            return
-        self._write(understood.before)
-        self._parts[members[0].turn].append(understood.segments)
-        self._sets.append(members)
-        gaps[stop] = understood.after
-        if understood.doubt:
-            self._find("separate", understood.doubt)
-        elif not is_order_free(members, understood, self._documents):
-            self._find("separate", "in another order, the text around the documents could be understood otherwise.")
-
-    def _write(self, gap: Iterable[tuple[int, str]]) -> None:
-        for turn, text in gap:
-            self._parts[turn].append(text)
-
-    # --- what is not understood ---
-
-    def _check_equal(self, counts: Counter[str]) -> None:
-        """Check that documents with equal text, but other metadata, stand only where they were listed."""
-        for retrieval in self._known:
-            segments = {each.segment for each in retrieval.documents}
-            several = [text for text, count in Counter(each.text for each in segments).items() if count > 1]
-            listed = Counter(each.segment.text for each in retrieval.documents)
-            if any(counts[text] > listed[text] for text in several):
-                self._find("split", "retrieved documents with equal text stand elsewhere in the prompt, too.")
-
-    def _check_sizes(self) -> None:
-        by_group = groupby(sorted(self._all_found(), key=lambda each: each.group), key=lambda each: each.group)
-        counts = {group: len(list(members)) for group, members in by_group}
-        for members in self._sets:
-            for each in members:
-                arrived = counts[each.group] if each.group else len(members)
-                if each.size is not None and arrived % each.size:
-                    self._find("incomplete", f"a call got {arrived} of the {each.size} segments of a set.")
-                elif each.size is not None and len(members) < each.size:
-                    self._find("separate", f"the {each.size} segments of a set do not stand together.")
-
-    def _check_known(self) -> None:
-        counts = Counter(each.origin for each in self._all_found())
-        free = self._unasked("\n".join(self._free_texts()))
-
-        def found(retrieval: Retrieval) -> list[KnownDocument]:
-            return [each for each in retrieval.documents if count_held([each], counts)]
-
-        whole = [_texts(one.documents) for one in self._known if len(found(one)) == len(one.documents)]
-        for retrieval in self._known:
-            arrived = found(retrieval)
-            missing = [each for each in retrieval.documents if each not in arrived]
-            in_one_set = [count_held(arrived, Counter(each.origin for each in members)) for members in self._sets]
-            if max(in_one_set, default=0) < count_held(arrived, counts):
-                self._find("separate", "documents that were retrieved together have different text between them.")
-            if arrived and retrieval.doubt:
-                self._find("written", retrieval.doubt)
-            cut = any(holds_part(free, each) for each in missing) or holds_more(free, retrieval, counts)
-            if cut or (not arrived and (count_rewritten(free, missing) > 1 or holds_as_words(free, missing))):
-                self._find("split", "the prompt holds parts of retrieved documents, without their boundaries.")
-            elif len(arrived) == 1 and retrieval.chosen_from:
-                continue
-            elif arrived and missing and not any(_texts(arrived) <= other for other in whole):
-                count = f"{len(arrived)} of {len(retrieval.documents)}"
-                self._find("incomplete", f"a call got {count} documents that were retrieved together.")
-            elif arrived and contain_one_another(retrieval, counts):
-                self._find("split", "retrieved documents contain one another, and cannot be told apart.")
-            elif arrived and differ_in_space(retrieval):
-                self._find("split", "retrieved documents differ in white space alone, and cannot be told apart.")
-
-    def _check_repeated(self, counts: Counter[str]) -> None:
-        asked = "\n".join(query for each in self._known for query in each.queries)
-        if any(len(text.split()) > 1 and text.strip() not in asked for text in repeated(counts, self._known)):
-            self._find("named", "the prompt holds a retrieved document once more, outside of the others.")
-
-    def _check_tool_results(self) -> None:
-        """Look for neighbouring results of tools that hold one document each."""
-        alone = {_texts(each.documents) for each in self._known if len(each.documents) == 1}
-        single = []
-        for turn, parts in zip(self._turns, self._parts, strict=True):
-            sets = [part for part in parts if isinstance(part, SegmentSet)] if turn.role == "tool" else []
-            is_single = [len(each) for each in sets] == [1] and frozenset({sets[0][0].text.strip()}) not in alone
-            single.append(is_single)
-        if any(one and other for one, other in pairwise(single)):
-            self._find("separate", "neighbouring results of tools hold one document each.")
-
-    def _check_texts(self) -> None:
-        free = list(self._free_texts())
-        for example in self._examples:  # templates are filled in with other white space
-            pattern = r"\s+".join(map(re.escape, example.split()))
-            free = [re.sub(pattern, "", text) for text in free]
-        if self._elsewhere and holds_several("\n".join(free), self._elsewhere):
-            self._find("elsewhere", "the prompt holds documents that were retrieved in another run.")
-        elif any(map(looks_labelled, free)):
-            self._find("no_segments", "the prompt holds labelled documents, but they are no segments.")
-        elif not self._sets and any(map(looks_introduced, free)):
-            self._find("no_segments", "the prompt announces a context of several texts, but they are no segments.")
-
-    def _check_mentions(self) -> None:
-        """Look for what names or quotes documents in the order given, outside of the sets."""
-        everywhere = self._unasked("\n".join(self._free_texts()))
-        asked = [_texts(each.documents) for each in self._known if each.queries]
-        for parts in self._parts:
-            sets = [part for part in parts if isinstance(part, SegmentSet) and len(part) > 1]
-            near = self._unasked("\n".join(part for part in parts if isinstance(part, str))) if sets else ""
-            for each in sets:
-                if tells_order(everywhere, each):
-                    self._find("named", "the prompt lists titles, sources or scores of documents in the order given.")
-                elif any(_texts(each) <= texts for texts in asked) and singles_out(near, each):
-                    self._find("named", "the prompt names the document that was listed first or last.")
-
-    def _check_history(self) -> None:
-        """Look for what an earlier answer cites by numbers that are given anew, or holds of documents."""
-        sets = [part for parts in self._parts for part in parts if isinstance(part, SegmentSet) and len(part) > 1]
-        answers = [turn for turn in self._turns if turn.role == "assistant"]
-        said = [part for turn in answers for part in turn.parts if isinstance(part, str)]
-        names = {name for each in sets for slot in each.slots or () for name in spellings_of(slot)} if said else set()
-        if names and any(label in names for text in said for *_, label in find_labels(text, names)):
-            self._find("named", "an earlier answer cites documents by numbers that are given anew.")
-        arrived = _texts(each.segment for each in self._all_found())
-        for retrieval in self._known:
-            texts = [text for text in _texts(retrieval.documents) if len(text.split()) > 1]
-            if arrived.isdisjoint(texts) and any(sum(each in text for each in texts) > 1 for text in said):
-                self._find("split", "a message of the assistant holds retrieved documents.")
-
-    def _unasked(self, text: str) -> str:
-        return without(text, (query for each in self._known for query in each.queries))
-
-    def _free_texts(self) -> Iterator[str]:
-        """Yield the texts outside of sets."""
-        for turn, parts in zip(self._turns, self._parts, strict=True):
-            if turn.role != "assistant":
-                yield from (part for part in parts if isinstance(part, str))
-
-    def _all_found(self) -> list[Found]:
-        return [each for members in self._sets for each in members]
+    Args:
+        texts: The texts.
+        columns: Fields, each with its value for every text.
+    """
+    found: list[tuple[int, ...]] = []
+    seen: set[tuple[int, ...]] = set()
+    waiting = [(0,) * len(texts)]
+    while waiting and len(seen) < _MOST_STATES:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if at[0] == len(texts[0]):
+            found.append(at)
+        letters = {text[index : index + 1] for text, index in zip(texts, at, strict=True)}
+        if len(letters) == 1 and "" not in letters:
+            waiting.append(tuple(index + 1 for index in at))
+        written = [each for each in columns if all(map(str.startswith, texts, each, at))]
+        waiting += [tuple(index + len(value) for index, value in zip(at, each, strict=True)) for each in written]
+    return [] if waiting else found
 
 
-def merge_texts(parts: Iterable[Any]) -> list[Any]:
-    """Join neighbouring texts, and leave out empty ones. Texts of a framework's own kind of str stay by themselves."""
-    merged: list[Any] = []
-    for part in parts:
-        if type(part) is str and merged and type(merged[-1]) is str:
-            merged[-1] += part
-        elif part != "":
-            merged.append(part)
-    return merged
+def _reading(
+    slot: str,
+    segments: Sequence[Segment],
+    places: Sequence[tuple[int, int]],
+    before: Sequence[int],
+    after: Sequence[int],
+    inner: Sequence[str],
+) -> _Reading | None:
+    """Return the reading in which so many characters before and after each document belong to it."""
+    between = {gap[left : len(gap) - right] for gap, left, right in zip(inner, after, before[1:], strict=False)}
+    overlap = any(left + right > len(gap) for gap, left, right in zip(inner, after, before[1:], strict=False))
+    (separator, *others) = between
+    if overlap or others:
+        return None
+    units = []
+    for segment, (start, _), left, right in zip(segments, places, before, after, strict=True):
+        stop = start + len(segment.text)
+        units.append((slot[start - left : start], segment, slot[stop : stop + right]))
+    befores, afters = {unit[0] for unit in units}, {unit[2] for unit in units}
+    if len(befores) == len(afters) == 1:
+        return _Reading(tuple(segments), befores.pop(), afters.pop(), separator)
+    written = (replace(segment, text=left + segment.text + right) for left, segment, right in units)
+    return _Reading(tuple(written), "", "", separator)
 
 
-def _texts(documents: Iterable[KnownDocument | Segment]) -> frozenset[str]:
-    segments = (each if isinstance(each, Segment) else each.segment for each in documents)
-    return frozenset(each.text.strip() for each in segments)
+def _may_be_stripped(segments: Sequence[Segment], joint: str) -> bool:
+    """Return whether white space beside documents may be the template's in one order, and a document's in another."""
+    ends = {(text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) for text in (s.text for s in segments)}
+    leading, trailing = (any(each) for each in zip(*ends, strict=True))
+    open_ends = (trailing and not joint[:1].strip()) or (leading and not joint[-1:].strip())
+    return len(ends) > 1 and open_ends
+
+
+def _meet(reading: _Reading, texts: set[str]) -> bool:
+    """Return whether a document may occur across the end of a unit and the start of another, in some order."""
+    separator, units = reading.separator, reading.units
+    for text in texts:
+        for start in _overlaps(text, separator):
+            head, tail = text[: max(start, 0)], text[max(start + len(separator), 0) :]
+            if any(each.endswith(head) for each in units) and any(each.startswith(tail) for each in units):
+                return True
+    return False
+
+
+def _overlaps(text: str, separator: str) -> Iterator[int]:
+    """Yield where a separator would stand, if it were a part of a text, or if the text began or ended within it."""
+    if not separator:
+        yield from range(1, len(text))
+        return
+    start = text.find(separator)
+    while start >= 0:
+        yield start
+        start = text.find(separator, start + 1)
+    for part in range(1, len(separator)):
+        if text.startswith(separator[part:]):
+            yield -part
+        if text.endswith(separator[:part]):
+            yield len(text) - part

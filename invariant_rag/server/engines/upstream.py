@@ -30,7 +30,7 @@ from invariant_rag.api_models import (
 )
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.generation.citations import cite_spans, cited_numbers
+from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import parse_object
 from invariant_rag.generation.outputs import Usage
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
@@ -330,8 +330,7 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
     parts = [part for turn in call.turns for part in turn.parts if isinstance(part, SegmentSet)]
     prompt = Prompt.of(*parts)
     cites = call.chat and call.schema is None and prompt.segments
-    numbers = cited_numbers(prompt, labels)
-    spans = cite_spans(answer.content, call.question, prompt.segments, None, numbers) if cites else ()
+    spans = cite_spans(answer.content, call.question, prompt.segments, None, labels) if cites else ()
     return Choice(
         answer=answer,
         finish_reason=written.finish_reason,

@@ -1,0 +1,226 @@
+"""Conversations in which every segment is in a set.
+
+Segments arrive as parts of a turn, between marks inside text, or as slots of a template; see `recognition`. Text is
+split where a set stands in it, and never changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from invariant_rag.prompts.markers import Marked, split_marked
+from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_listed, states_order
+from invariant_rag.prompts.recognition import Retrieval, find_set
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a conversation.
+
+    Attributes:
+        role: `user`, `assistant`, `system`, `tool`, or another one.
+        parts: Strings, segments, sets of segments, and anything else that a message of a framework holds, such as an
+            image.
+    """
+
+    role: str
+    parts: tuple[Any, ...]
+
+    @property
+    def text(self) -> str:
+        """The strings of the turn, without its segments."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def sets(self) -> list[SegmentSet]:
+        """The sets of the turn."""
+        return [part for part in self.parts if isinstance(part, SegmentSet)]
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether a part is a segment or a set."""
+        return any(isinstance(part, Segment | SegmentSet) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """A conversation in which every segment is in a set.
+
+    Attributes:
+        turns: The turns, as many as before, with strings, `SegmentSet`s and other parts.
+        findings: Why the answer may depend on the order of the documents all the same.
+    """
+
+    turns: tuple[Turn, ...]
+    findings: tuple[Finding, ...]
+
+
+def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
+    """Put the segments of a conversation into sets, and say what is not understood.
+
+    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, stands between them. What
+    an assistant said is left as it is.
+
+    Args:
+        turns: The conversation.
+        retrievals: What was retrieved in this run.
+        slots: Values of the template's variables, contents of tool messages, and content blocks. One that `find_set`
+            recognises becomes a set where it stands, if it stands in the conversation once.
+    """
+    known = list(retrievals)
+    findings: list[Finding] = []
+    found = [turn if turn.role == "assistant" else _with_sets(turn, known, findings) for turn in turns]
+    for slot in sorted(set(slots), key=len, reverse=True):
+        segments = find_set(slot, (each for each in known if each.is_set)) if slot else None
+        if segments is not None and sum(text.count(slot) for text in _texts(found)) == 1:
+            found = [turn if turn.role == "assistant" else _placed(turn, slot, segments) for turn in found]
+    findings += _check(found, known)
+    return Recognition(tuple(found), tuple(dict.fromkeys(findings)))
+
+
+def parse_marked(text: str) -> Prompt:
+    """Parse a string with segments written by `mark` into a prompt. What is not understood is not reported.
+
+    >>> from invariant_rag.prompts import mark
+    >>> parse_marked("Documents: " + mark("one") + mark("two") + " Which?").segments == SegmentSet(["one", "two"])
+    True
+    """
+    (turn,) = recognize([Turn("user", (text,))]).turns
+    return Prompt.of(*turn.parts, rendering=document_rendering)
+
+
+def _texts(turns: Iterable[Turn]) -> Iterator[str]:
+    """Yield what is neither in a set nor said by an assistant."""
+    for turn in turns:
+        if turn.role != "assistant":
+            yield from (part for part in turn.parts if isinstance(part, str))
+
+
+def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
+    """Return a turn with a set in the place of a slot."""
+    parts: list[Any] = []
+    for part in turn.parts:
+        if isinstance(part, str) and slot in part:
+            before, _, after = part.partition(slot)
+            parts += [before, segments, after]
+        else:
+            parts.append(part)
+    return replace(turn, parts=tuple(merge_texts(parts)))
+
+
+def merge_texts(parts: Iterable[Any]) -> list[Any]:
+    """Join neighbouring texts, and leave out empty ones. Texts of a framework's own kind of str stay by themselves."""
+    merged: list[Any] = []
+    for part in parts:
+        if type(part) is str and merged and type(merged[-1]) is str:
+            merged[-1] += part
+        elif part != "":
+            merged.append(part)
+    return merged
+
+
+# --- declared segments ---
+
+
+def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
+    """Return a turn whose declared segments are in sets."""
+    parts: list[Any] = []
+    for part in turn.parts:
+        pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)
+        if rest:
+            findings.append(Finding("marks", "the prompt holds marks that were cut in two, or of another process."))
+        parts += [part] if pieces == [part] else pieces  # the same object: a framework may use its own kind of str
+    arrived = Counter(part.group for part in parts if isinstance(part, Marked))
+    for part in parts:
+        if isinstance(part, Marked) and part.size and arrived[part.group] % part.size:
+            message = f"a call got {arrived[part.group]} of the {part.size} segments of a set."
+            findings.append(Finding("incomplete", message))
+    found: list[Any] = []
+    run = _Run([], [])
+    for part in parts:
+        if run.takes(part):
+            run.add(part)
+            continue
+        found += run.to_parts(known, findings)
+        run = _Run([], [])
+        if isinstance(part, Segment | Marked):
+            run.add(part)
+        else:
+            found.append(part)
+    return replace(turn, parts=tuple(merge_texts([*found, *run.to_parts(known, findings)])))
+
+
+@dataclass
+class _Run:
+    """Segments of one set, as far as it is known, and the texts behind each of them."""
+
+    segments: list[Segment | Marked]
+    gaps: list[str]
+
+    def takes(self, part: Any) -> bool:
+        if not self.segments:
+            return False
+        if isinstance(part, str):
+            return not self.gaps[-1]
+        return isinstance(part, Segment | Marked) and _group(part) == _group(self.segments[-1])
+
+    def add(self, part: Segment | Marked | str) -> None:
+        if isinstance(part, str):
+            self.gaps[-1] = part
+        else:
+            self.segments.append(part)
+            self.gaps.append("")
+
+    def to_parts(self, known: Sequence[Retrieval], findings: list[Finding]) -> list[Any]:
+        """Return the segments as one set, or each by itself where other text stands between them than elsewhere."""
+        if not self.segments:
+            return []
+        segments = [_segment_of(each, known) for each in self.segments]
+        *inner, last = self.gaps
+        if not any(map(str.strip, inner)):
+            return [SegmentSet(segments), last]
+        with_text = all(each.token_ids is None for each in segments)
+        if with_text and len(set(inner)) == 1 and (len(inner) > 1 or not any(map(str.isalnum, inner[0]))):
+            slots = [*(Slot(after=(gap,)) for gap in inner), Slot()]
+            return [SegmentSet(segments, slots=slots), last]
+        findings.append(Finding("separate", f"{len(segments)} segments stand apart, with different text between them."))
+        return [part for each, gap in zip(segments, self.gaps, strict=True) for part in (SegmentSet([each]), gap)]
+
+
+def _group(part: Segment | Marked) -> str:
+    return part.group if isinstance(part, Marked) else ""
+
+
+def _segment_of(part: Segment | Marked, known: Sequence[Retrieval]) -> Segment:
+    """Return a segment; a marked one with the metadata and score of the document, which marks do not carry."""
+    if isinstance(part, Segment):
+        return part
+    alike = (each for one in known for each in one.segments if each.text == part.segment.text)
+    document = min(alike, key=lambda each: each.canonical_key, default=part.segment)
+    score = document.score if part.segment.score is None else part.segment.score
+    return replace(part.segment, text=part.text, metadata=document.metadata, score=score)
+
+
+# --- what is not understood ---
+
+
+def _check(turns: Sequence[Turn], known: Sequence[Retrieval]) -> Iterator[Finding]:
+    """Yield why the answer may depend on the order of documents, judged by what is outside of the sets."""
+    free = "\n".join(_texts(turns))
+    if holds_documents(free, known):
+        yield Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set.")
+    elif looks_listed(free):
+        yield Finding("no_segments", "the prompt holds a list of documents as text.")
+    above: list[str] = []
+    for turn in turns:
+        for part in turn.parts if turn.role != "assistant" else ():
+            if isinstance(part, str):
+                above.append(part)
+            elif isinstance(part, SegmentSet) and len(part) > 1 and states_order("\n".join(above), known):
+                yield Finding(
+                    "stated", "the prompt says in which order the documents are, above a set, which has none."
+                )
