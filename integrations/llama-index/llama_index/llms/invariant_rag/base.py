@@ -64,10 +64,10 @@ _ANY_OBJECT = {"type": "object"}
 class InvariantLLM(ObjectWriter):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
-    Segments are what `InvariantSynthesizer` passes, citable blocks of a chat message, and what is marked inside a string
-    (`SegmentMarkerPostprocessor` does that). A variable of a prompt template, the content of a tool's message or a
-    content block is a set of segments too, if it is nothing but what was retrieved at once in the same run. All other
-    text reaches the model as it came. Where the order of nodes may change the answer, an `OrderWarning` says what to do.
+    Segments are what `InvariantSynthesizer` passes, citable blocks of a message, and what `SegmentMarkerPostprocessor`
+    marks. A variable of a prompt template, the content of a tool's message or a content block is a set of segments too,
+    if it is nothing but what was retrieved at once in the same run. All other text reaches the model as it came. Where
+    the order of nodes may change the answer, an `OrderWarning` says what to do.
 
     A chat takes tools: every call that it answers with is well-formed, whatever the weights. Reasoning before an answer
     is a `ThinkingBlock`.

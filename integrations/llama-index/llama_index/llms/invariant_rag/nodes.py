@@ -22,10 +22,11 @@ def has_media(node: BaseNode) -> bool:
     return any(getattr(node, name) for name in names)
 
 
-def segment_of(found: NodeWithScore, text: str) -> Segment:
-    """Return a segment with this text, and with id, metadata and score of a node."""
+def segment_of(found: NodeWithScore, text: str, *, with_id: bool = True) -> Segment:
+    """Return a segment with this text, and with metadata and score of a node; its id is metadata, too."""
     score = None if found.score is None or math.isnan(found.score) else found.score
-    return Segment(text, metadata={"node_id": found.node.node_id, **_metadata(found)}, score=score)
+    own = {"node_id": found.node.node_id} if with_id else {}
+    return Segment(text, metadata={**own, **_metadata(found)}, score=score)
 
 
 def _metadata(found: NodeWithScore) -> dict[str, Any]:

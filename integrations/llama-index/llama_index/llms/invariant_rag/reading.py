@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
 
 from invariant_rag.errors import InvalidPrompt, OrderWarning
 from invariant_rag.prompts import Finding, Turn, recognize, report
-from invariant_rag.segments import SegmentSet
+from invariant_rag.prompts.turns import merge_texts
+from invariant_rag.segments import Segment, SegmentSet
 from llama_index.llms.invariant_rag.nodes import has_media
 from llama_index.llms.invariant_rag.reports import Reports
 from llama_index.llms.invariant_rag.runs import Scope
@@ -93,22 +94,25 @@ class Reader:
         self._check_media(scope)
         find = retrievals.find if self.find_documents else lambda _: None
         read = [Turn(turn.role, tuple(_resolved(turn, find))) for turn in turns]
-        found = recognize(read)
-        sets = [part for turn in found.turns for part in turn.parts if isinstance(part, SegmentSet) and part]
+        in_sets = [segment.text for turn in read for segment in _segments(turn)]
+        found = recognize(read, retrievals.missing(in_sets) if self.find_documents else ())
+        known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
+        findings = list(found.findings)
+        has_sets = any(any(turn.sets) for turn in known)
         fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), _MARKS)
-        if self.require_segments and not sets:
+        if self.require_segments and not has_sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=fix)
         query = scope.given.query or None if scope.given else None
         if not self.promises:
-            return Reading(found.turns, not found.findings, query, scope.sinks)
-        findings = list(found.findings)
-        if self.find_documents and (message := _unknown(turns, sets, retrievals)):
-            findings.append(Finding("slot", message))
-        if self.routed and any(len(each) > 1 for each in sets):
+            return Reading(known, not findings, query, scope.sinks)
+        if not has_sets and not findings and self.find_documents and (count := _given_elsewhere(scope)):
+            message = f"the {count} nodes of a response synthesizer are not one slot of this call."
+            findings.append(Finding("no_segments", message))
+        if self.routed and any(len(each) > 1 for turn in known for each in turn.sets):
             findings.append(Finding("routing", "the plain model of the router reads them in the order given."))
-        own = dict.fromkeys((each.kind for each in findings if each.kind != "routing"), fix)
-        report(findings, fixes=own, strict=self.strict)
-        return Reading(found.turns, not findings, query, scope.sinks)
+        fixes = {each.kind: fix for each in findings if each.kind not in {"routing", "stated"}}
+        report(findings, fixes=fixes, strict=self.strict)
+        return Reading(known, not findings, query, scope.sinks)
 
     def _check_media(self, scope: Scope) -> None:
         given = scope.given.nodes if scope.given and self.text_only else ()
@@ -120,10 +124,10 @@ class Reader:
             )
 
 
-def _resolved(turn: Turn, find: Any) -> Iterator[Any]:
-    """Yield the parts of a turn, in which a text is a string, or the set that it is."""
+def _resolved(turn: Turn, find: Callable[[str], SegmentSet | None]) -> Iterator[Any]:
+    """Yield the parts of a turn, in which a text is the set that it is, or a string. Words are not looked at."""
     for part in turn.parts:
-        if not isinstance(part, Part):
+        if not isinstance(part, Part) or part.kind == "words":
             yield part
         elif part.segments is not None:
             yield part.segments
@@ -131,21 +135,18 @@ def _resolved(turn: Turn, find: Any) -> Iterator[Any]:
             yield (find(part.text) if part.kind == "finished" else None) or part.text
 
 
-def _unknown(turns: Sequence[Turn], sets: Sequence[SegmentSet], retrievals: Retrievals) -> str | None:
-    """Return which nodes are in the prompt and in no set of it; None if there are none."""
-    scope = retrievals.scope
-    asking = scope.innermost(BaseSynthesizer, BaseNodePostprocessor)
-    if isinstance(asking, BaseSynthesizer) and not isinstance(asking, Generation) and scope.given:
-        if sets or len(scope.given.nodes) < 2:
-            return None
-        return f"the {len(scope.given.nodes)} nodes of a synthesizer are not one slot of this call."
-    in_sets = [segment.text for each in sets for segment in each]
-    parts = [part for turn in turns for part in turn.parts if isinstance(part, Part) and part.kind != "words"]
-    for retrieval in retrievals.known:
-        known = {each.text for each in retrieval.segments if each.text.strip()}
-        if len(known) < 2 or all(any(text in each for each in in_sets) for text in known):
-            continue
-        held = {text for text in known for part in parts if text in part.text}
-        if len(held) > 1 or any(text in part.text for text in held for part in parts if part.kind == "value"):
-            return f"{len(held)} of {len(known)} nodes that were retrieved together stand in a text."
-    return None
+def _plain(part: Any) -> Any:
+    return part.text if isinstance(part, Part) else part
+
+
+def _segments(turn: Turn) -> Iterator[Segment]:
+    for part in turn.parts:
+        yield from part if isinstance(part, SegmentSet) else [part] if isinstance(part, Segment) else []
+
+
+def _given_elsewhere(scope: Scope) -> int:
+    """Return how many nodes the synthesizer was given that asks; 0 if it shows none, or if their order is no matter."""
+    asking = scope.innermost(BaseSynthesizer, BaseNodePostprocessor, BaseRetriever)
+    shows = isinstance(asking, BaseSynthesizer) and not isinstance(asking, Generation)
+    count = len(scope.given.nodes) if shows and scope.given else 0
+    return count if count > 1 else 0

@@ -7,31 +7,24 @@ knows its last few retrievals. Context variables carry it: another task, thread 
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
 from llama_index.core.llms import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index_instrumentation import root_dispatcher
-from llama_index_instrumentation.span import BaseSpan
-from llama_index_instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.schema import NodeWithScore
 
 from llama_index.llms.invariant_rag.reports import Reports
 
-_ANSWERING = (BaseSynthesizer, BaseQueryEngine, BaseChatEngine)
-_RESPONSES = (AgentChatResponse, StreamingAgentChatResponse)  # the latter gets its metadata here
 _ASKED_ALONE = (BaseRetriever, BaseNodePostprocessor, LLM)
-_RESULTS = ("retrieve", "aretrieve", "_postprocess_nodes", "_apostprocess_nodes")
 _REMEMBERED = 8
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class Scope:
     retrievals: deque[Retrieved]
     given: Retrieved | None = None
     reports: Reports | None = None
-    ended: bool = field(default=False)
+    ended: bool = False
 
     def path(self) -> Iterator[Scope]:
         """Yield this span and those around it, innermost first."""
@@ -94,79 +87,60 @@ def current_scope() -> Scope:
 
 
 def _open() -> Scope | None:
-    return next((each for each in scope.path() if not each.ended), None) if (scope := _scope.get()) else None
+    inner = _scope.get()
+    return None if inner is None else next((each for each in inner.path() if not each.ended), None)
 
 
-def _retrievals_of(instance: object, around: Scope | None) -> deque[Retrieved]:
+def enter(instance: object) -> Scope:
+    """Begin a span in the run of now, or a run."""
+    around = _open()
     if around is not None:
-        return around.retrievals
-    if not isinstance(instance, _ASKED_ALONE):
-        return deque()
-    if (known := _alone.get()) is None:
-        _alone.set(known := deque(maxlen=_REMEMBERED))
-    return known
+        scope = Scope(instance, around, around.retrievals, around.given)
+    elif isinstance(instance, _ASKED_ALONE):
+        if (known := _alone.get()) is None:
+            _alone.set(known := deque(maxlen=_REMEMBERED))
+        scope = Scope(instance, None, known)
+    else:
+        scope = Scope(instance, None, deque())
+    _scope.set(scope)
+    return scope
 
 
-class RunHandler(BaseSpanHandler[BaseSpan]):
-    """Keeps what is retrieved in a run with that run, and shows what LLMs report in the responses of engines."""
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the name of this handler."""
-        return "InvariantRAGRunHandler"
-
-    def new_span(
-        self, id_: str, bound_args: inspect.BoundArguments, instance: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Enter a span, and note the nodes or texts that a synthesizer is given."""
-        around, given = _open(), bound_args.arguments
-        scope = Scope(instance, around, _retrievals_of(instance, around), around.given if around else None)
-        if isinstance(instance, _ANSWERING):
-            scope.reports = Reports()
-        outer = around.innermost(BaseSynthesizer) if around else None
-        if isinstance(instance, BaseSynthesizer) and (outer is None or (outer is instance and "nodes" in given)):
-            scope.given = _given(given)
-            scope.retrievals.append(scope.given)
-        _spans[id_] = scope
-        _scope.set(scope)
-
-    def prepare_to_exit_span(
-        self, id_: str, bound_args: inspect.BoundArguments, instance: Any = None, result: Any = None, **kwargs: Any
-    ) -> None:
-        """Note the nodes that a span returns, show what LLMs report in a response, and leave the span."""
-        scope = _spans[id_]
-        method = id_.split("-")[0].rpartition(".")[2]
-        if method in _RESULTS and isinstance(instance, BaseRetriever | BaseNodePostprocessor):
-            scope.retrievals.append(Retrieved(_query(bound_args.arguments), list(result)))
-        if scope.reports is not None and (hasattr(result, "metadata") or isinstance(result, _RESPONSES)):
-            own, *others = scope.sinks
-            own.show_in(result, others)
-        self.prepare_to_drop_span(id_)
-
-    def prepare_to_drop_span(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        """Leave a span; a run ends with its outermost one."""
-        scope = _spans.pop(id_)
-        scope.ended = True
-        if scope.around is None and scope.retrievals.maxlen is None:
-            scope.retrievals.clear()
+def leave(scope: Scope) -> None:
+    """End a span; with the outermost one, its run ends."""
+    scope.ended = True
+    if scope.around is None and scope.retrievals.maxlen is None:
+        scope.retrievals.clear()
 
 
-_spans: dict[str, Scope] = {}
-"""Spans that are open, by their id."""
+def keep(scope: Scope) -> Scope:
+    """Return a copy of a span that does not end with its run: for a stream that is read later."""
+    return replace(scope, retrievals=deque(scope.retrievals), ended=False)
 
 
-def _query(arguments: Any) -> str:
-    names = ("str_or_query_bundle", "query", "query_bundle", "query_str")
-    asked = next((arguments[name] for name in names if name in arguments), "")
-    return asked.query_str if isinstance(asked, QueryBundle) else asked or ""
+def carried(pieces: Generator[T, None, None], kept: Scope) -> Generator[T, None, None]:
+    """Read a stream in the span that returned it: an LLM may be asked when it is read, after that span has ended."""
+    with closing(pieces):
+        while True:
+            token = _scope.set(kept)
+            try:
+                piece = next(pieces)
+            except StopIteration:
+                return
+            finally:
+                _scope.reset(token)
+            yield piece
 
 
-def _given(arguments: Any) -> Retrieved:
-    nodes = arguments.get("nodes")
-    if nodes is None:
-        texts = [each for each in arguments.get("text_chunks", ()) if isinstance(each, str)]
-        nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
-    return Retrieved(_query(arguments), list(nodes))
-
-
-root_dispatcher.add_span_handler(RunHandler())
+async def acarried(pieces: AsyncGenerator[T, None], kept: Scope) -> AsyncGenerator[T, None]:
+    """Read an asynchronous stream in the span that returned it."""
+    async with aclosing(pieces):
+        while True:
+            token = _scope.set(kept)
+            try:
+                piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            finally:
+                _scope.reset(token)
+            yield piece

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import LLM
@@ -27,8 +28,7 @@ from llama_index.core.prompts import (
 )
 from llama_index.core.schema import MetadataMode
 
-from invariant_rag.prompts import without_marks
-from invariant_rag.prompts.finding_draft import Retrieval, find_set
+from invariant_rag.prompts import Retrieval, find_set, without_marks
 from invariant_rag.segments import SegmentSet
 from llama_index.llms.invariant_rag.nodes import segment_of
 from llama_index.llms.invariant_rag.runs import Retrieved, Scope, current_scope
@@ -46,8 +46,8 @@ class Part:
 
     Attributes:
         text: The text.
-        kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; `finished` text, of
-            which nothing is known.
+        kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or `finished` text,
+            of which nothing is known.
         segments: The set that it is; None if it is none.
     """
 
@@ -63,6 +63,7 @@ class SetText(str):
         segments: The set.
     """
 
+    __slots__ = ("segments",)
     segments: SegmentSet
 
     @classmethod
@@ -76,7 +77,8 @@ class SetText(str):
 class SlotText(str):
     """A text that a template wrote, with its parts."""
 
-    parts: tuple[Part, ...] = ()
+    __slots__ = ("parts",)
+    parts: tuple[Part, ...]
 
 
 class SlotBlock(TextBlock):
@@ -103,19 +105,26 @@ class Retrievals:
     @cached_property
     def known(self) -> list[Retrieval]:
         """Each retrieval, the last one first, with the texts that LLMs are shown, and with those without metadata."""
-        return [form for each in reversed(self.scope.retrievals) for form in _forms(each)]
+        inside = self.scope.innermost(BaseRetriever) is not None
+        return [form for each in reversed(self.scope.retrievals) for form in _forms(each, inside)]
 
     def find(self, slot: str) -> SegmentSet | None:
         """Return the set that a slot is; None if it is none."""
         return find_set(slot, self.known)
 
+    def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
+        """Return what is not whole in these texts of segments."""
+        return [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
 
-def _forms(retrieved: Retrieved) -> list[Retrieval]:
+
+def _forms(retrieved: Retrieved, one_by_one: bool) -> list[Retrieval]:
     found: dict[tuple[str, ...], Retrieval] = {}
     for mode in (MetadataMode.LLM, MetadataMode.NONE):
         texts = [without_marks(each.node.get_content(mode)) for each in retrieved.nodes]
-        segments = [segment_of(each, text) for each, text in zip(retrieved.nodes, texts, strict=True)]
-        found.setdefault(tuple(texts), Retrieval(tuple(segments), retrieved.query))
+        with_ids = len(set(texts)) == len(texts)  # equal texts are told apart by what may be written beside them only
+        pairs = zip(retrieved.nodes, texts, strict=True)
+        segments = [segment_of(each, text, with_id=with_ids) for each, text in pairs]
+        found.setdefault(tuple(texts), Retrieval(tuple(segments), retrieved.query, one_by_one=one_by_one))
     return list(found.values())
 
 
