@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from llama_index.llms.invariant_rag import InvariantLLM
 from llama_index.llms.invariant_rag.choices import UnknownParameter
 from llama_index.llms.invariant_rag.errors import NoToolCall
-from llama_index.llms.invariant_rag.structured import asked_for_object
+from llama_index.llms.invariant_rag.objects import asked_for_object
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -25,14 +25,15 @@ from llama_index.core.bridge.pydantic import BaseModel, Field, SerializeAsAny
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
+from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import Model
 
 from invariant_rag.api_models import PlainRequest, PlainRequests, Vote, answer_key, elect
 from invariant_rag.errors import UnsupportedModel
 from invariant_rag.prompts import Turn
-from llama_index.llms.invariant_rag.delegation import DelegatedTools, taken_over
 from llama_index.llms.invariant_rag.function_calling import ASSISTANT
 from llama_index.llms.invariant_rag.messages import to_turns
 from llama_index.llms.invariant_rag.objects import SlotStructuredLLM
@@ -57,12 +58,55 @@ class _Ballots:
     requests: Sequence[PlainRequest]
     reading: Reading
 
+    def calls(self, ask: Callable[..., T], *args: Any, **kwargs: Any) -> list[Callable[[], T]]:
+        """Return the calls that ask for each order."""
+        return [partial(ask, each, *args, **kwargs) for each in self.inputs]
+
     def report(self, method: str, winner: int = 0) -> dict[str, Any]:
         """Return the ledger of a request, and report it to the engines around."""
         ledger = self.requests[winner].ledger(method, recognized=self.reading.recognized)
         for sink in self.reading.sinks:
             sink.note(ledger)
         return ledger
+
+
+_TAKEN_OVER = (
+    "callback_manager", "completion_to_prompt", "messages_to_prompt", "output_parser", "pydantic_program_mode",
+    "query_wrapper_prompt", "system_prompt",
+)  # fmt: skip
+
+
+class DelegatedTools(FunctionCallingLLM):
+    """The tool-calling part of an LLM, delegated to the wrapped LLM."""
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        return self._wrapped._prepare_chat_with_tools_compat(
+            tools, user_msg, chat_history, verbose, allow_parallel_tool_calls, tool_required, **kwargs
+        )
+
+    def _validate_chat_with_tools_response(
+        self, response: ChatResponse, tools: Sequence[BaseTool], allow_parallel_tool_calls: bool = False, **kwargs: Any
+    ) -> ChatResponse:
+        return self._wrapped._validate_chat_with_tools_response(response, tools, allow_parallel_tool_calls, **kwargs)
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """Return the tool calls in a response, as the wrapped LLM parses them."""
+        return self._wrapped.get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
+
+    @property
+    def _wrapped(self) -> FunctionCallingLLM:
+        return cast(FunctionCallingLLM, cast(Any, self).llm)
 
 
 class CanonicalLLM(SlotReader):
@@ -120,18 +164,10 @@ class CanonicalLLM(SlotReader):
     # --- answers ---
 
     def _answered(self, responses: Sequence[R], ballots: _Ballots) -> R:
-        """Return the response, with the ledger in `additional_kwargs`, and in `raw` unless the provider's is an object.
-
-        Args:
-            responses: The responses to all ballots.
-            ballots: What was asked.
-        """
-        vote = self._elect(list(map(self._key, responses)))
+        """Return the response, with the ledger in `additional_kwargs`, and in `raw` unless that is an object."""
+        vote = elect([self._key(response) for response in responses])
         response, ledger = responses[vote.winner], ballots.report(self.strategy, vote.winner)
         return _with_ledger(response, ledger, self._about_votes(responses, vote))
-
-    def _elect(self, answers: Sequence[Hashable]) -> Vote:
-        return elect(answers)
 
     def _key(self, response: Any) -> Hashable:
         return None
@@ -142,42 +178,38 @@ class CanonicalLLM(SlotReader):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
         ballots = self._text(prompt, kwargs)
-        calls = [partial(self.llm.complete, each, formatted, **kwargs) for each in ballots.inputs]
-        return self._answered(_at_once(calls), ballots)
+        return self._answered(_at_once(ballots.calls(self.llm.complete, formatted, **kwargs)), ballots)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
         ballots = self._messages(messages, kwargs)
-        return self._answered(_at_once([partial(self.llm.chat, each, **kwargs) for each in ballots.inputs]), ballots)
+        return self._answered(_at_once(ballots.calls(self.llm.chat, **kwargs)), ballots)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
         ballots = self._text(prompt, kwargs)
-        calls = (self.llm.acomplete(each, formatted, **kwargs) for each in ballots.inputs)
-        return self._answered(await asyncio.gather(*calls), ballots)
+        return self._answered(await _all(ballots.calls(self.llm.acomplete, formatted, **kwargs)), ballots)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
         ballots = self._messages(messages, kwargs)
-        return self._answered(
-            await asyncio.gather(*(self.llm.achat(each, **kwargs) for each in ballots.inputs)), ballots
-        )
+        return self._answered(await _all(ballots.calls(self.llm.achat, **kwargs)), ballots)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
         ballots = self._text(prompt, kwargs)
-        whole = [partial(self.llm.complete, each, formatted, **kwargs) for each in ballots.inputs]
-        return self._streamed(partial(self.llm.stream_complete, ballots.inputs[0], formatted, **kwargs), whole, ballots)
+        streams, whole = (
+            ballots.calls(ask, formatted, **kwargs) for ask in (self.llm.stream_complete, self.llm.complete)
+        )
+        return self._streamed(streams[0], whole, ballots)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation; in one piece, once all votes are in, if there are several."""
         ballots = self._messages(messages, kwargs)
-        whole = [partial(self.llm.chat, each, **kwargs) for each in ballots.inputs]
-        return self._streamed(partial(self.llm.stream_chat, ballots.inputs[0], **kwargs), whole, ballots)
+        streams, whole = (ballots.calls(ask, **kwargs) for ask in (self.llm.stream_chat, self.llm.chat))
+        return self._streamed(streams[0], whole, ballots)
 
-    def _streamed(
-        self, stream: Callable[[], Generator[R, None, None]], whole: Sequence[Callable[[], R]], ballots: _Ballots
-    ) -> Generator[R, None, None]:
+    def _streamed(self, stream: Callable[[], Any], whole: Sequence[Callable[[], Any]], ballots: _Ballots) -> Any:
         if len(whole) == 1:
             ledger = ballots.report(self.strategy)
             return (_with_ledger(piece, ledger) for piece in stream())
@@ -187,32 +219,21 @@ class CanonicalLLM(SlotReader):
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text."""
         ballots = self._text(prompt, kwargs)
-        whole = [partial(self.llm.acomplete, each, formatted, **kwargs) for each in ballots.inputs]
-        stream = partial(self.llm.astream_complete, ballots.inputs[0], formatted, **kwargs)
-        return await self._astreamed(stream, whole, ballots)
+        asks = (self.llm.astream_complete, self.llm.acomplete)
+        streams, whole = (ballots.calls(ask, formatted, **kwargs) for ask in asks)
+        return await self._astreamed(streams[0], whole, ballots)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation."""
         ballots = self._messages(messages, kwargs)
-        whole = [partial(self.llm.achat, each, **kwargs) for each in ballots.inputs]
-        return await self._astreamed(partial(self.llm.astream_chat, ballots.inputs[0], **kwargs), whole, ballots)
+        streams, whole = (ballots.calls(ask, **kwargs) for ask in (self.llm.astream_chat, self.llm.achat))
+        return await self._astreamed(streams[0], whole, ballots)
 
-    async def _astreamed(
-        self,
-        stream: Callable[[], Awaitable[AsyncGenerator[R, None]]],
-        whole: Sequence[Callable[[], Awaitable[R]]],
-        ballots: _Ballots,
-    ) -> AsyncGenerator[R, None]:
+    async def _astreamed(self, stream: Callable[[], Any], whole: Sequence[Callable[[], Any]], ballots: _Ballots) -> Any:
         if len(whole) == 1:
-            ledger = ballots.report(self.strategy)
-            pieces = await stream()
+            ledger, pieces = ballots.report(self.strategy), await stream()
             return (_with_ledger(piece, ledger) async for piece in pieces)
-        response = self._answered(await asyncio.gather(*(ask() for ask in whole)), ballots)
-
-        async def one_piece() -> AsyncGenerator[R, None]:
-            yield _whole(response)
-
-        return one_piece()
+        return _one_piece(_whole(self._answered(await _all(whole), ballots)))
 
     # --- objects ---
 
@@ -225,11 +246,8 @@ class CanonicalLLM(SlotReader):
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
-        templates = [ChatPromptTemplate(each) for each in ballots.inputs]
-        return self._object(
-            _at_once([partial(self.llm.structured_predict, output_cls, each, llm_kwargs) for each in templates]),
-            ballots,
-        )
+        ask = partial(self._predicted, self.llm.structured_predict, output_cls, llm_kwargs)
+        return self._object(_at_once(ballots.calls(ask)), ballots)
 
     async def astructured_predict(
         self,
@@ -240,39 +258,17 @@ class CanonicalLLM(SlotReader):
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
-        templates = [ChatPromptTemplate(each) for each in ballots.inputs]
-        calls = (self.llm.astructured_predict(output_cls, each, llm_kwargs) for each in templates)
-        return self._object(await asyncio.gather(*calls), ballots)
+        ask = partial(self._predicted, self.llm.astructured_predict, output_cls, llm_kwargs)
+        return self._object(await _all(ballots.calls(ask)), ballots)
+
+    @staticmethod
+    def _predicted(ask: Callable[..., T], output_cls: Any, llm_kwargs: Any, messages: Sequence[ChatMessage]) -> T:
+        return ask(output_cls, ChatPromptTemplate(messages), llm_kwargs)
 
     def _object(self, found: Sequence[Model], ballots: _Ballots) -> Model:
-        vote = self._elect([each.model_dump_json() for each in found])
+        vote = elect([each.model_dump_json() for each in found])
         ballots.report(self.strategy, vote.winner)
         return found[vote.winner]
-
-    def _structured_stream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Generator[Any, None, None]:
-        """Yield the whole object, for `stream_structured_predict`."""
-        yield self.structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
-
-    async def _structured_astream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> AsyncGenerator[Any, None]:
-        """Return the same, for `astream_structured_predict`."""
-        found = await self.astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
-
-        async def one_piece() -> AsyncGenerator[Any, None]:
-            yield found
-
-        return one_piece()
 
 
 class CanonicalToolLLM(CanonicalLLM, DelegatedTools):
@@ -349,10 +345,9 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: It is no LLM.
     """
-    PlainRequests(ordering)  # checks it
-    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    kind = CanonicalToolLLM if _calls_tools(llm) else CanonicalLLM
-    return kind(llm=llm, ordering=ordering, **{**taken_over(llm), **options})
+    return _wrapped(
+        llm, CanonicalLLM, CanonicalToolLLM, {"ordering": ordering}, find_documents, strict, require_segments
+    )
 
 
 def vote(
@@ -371,9 +366,8 @@ def vote(
     This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
     from it. Of equally frequent answers, the one whose order was drawn first wins.
 
-    Guaranteed: what `canonical` guarantees. Answers that depend on where a segment stands tend to be outvoted, but
-    they may win. The cost is `votes` concurrent calls, or as many as there are different orders. Free text hardly ever
-    agrees word for word, and then the vote is the first answer: ask for short answers, or give `answer_of`.
+    Guaranteed: what `canonical` guarantees. The cost is `votes` concurrent calls, or as many as there are different
+    orders. Free text hardly ever agrees word for word, and then the vote is the first answer: ask for short answers.
     A stream is one piece, once all votes are in. The response's `additional_kwargs` report the tokens of all calls, and
     in `vote` the `calls` made and how many `agreed`; `raw` is that of the winner.
 
@@ -384,30 +378,27 @@ def vote(
         ordering: As for `canonical`.
         answer_of: Maps a response to the value that is counted; equal values agree. None: the text without regard to
             case and white space, and the tool calls.
-        find_documents: As for `canonical`, as are the next two.
-        strict: Whether to raise where the order of nodes may change an answer.
-        require_segments: Whether to raise for a prompt without any segment.
+        find_documents: As for `canonical`.
+        strict: As for `canonical`.
+        require_segments: As for `canonical`.
 
     Raises:
-        InvalidChoice: Fewer than one vote.
-        UnknownName: There is no such ordering.
-        UnsupportedCombination: The ordering keeps the order given.
-        UnsupportedModel: It is no LLM.
+        InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
-    PlainRequests(ordering, votes, seed)  # checks them
-    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    ballots = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
-    kind = VotingToolLLM if _calls_tools(llm) else VotingLLM
-    return kind(llm=llm, **{**taken_over(llm), **ballots, **options})
+    options = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
+    return _wrapped(llm, VotingLLM, VotingToolLLM, options, find_documents, strict, require_segments)
 
 
-def _calls_tools(llm: object) -> bool:
+def _wrapped(llm: object, kind: Any, tool_kind: Any, options: dict[str, Any], *reading: bool) -> Any:
+    PlainRequests(options["ordering"], options.get("votes", 1), options.get("seed", 0))  # checks them
     if not isinstance(llm, LLM):
         raise UnsupportedModel(
             f"expected an LLM of LlamaIndex, got {type(llm).__name__}",
             hint='Give the LLM itself, such as OpenAI("...") of llama-index-llms-openai for a name.',
         )
-    return isinstance(llm, FunctionCallingLLM)
+    taken = {name: getattr(llm, name) for name in _TAKEN_OVER}
+    read = dict(zip(("find_documents", "strict", "require_segments"), reading, strict=True))
+    return (tool_kind if isinstance(llm, FunctionCallingLLM) else kind)(llm=llm, **{**taken, **options, **read})
 
 
 def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:
@@ -441,6 +432,14 @@ def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
         return [calls[0]()]
     with ThreadPoolExecutor(len(calls), thread_name_prefix="invariant-rag-vote") as pool:
         return list(pool.map(lambda pair: pair[0].run(pair[1]), [(copy_context(), call) for call in calls]))
+
+
+async def _all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    return await asyncio.gather(*(call() for call in calls))
+
+
+async def _one_piece(response: R) -> AsyncGenerator[R, None]:
+    yield response
 
 
 def _whole(response: R) -> R:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -36,6 +36,9 @@ from llama_index.llms.invariant_rag.runs import Retrieved, Scope, current_scope
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
 """Variables of LlamaIndex's templates that hold what the user or a model wrote."""
 
+_CONTEXT = frozenset({"context_str", "context_msg"})
+"""Variables that hold nodes, even if somebody asks with the very same text."""
+
 _NONCE = secrets.token_hex(8)
 _PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
 
@@ -46,8 +49,8 @@ class Part:
 
     Attributes:
         text: The text.
-        kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or `finished` text,
-            of which nothing is known.
+        kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
+            `finished`, of which nothing is known.
         segments: The set that it is; None if it is none.
     """
 
@@ -108,9 +111,9 @@ class Retrievals:
         inside = self.scope.innermost(BaseRetriever) is not None
         return [form for each in reversed(self.scope.retrievals) for form in _forms(each, inside)]
 
-    def find(self, slot: str) -> SegmentSet | None:
-        """Return the set that a slot is; None if it is none."""
-        return find_set(slot, self.known)
+    def find(self, slot: str, *, is_context: bool = False) -> SegmentSet | None:
+        """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
+        return find_set(slot, [replace(each, query="") for each in self.known] if is_context else self.known)
 
     def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
         """Return what is not whole in these texts of segments."""
@@ -208,9 +211,12 @@ class _Filled:
 def _part(name: str, text: str, retrievals: Retrievals | None) -> Part:
     if isinstance(text, SetText):
         return Part(text, "value", text.segments)
-    if name in _WORDS or retrievals is None:
+    if retrievals is None or name in _WORDS:
         return Part(text, "words")
-    return Part(text, "value", retrievals.find(text))
+    is_context = name in _CONTEXT
+    if not is_context and text in {each.query for each in retrievals.scope.retrievals}:
+        return Part(text, "words")
+    return Part(text, "value", retrievals.find(text, is_context=is_context))
 
 
 def _formatted(template: BasePromptTemplate, values: Mapping[str, Any]) -> BasePromptTemplate:
