@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from threading import Event, Lock
@@ -236,8 +236,9 @@ def _run_batch(batch: Sequence[_Request]) -> None:
             _run_batch([each])
         return
     rows.close()
+    exact = len(batch) == 1 or first.lm.deterministic
     for request, generation in zip(batch, generations, strict=True):
-        request.result.set_result(generation)
+        request.result.set_result(generation if exact else replace(generation, bitwise=False))
 
 
 class _Rows(StoppingCriteria):
@@ -265,6 +266,9 @@ class _Rows(StoppingCriteria):
             if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
                 self._close(row)
         return stops
+
+    def __deepcopy__(self, memo: Any) -> _Rows:
+        return _Rows(self._batch)  # a routed model generates twice
 
     def close(self) -> None:
         """End the streams of rows that are still open."""

@@ -24,7 +24,7 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
         `sets`: sizes of the sets; `order`: all segments in physical order, farthest from the suffix first; `dropped`
         and `trimmed`: segments that did not fit; `cached_tokens`: tokens of the prompt that came from a cache;
         `method`: name of the method; `invariant`: whether the order given could not change the answer, None without
-        documents.
+        documents; `bitwise`: there, and False, if other requests in its batch may have changed its last bits.
     """
     segments = prompt.segments
 
@@ -39,4 +39,5 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
         "cached_tokens": generation.usage.cached_tokens,
         "method": generation.method,
         "invariant": generation.invariant if recognized else False,
+        **({} if generation.bitwise else {"bitwise": False}),
     }

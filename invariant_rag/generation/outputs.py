@@ -39,6 +39,8 @@ class Generation:
             The text stays as the model wrote it.
         invariant: Whether the order in which the segments were listed could not change the answer; None without
             segments. It is the same for all orders of the same segments; see `invariant_rag.segments.verdict`.
+        bitwise: Whether no bit of it depends on what else was decoded: False for a prompt that was decoded in a batch
+            with those of others, without `deterministic=True`.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Generation:
     method: str = ""
     labels: Labels = field(default_factory=dict)
     invariant: bool | None = None
+    bitwise: bool = True
 
     @property
     def details(self) -> Mapping[str, Any]:

@@ -116,7 +116,7 @@ _LABELLED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _TAGGED = re.compile(
-    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>(?:\s*\S+){3,}?\s*</\1>", re.IGNORECASE
+    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>([^<]*)</\1>", re.IGNORECASE
 )
 _TELLING_WORDS = 3
 
@@ -133,7 +133,41 @@ def looks_listed(text: str) -> bool:
         for match, stop in zip(labels, stops, strict=False)
         if len(text[match.end() : stop].split()) >= _TELLING_WORDS
     ]
-    return any(after == before + 1 for before, after in pairwise(telling)) or len(_TAGGED.findall(text)) > 1
+    tagged = sum(len(each[2].split()) >= _TELLING_WORDS for each in _TAGGED.finditer(text))
+    return any(after == before + 1 for before, after in pairwise(telling)) or tagged > 1
+
+
+_ANNOUNCED = re.compile(
+    r"\b(?:following|provided|given|retrieved)(?: (?:pieces|parts|of|the|retrieved|provided|relevant|text)){0,4} "
+    r"(?:context|documents?|passages|sources|excerpts|snippets|search results)\b(?! (?:class|manager|menu|window)s?\b)"
+    r"(?! that (?:I|my|our|we)\b)[^\n:]*:?[ \t]*\n|<(?:context|documents|sources)>",
+    re.IGNORECASE,
+)
+_CONTEXT = re.compile(r"^[^\w\n]*(?:context|documents|sources|search results)[^\w\n]*:", re.IGNORECASE | re.MULTILINE)
+_CLOSED = re.compile(
+    r"</(?:context|documents|sources)>|^[^\w\n]*(?:user |standalone )?(?:question|query|input|answer|q)\b.{0,3}:",
+    re.IGNORECASE | re.MULTILINE,
+)
+_CODE = re.compile(r"```.*?```", re.DOTALL)
+
+
+def looks_introduced(text: str) -> bool:
+    r"""Return whether a text announces a context, and at least two paragraphs that are no question follow.
+
+    >>> looks_introduced(
+    ...     "Use the following context:\n\nFerries leave at noon.\n\nMills grind barley.\n\nQuestion: when?"
+    ... )
+    True
+    """
+    text = _CODE.sub("", text)
+    announced = _ANNOUNCED.search(text)
+    if announced is None:
+        return False
+    begun = _CONTEXT.search(text, announced.end()) or announced
+    inside = text[begun.end() :]
+    closed = _CLOSED.search(inside)
+    paragraphs = re.split(r"\n[ \t]*\n", inside[: closed.start()] if closed else inside)
+    return sum(len(each.split()) >= _TELLING_WORDS and not each.rstrip().endswith("?") for each in paragraphs) > 1
 
 
 _STATED = re.compile(

@@ -57,6 +57,8 @@ class RunRetrievals:
             root = self._runs.get(own.root) if own is not None else None
             if own is None or root is None or not retrieval.segments:
                 return
+            if not retrieval.is_set and any(each.segments == retrieval.segments for _, each in root.noted):
+                return  # handed from run to run
             if own.query is not None:
                 root.noted = [each for each in root.noted if run not in each[0]]
                 retrieval = replace(retrieval, query=retrieval.query or own.query)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from invariant_rag.prompts.markers import Marked, split_marked
-from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_listed, states_order
+from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_introduced, looks_listed, states_order
 from invariant_rag.prompts.recognition import Retrieval, find_set
 from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
 
@@ -213,7 +213,7 @@ def _check(turns: Sequence[Turn], known: Sequence[Retrieval]) -> Iterator[Findin
     free = "\n".join(_texts(turns))
     if holds_documents(free, known):
         yield Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set.")
-    elif looks_listed(free):
+    elif looks_listed(free) or (looks_introduced(free) and not any(turn.sets for turn in turns)):
         yield Finding("no_segments", "the prompt holds a list of documents as text.")
     above: list[str] = []
     for turn in turns:

@@ -1,156 +1,28 @@
-"""A warning stands at the line of the user's code, once per line."""
+"""Findings are warnings or errors, and say what to do."""
 
 from __future__ import annotations
 
-import asyncio
-import linecache
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from invariant_rag.errors import InvariantRAGError, OrderWarning
-from invariant_rag.prompts import Finding, report
+from invariant_rag.prompts import Finding, Retrieval, report
+from invariant_rag.prompts.order_warnings import looks_listed, states_order
+from invariant_rag.segments import Segment
 
-FOUND = [Finding("separate", "two segments stand apart.")]
-
-FRAMEWORK = """
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from invariant_rag.prompts import report
-
-def invoke(findings):
-    report(findings)
-
-def batch(findings):
-    with ThreadPoolExecutor(1) as pool:
-        list(pool.map(invoke, [findings]))
-
-async def ainvoke(findings):
-    await asyncio.sleep(0)
-    report(findings)
-
-async def ainvoke_in_a_thread(findings):
-    await asyncio.get_running_loop().run_in_executor(None, invoke, findings)
-
-async def ainvoke_in_a_task(findings):
-    await asyncio.gather(ainvoke(findings))
-
-def stream(findings):
-    yield "a"
-    report(findings)
-
-async def astream(findings):
-    yield "a"
-    report(findings)
-"""
-"""A module of a framework: the user's code calls it, and it calls `report`."""
-
-framework: dict[str, Any] = {"__name__": "langchain_core.language_models"}
-exec(compile(FRAMEWORK, "langchain_core/language_models.py", "exec"), framework)
+FOUND = [Finding("separate", "two segments stand apart."), Finding("marks", "marks are left.")]
 
 
-def call() -> None:
-    framework["invoke"](FOUND)  # warns
-
-
-def call_batch() -> None:
-    framework["batch"](FOUND)  # warns
-
-
-def call_stream() -> None:
-    for _ in framework["stream"](FOUND):  # warns
-        pass
-
-
-def call_async() -> None:
-    async def user() -> None:
-        await framework["ainvoke"](FOUND)  # warns
-
-    asyncio.run(user())
-
-
-def call_async_stream() -> None:
-    async def user() -> None:
-        async for _ in framework["astream"](FOUND):  # warns
-            pass
-
-    asyncio.run(user())
-
-
-def call_in_a_pool() -> None:
-    def user(_: int) -> None:
-        framework["invoke"](FOUND)  # warns
-
-    with ThreadPoolExecutor(1) as pool:
-        list(pool.map(user, [0]))
-
-
-def call_of_a_pool() -> None:
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(framework["invoke"], FOUND).result()  # warns
-
-
-def call_async_in_a_thread() -> None:
-    async def user() -> None:
-        await framework["ainvoke_in_a_thread"](FOUND)  # warns
-
-    asyncio.run(user())  # warns
-
-
-def call_async_in_a_task() -> None:
-    async def user() -> None:
-        await framework["ainvoke_in_a_task"](FOUND)
-
-    asyncio.run(user())  # warns
-
-
-CALLS: list[Callable[[], None]] = [
-    call,
-    call_batch,
-    call_stream,
-    call_async,
-    call_async_stream,
-    call_in_a_pool,
-    call_of_a_pool,
-    call_async_in_a_thread,
-    call_async_in_a_task,
-]
-
-
-@pytest.fixture(autouse=True)
-def _no_line_has_warned() -> None:
-    globals().pop("__warningregistry__", None)
-
-
-@pytest.mark.parametrize("user", CALLS)
-def test_the_warning_stands_at_the_users_line(user: Callable[[], None]) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        user()
-    [warning] = caught
-    assert warning.category is OrderWarning
-    assert warning.filename == __file__
-    assert linecache.getline(__file__, warning.lineno).endswith("# warns\n")
-
-
-def test_a_line_warns_once_and_every_line_warns() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.resetwarnings()
-        warnings.simplefilter("default")
-        for _ in range(3):
-            framework["invoke"](FOUND)
-            framework["invoke"](FOUND)
-            framework["batch"](FOUND)
-    assert len({warning.lineno for warning in caught}) == len(caught) == 3
-
-
-def test_strict_raises_the_first_finding() -> None:
-    with pytest.raises(OrderWarning, match="stand apart") as caught:
-        report([*FOUND, Finding("marks", "marks are left.")], strict=True)
-    assert isinstance(caught.value, InvariantRAGError)
+def test_every_finding_warns_with_its_fix_and_strict_raises_the_first() -> None:
+    with pytest.warns(OrderWarning) as caught:
+        report(FOUND, fixes={"marks": "Do this."})
+    assert [str(each.message).endswith(fix) for each, fix in zip(caught, ("or none.", "Do this."), strict=True)] == [
+        True
+    ] * 2
+    with pytest.raises(OrderWarning, match="stand apart") as raised:
+        report(FOUND, strict=True)
+    assert isinstance(raised.value, InvariantRAGError)
     report([], strict=True)
 
 
@@ -163,9 +35,32 @@ def test_a_warning_can_be_made_an_error_or_be_silenced_by_its_class() -> None:
         report(FOUND)
 
 
-def test_every_finding_warns() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        report([*FOUND, Finding("marks", "marks are left.")])
-    assert len(caught) == 2
-    assert {warning.filename for warning in caught} == {__file__}
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Documents, newest first:", "The documents are ranked by price.", "Context, sorted from cheapest to dearest",
+        "The last document is the authority.", "Later passages win: the final passage is right.",
+        "In chronological order:", "Most relevant results at the top:", "The first source is the contract.",
+        "Listed in descending order of score.", "Prefer the earlier document where two disagree.",
+    ],
+)  # fmt: skip
+def test_a_prompt_that_states_an_order_is_noticed(text: str) -> None:
+    assert states_order(text)
+    assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
+
+
+@pytest.mark.parametrize("text", ["Answer from the documents.", "Who ranked highest?", "Be brief.", "First, greet."])
+def test_other_prompts_state_none(text: str) -> None:
+    assert not states_order(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Document 1: The ferry leaves at noon.\nDocument 2: The mill grinds barley.",
+        "[Source 1]\nThe ferry leaves at noon.\n[Source 2]\nThe mill grinds barley.",
+        "<document>The ferry leaves at noon.</document><document>The mill grinds barley.</document>",
+    ],
+)
+def test_a_list_of_documents_in_text_is_noticed(text: str) -> None:
+    assert looks_listed(text)

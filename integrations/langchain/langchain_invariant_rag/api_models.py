@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
-from invariant_rag.api_models import PlainRequests, content_ordering
+from invariant_rag.api_models import PlainRequest, PlainRequests, content_ordering
 from invariant_rag.errors import UnsupportedModel
 from invariant_rag.generation.identity import describe_choice, describe_data
 from invariant_rag.orderings import Ordering
@@ -15,23 +16,59 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
-from langchain_invariant_rag.plain import Ballot, answered, message_ballots
-from langchain_invariant_rag.recognition import Recognizer, RecognizesMessages, was_recognized
-from langchain_invariant_rag.tracking import current_run
+from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.tracking import run_of
+from langchain_invariant_rag.turns import to_block_of, to_turns
 from langchain_invariant_rag.voting import AnswerOf, elected
-from langchain_invariant_rag.wrapped import CanonicalRunnable, VotingRunnable
 
 _TAKEN_OVER = (
     "cache", "callbacks", "custom_get_token_ids", "disable_streaming", "metadata", "output_version", "profile",
     "rate_limiter", "tags", "verbose",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Ballot:
+    """One request to a model.
+
+    Attributes:
+        messages: What it is asked.
+        request: What they were made from.
+        recognized: Whether every document is known to be a segment.
+    """
+
+    messages: list[BaseMessage]
+    request: PlainRequest
+    recognized: bool
+
+    def ledger(self, strategy: str) -> dict[str, Any]:
+        return self.request.ledger(strategy, recognized=self.recognized)
+
+
+def _ballots(requests: PlainRequests, messages: Sequence[BaseMessage]) -> list[_Ballot]:
+    """Return requests as recognised messages with plain text; messages without segments stay as they are."""
+    turns, recognized = to_turns(messages), was_recognized(messages) is not False
+    ballots = []
+    for request in requests.of_turns(turns):
+        written = [
+            message.model_copy(update={"content": _content(after.parts)}) if before.has_segments else message
+            for message, before, after in zip(messages, turns, request.turns, strict=True)
+        ]
+        ballots.append(_Ballot(written, request, recognized))
+    return ballots
+
+
+def _content(parts: Sequence[Any]) -> Any:
+    """Return parts as the content of a message: a string where there is only text, else content blocks."""
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else list(map(to_block_of, parts))
 
 
 class CanonicalChatModel(RecognizesMessages, BaseChatModel):
@@ -84,8 +121,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
         """Return the number of tokens of one request, as the wrapped model counts."""
-        ballot = self._ballots(messages, None, {})[0]
-        return self.model.get_num_tokens_from_messages(ballot.input, tools, **kwargs)
+        return self.model.get_num_tokens_from_messages(self._ballots(messages, {})[0].messages, tools, **kwargs)
 
     @property
     def _strategy(self) -> str:
@@ -96,20 +132,18 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering)
 
-    def _ballots(self, messages: Sequence[BaseMessage], run: UUID | None, keywords: dict[str, Any]) -> list[Ballot]:
-        recognized = self._recognized(messages, run, keywords.pop("documents", None))
-        return message_ballots(self._requests, recognized)
+    def _ballots(
+        self, messages: Sequence[BaseMessage], keywords: dict[str, Any], run: UUID | None = None
+    ) -> list[_Ballot]:
+        return _ballots(self._requests, self._recognized(messages, run, keywords.pop("documents", None)))
 
-    def _answered(self, result: ChatResult, messages: Sequence[BaseMessage], ballot: Ballot) -> ChatResult:
-        """Return a result with the ledger, and with citations translated back."""
-        recognized = was_recognized(messages) is not False
-        generations = [
-            ChatGeneration(
-                message=answered(each.message, ballot, self._strategy, recognized=recognized),
-                generation_info=each.generation_info,
-            )
-            for each in result.generations
-        ]
+    def _answered(self, result: ChatResult, ballot: _Ballot) -> ChatResult:
+        """Return a result with the ledger."""
+        generations = []
+        for each in result.generations:
+            metadata = {**each.message.response_metadata, **ballot.ledger(self._strategy)}
+            message = each.message.model_copy(update={"response_metadata": metadata})
+            generations.append(ChatGeneration(message=message, generation_info=each.generation_info))
         return ChatResult(generations=generations, llm_output=result.llm_output)
 
     def _generate(
@@ -119,8 +153,8 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, current_run(run_manager), kwargs)
-        return self._answered(self.model._generate(ballot.input, stop, run_manager, **kwargs), messages, ballot)
+        (ballot,) = self._ballots(messages, kwargs)
+        return self._answered(self.model._generate(ballot.messages, stop, run_manager, **kwargs), ballot)
 
     async def _agenerate(
         self,
@@ -129,8 +163,8 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, current_run(run_manager), kwargs)
-        return self._answered(await self.model._agenerate(ballot.input, stop, run_manager, **kwargs), messages, ballot)
+        (ballot,) = self._ballots(messages, kwargs)
+        return self._answered(await self.model._agenerate(ballot.messages, stop, run_manager, **kwargs), ballot)
 
     def _stream(
         self,
@@ -139,11 +173,10 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        ballots = self._ballots(messages, current_run(run_manager), dict(kwargs))
-        if self._model_streams(ballots, asynchronous=False):
-            kwargs.pop("documents", None)
-            yield from self.model._stream(ballots[0].input, stop, run_manager, **kwargs)
-            yield self._last_chunk(messages, ballots[0])
+        if self._model_streams(asynchronous=False):
+            (ballot,) = self._ballots(messages, kwargs)
+            yield from self.model._stream(ballot.messages, stop, run_manager, **kwargs)
+            yield self._last_chunk(ballot)
         else:
             yield _one_chunk(self._generate(messages, stop, run_manager, **kwargs))
 
@@ -154,24 +187,20 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        ballots = self._ballots(messages, current_run(run_manager), dict(kwargs))
-        if self._model_streams(ballots, asynchronous=True):
-            kwargs.pop("documents", None)
-            async for chunk in self.model._astream(ballots[0].input, stop, run_manager, **kwargs):
+        if self._model_streams(asynchronous=True):
+            (ballot,) = self._ballots(messages, kwargs)
+            async for chunk in self.model._astream(ballot.messages, stop, run_manager, **kwargs):
                 yield chunk
-            yield self._last_chunk(messages, ballots[0])
+            yield self._last_chunk(ballot)
         else:
             yield _one_chunk(await self._agenerate(messages, stop, run_manager, **kwargs))
 
-    def _last_chunk(self, messages: Sequence[BaseMessage], ballot: Ballot) -> ChatGenerationChunk:
+    def _last_chunk(self, ballot: _Ballot) -> ChatGenerationChunk:
         """Return the ledger as the last chunk of a stream."""
-        ledger = ballot.request.ledger(self._strategy, recognized=was_recognized(messages) is not False)
-        return ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=ledger))
+        return ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=ballot.ledger(self._strategy)))
 
-    def _model_streams(self, ballots: Sequence[Ballot], *, asynchronous: bool) -> bool:
-        """Return whether the answer comes in pieces: not if numbers in it have to be translated."""
-        if ballots[0].request.labels:
-            return False
+    def _model_streams(self, *, asynchronous: bool) -> bool:
+        """Return whether the answer comes in pieces."""
         ours = type(self.model)
         streams = ours._stream is not BaseChatModel._stream
         return streams or (asynchronous and ours._astream is not BaseChatModel._astream)
@@ -197,7 +226,29 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         """Wrap a runnable that the wrapped model returned."""
         if isinstance(other, RunnableBinding) and isinstance(other.bound, BaseChatModel):
             return other.model_copy(update={"bound": self.model_copy(update={"model": other.bound})})
-        return CanonicalRunnable(other, self._requests, self._recognizer)
+        return self.wrapped(other)
+
+    def wrapped(self, runnable: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        """Return a runnable that is no chat model, in front of which documents are put in order."""
+
+        def ask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
+            return _of_kind(value, self._ballots_of(value, config, keywords)[0])
+
+        return RunnableLambda(ask, name="canonical") | runnable
+
+    def _ballots_of(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> list[_Ballot]:
+        messages = value.to_messages() if isinstance(value, PromptValue) else convert_to_messages(_listed(value))
+        return self._ballots(messages, keywords, run_of(config.get("callbacks")))
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _of_kind(value: Any, ballot: _Ballot) -> Any:
+    """Return what is asked: a text for a text, and messages for anything else."""
+    is_text = isinstance(value, str) or (isinstance(value, PromptValue) and hasattr(value, "text"))
+    return ballot.messages[0].content if is_text else ballot.messages
 
 
 class VotingChatModel(CanonicalChatModel):
@@ -234,13 +285,12 @@ class VotingChatModel(CanonicalChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ballots = self._ballots(messages, current_run(run_manager), kwargs)
+        ballots = self._ballots(messages, kwargs)
 
         def ask(place: int) -> ChatResult:
             if place and self.rate_limiter:  # LangChain has waited for the first call
                 self.rate_limiter.acquire(blocking=True)
-            result = self.model._generate(ballots[place].input, stop, None, **kwargs)
-            return self._answered(result, messages, ballots[place])
+            return self._answered(self.model._generate(ballots[place].messages, stop, None, **kwargs), ballots[place])
 
         with ContextThreadPoolExecutor(max_workers=len(ballots)) as pool:
             return self._elected(list(pool.map(ask, range(len(ballots)))))
@@ -252,13 +302,13 @@ class VotingChatModel(CanonicalChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        ballots = self._ballots(messages, current_run(run_manager), kwargs)
+        ballots = self._ballots(messages, kwargs)
 
         async def ask(place: int) -> ChatResult:
             if place and self.rate_limiter:
                 await self.rate_limiter.aacquire(blocking=True)
-            result = await self.model._agenerate(ballots[place].input, stop, None, **kwargs)
-            return self._answered(result, messages, ballots[place])
+            result = await self.model._agenerate(ballots[place].messages, stop, None, **kwargs)
+            return self._answered(result, ballots[place])
 
         return self._elected(await asyncio.gather(*map(ask, range(len(ballots)))))
 
@@ -273,15 +323,34 @@ class VotingChatModel(CanonicalChatModel):
             llm_output=output or None,
         )
 
-    def _model_streams(self, ballots: Sequence[Ballot], *, asynchronous: bool) -> bool:
+    def _model_streams(self, *, asynchronous: bool) -> bool:
         """No: the answer is known when all votes are in."""
         return False
 
-    def _around(self, other: Runnable[Any, Any]) -> Runnable[Any, Any]:
-        wrapped = super()._around(other)
-        if isinstance(wrapped, CanonicalRunnable):
-            return VotingRunnable(other, self._requests, self._recognizer, self.answer_of)
-        return wrapped
+    def wrapped(self, runnable: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        """Return a runnable that asks one that is no chat model about several orders."""
+
+        def ask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
+            ballots = self._ballots_of(value, config, keywords)
+            return elected(runnable.batch([_of_kind(value, each) for each in ballots], config), self.answer_of)[1]
+
+        async def aask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
+            ballots = self._ballots_of(value, config, keywords)
+            outputs = await runnable.abatch([_of_kind(value, each) for each in ballots], config)
+            return elected(outputs, self.answer_of)[1]
+
+        return RunnableLambda(ask, aask, name="vote")
+
+
+class _NoModel(BaseChatModel):
+    """Stands for the model where a runnable is wrapped that is none."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "none"
+
+    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        raise UnsupportedModel("expected a chat model")
 
 
 def _one_chunk(result: ChatResult) -> ChatGenerationChunk:
@@ -325,14 +394,9 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: The model is no runnable.
     """
-    requests = PlainRequests(ordering)
-    _check_model(model)
-    options: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    if isinstance(model, BaseChatModel):
-        return CanonicalChatModel(model=model, ordering=ordering, **options)
-    if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
-        return model.model_copy(update={"bound": canonical(model.bound, ordering=ordering, **options)})
-    return CanonicalRunnable(model, requests, Recognizer(**options))
+    PlainRequests(ordering)
+    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return _wrap(model, lambda chat: CanonicalChatModel(model=chat, ordering=ordering, **options))
 
 
 def vote(
@@ -373,20 +437,21 @@ def vote(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: The model is no runnable.
     """
-    requests = PlainRequests(ordering, votes, seed)
-    _check_model(model)
+    PlainRequests(ordering, votes, seed)
     options: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    ballots: dict[str, Any] = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
+    options |= {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
+    return _wrap(model, lambda chat: VotingChatModel(model=chat, **options))
+
+
+def _wrap(model: object, around: Callable[[BaseChatModel], CanonicalChatModel]) -> Any:
+    """Wrap a chat model, one with bound keywords, or another runnable."""
     if isinstance(model, BaseChatModel):
-        return VotingChatModel(model=model, **ballots, **options)
+        return around(model)
     if isinstance(model, RunnableBinding) and isinstance(model.bound, BaseChatModel):
-        return model.model_copy(update={"bound": vote(model.bound, **ballots, **options)})
-    return VotingRunnable(model, requests, Recognizer(**options), answer_of)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, Runnable):
-        raise UnsupportedModel(
-            f"expected a chat model or another runnable, got {type(model).__name__}",
-            hint='Give the model itself, for a name that of init_chat_model("...").',
-        )
+        return model.model_copy(update={"bound": around(model.bound)})
+    if isinstance(model, Runnable):
+        return around(_NoModel()).wrapped(model)
+    raise UnsupportedModel(
+        f"expected a chat model or another runnable, got {type(model).__name__}",
+        hint='Give the model itself, for a name that of init_chat_model("...").',
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from threading import Event
+from typing import Any, Literal, Self, get_args
 
 from invariant_rag.errors import UnknownName
+from invariant_rag.generation.answers import AnswerRequest
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
@@ -20,17 +22,19 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
-from langchain_invariant_rag.calls import iterate_off_the_loop, off_the_loop
-from langchain_invariant_rag.chat_options import ChatOptions, choice_of, response_schema
+from langchain_invariant_rag.answering import (
+    choice_of,
+    iterate_off_the_loop,
+    off_the_loop,
+    response_schema,
+    to_chunks,
+    to_message,
+)
 from langchain_invariant_rag.errors import langchain_errors
+from langchain_invariant_rag.messages import chat_messages, last_user_text
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import object_parser
 from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
-from langchain_invariant_rag.remote import RemoteChat
-from langchain_invariant_rag.tracking import current_run
-
-if TYPE_CHECKING:
-    from langchain_invariant_rag.answers import ChatRequest
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
@@ -53,6 +57,10 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
 
     streaming: bool = False
     """Whether `invoke` streams, so that callbacks see tokens as they come."""
+    stream_usage: bool = True
+    """Whether the last chunk of a stream has `usage_metadata`."""
+    n: int = Field(default=1, ge=1)
+    """Number of answers that `generate` returns for each conversation; a stream is the first one."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking`. Those of a call are added. What the model writes
     between its markers of reasoning is in `additional_kwargs["reasoning_content"]`, and a block of `content_blocks`."""
@@ -89,13 +97,11 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        if self.remote is not None:
-            return {**super()._identifying_params, "template_kwargs": self.template_kwargs, "logprobs": self.logprobs}
-        from invariant_rag.generation.identity import describe_data
+        own = ("template_kwargs", "logprobs", "citations", "n")
+        return {**super()._identifying_params, **{name: getattr(self, name) for name in own}}
 
-        own = {"template_kwargs": describe_data(self.template_kwargs)}
-        own |= {name: getattr(self, name) for name in ("logprobs", "citations")}
-        return {**super()._identifying_params, **own}
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        return f"{super()._get_llm_string(stop, **kwargs)}{self._cache_key}"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; see `InvariantParameters.model_copy`. Its profile is its own, unless one was given."""
@@ -110,34 +116,24 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         """Return how many tokens the model reads for these messages: chat template, segments and tools included."""
         offered = {"tools": [convert_to_openai_tool(tool) for tool in tools]} if tools else {}
         with langchain_errors():
-            request = self._request(self._recognized(messages, None, None), None, {**kwargs, **offered})
-            return len(self.lm.prepare(request.prompt).input_ids)
+            from invariant_rag.generation.answering import Answering
 
-    def _request(
+            request = self._asked(self._recognized(messages, None, None), None, {**kwargs, **offered})
+            return len(self.lm.prepare(Answering(self.lm, request).prompt).input_ids)
+
+    def _asked(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> ChatRequest:
+    ) -> AnswerRequest:
         """Return the request of recognised messages."""
-        from langchain_invariant_rag.answers import ChatRequest
+        converted = chat_messages(messages)
+        recognized = was_recognized(messages) is not False
+        question = last_user_text(converted)
+        return self._request(stop, keywords, recognized=recognized, messages=converted, question=question)
 
-        rest = dict(keywords)
-        options = ChatOptions.take(self.__dict__, rest)
-        return ChatRequest(
-            self.lm,
-            messages,
-            self._call(stop, rest),
-            options,
-            model_name=self.model_name,
-            recognized=was_recognized(messages) is not False,
-        )
-
-    def _remote_chat(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> RemoteChat:
-        """Return the request of recognised messages to a server."""
-        rest = dict(keywords)
-        options = ChatOptions.take(self.__dict__, rest)
-        call, recognized = self._call(stop, rest), was_recognized(messages) is not False
-        return RemoteChat(messages, call, options, self._remote_choices, recognized=recognized)
+    def _other(self, keywords: dict[str, Any]) -> Self:
+        """Return the model that a call asks for, which may be another one than this."""
+        name = keywords.pop("model", None)
+        return self if name in (None, self.model) else self.model_copy(update={"model": name})
 
     def _generate(
         self,
@@ -146,14 +142,11 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
-        if self.remote is not None:
-            with langchain_errors():
-                message = self._remote_chat(messages, stop, kwargs).message(self.remote)
-            return ChatResult(generations=[ChatGeneration(message=message)])
-        request = self._request(messages, stop, kwargs)
-        (generation,) = self._generate_all([request.prompt], request.call)
-        return ChatResult(generations=[ChatGeneration(message=request.message(generation))])
+        abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
+        request = other._asked(self._recognized(messages, None, kwargs.pop("documents", None)), stop, kwargs)
+        (reply,) = other._replies([request], abandoned)
+        found = [to_message(each, reply, other.model_name) for each in reply.answers]
+        return ChatResult(generations=[ChatGeneration(message=each) for each in found])
 
     async def _agenerate(
         self,
@@ -173,17 +166,17 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        messages = self._recognized(messages, current_run(run_manager), kwargs.pop("documents", None))
-        with langchain_errors():
-            if self.remote is None:
-                pieces = self._request(messages, stop, kwargs).stream()
-            else:
-                pieces = self._remote_chat(messages, stop, kwargs).stream(self.remote)
-            for message in pieces:
-                chunk = ChatGenerationChunk(message=message)
-                if run_manager:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        abandoned: Event | None = kwargs.pop("abandoned", None)
+        with_usage, other = kwargs.pop("stream_usage", self.stream_usage), self._other(kwargs)
+        recognized = self._recognized(messages, None, kwargs.pop("documents", None))
+        request = other._asked(recognized, stop, {**kwargs, "n": 1})
+        cites = request.citations and request.schema is None
+        pieces = other._pieces(request, abandoned)
+        for message in to_chunks(pieces, other.model_name, cites=cites, with_usage=with_usage):
+            chunk = ChatGenerationChunk(message=message)
+            if run_manager:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
 
     async def _astream(
         self,

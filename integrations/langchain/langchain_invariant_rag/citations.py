@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from invariant_rag.generation.citations import CitedSpan, cite_spans, numbers_of
-from invariant_rag.generation.outputs import Generation
-from invariant_rag.segments import Prompt
+from invariant_rag.generation.citations import CitedSpan
 from langchain_core.messages.content import Citation
 
 from langchain_invariant_rag.documents import DOCUMENT_ID
@@ -14,20 +12,8 @@ from langchain_invariant_rag.documents import DOCUMENT_ID
 _URL = re.compile(r"\w+://\S+")
 
 
-def citations_of(text: str, question: str, prompt: Prompt, generation: Generation) -> list[Citation]:
-    """Return the citations of an answer: its sentences that a segment contains, and its numbers of segments.
-
-    Args:
-        text: The answer, with the numbers of the caller.
-        question: The question.
-        prompt: The prompt.
-        generation: What says which segments were read.
-    """
-    found = cite_spans(text, question, prompt.segments, generation.order, numbers_of(prompt))
-    return [_citation(each) for each in found]
-
-
-def _citation(span: CitedSpan) -> Citation:
+def citation_of(span: CitedSpan) -> Citation:
+    """Return a part of an answer that has a source: a sentence that a segment contains, or the label of one."""
     segment = span.segment
     metadata = dict(segment.metadata)
     extras = {"id": segment.content_hash, "metadata": metadata}

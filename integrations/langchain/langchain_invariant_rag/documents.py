@@ -11,10 +11,9 @@ from invariant_rag.errors import InvalidSegment
 from invariant_rag.prompts import mark_set
 from invariant_rag.segments import Segment
 from langchain_core.documents import Document
-from langchain_core.messages.content import PlainTextContentBlock, create_plaintext_block
 
 BLOCK_TYPE = "text-plain"
-"""Type of the content blocks that carry segments."""
+"""Type of the content blocks that carry segments. Their `extras` say `"segment": True`; those of uploads do not."""
 
 DOCUMENT_ID = "langchain_document_id"
 """Metadata key under which a segment keeps the id of its document."""
@@ -62,6 +61,8 @@ def to_segment(value: Any) -> Segment:
     Raises:
         InvalidSegment: `value` is none of these.
     """
+    if isinstance(value, SegmentBlock):
+        return value.segment
     if isinstance(value, Segment | str):
         return Segment.of(value)
     if (document := as_document(value)) is not None:
@@ -118,25 +119,59 @@ def to_document(segment: Segment) -> Document:
     return Document(page_content=segment.text, id=metadata.pop(DOCUMENT_ID, None), metadata=metadata)
 
 
-def to_block(segment: Segment) -> PlainTextContentBlock:
+class SegmentBlock(dict[str, Any]):
+    """A content block of a segment, which need not be parsed again.
+
+    Attributes:
+        segment: The segment.
+    """
+
+    segment: Segment
+
+
+def to_block(segment: Segment, set_index: int | None = None, slot: Mapping[str, Any] | None = None) -> SegmentBlock:
     """Convert a segment to a `text-plain` content block.
 
     Its id is the content hash, so that equal chunks give equal blocks and LangChain's cache finds them.
 
-    Law: `to_segment` restores the segment.
+    Law: `to_segment` restores the segment, also from a plain dict of the block.
+
+    Args:
+        segment: The segment.
+        set_index: Which set of its message it belongs to; None: that of its neighbours.
+        slot: The text around its place in the set.
 
     Raises:
         InvalidSegment: The segment holds token ids.
     """
     if segment.token_ids is not None:
         raise InvalidSegment("expected a segment with text, got one with token ids, which a content block cannot hold")
-    extras: dict[str, Any] = {"metadata": dict(segment.metadata)} if segment.metadata else {}
-    if segment.score is not None:
-        extras["score"] = float(segment.score)
-    block = create_plaintext_block(segment.text, title=segment.title, id=segment.content_hash)
-    if extras:
-        block["extras"] = extras
+    fields = {
+        "metadata": dict(segment.metadata) or None,
+        "score": None if segment.score is None else float(segment.score),
+        "set": set_index,
+        "slot": slot,
+    }
+    extras = {"segment": True, **{name: value for name, value in fields.items() if value is not None}}
+    title = {} if segment.title is None else {"title": segment.title}
+    block = SegmentBlock(
+        type=BLOCK_TYPE,
+        mime_type="text/plain",
+        text=segment.text,
+        **title,
+        id=segment.content_hash,
+        extras=extras,
+    )
+    block.segment = segment
     return block
+
+
+def is_segment_block(block: object) -> bool:
+    """Return whether a content block is a segment: one of text whose `extras` say `"segment": True`."""
+    if not isinstance(block, Mapping):
+        return False
+    extras = block.get("extras") or {}
+    return block.get("type") in (BLOCK_TYPE, "text") and extras.get("segment") is True
 
 
 class Segments(list[Document]):

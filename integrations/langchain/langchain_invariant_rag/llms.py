@@ -3,41 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import Annotated, Any
 from uuid import UUID
 
-from invariant_rag.prompts import Turn
-from invariant_rag.remote import RemoteModel
+from invariant_rag.generation.answers import AnswerRequest, Reply
+from invariant_rag.prompts import Turn, mark
+from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.llms import BaseLLM
-from langchain_core.messages import get_buffer_string
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, get_buffer_string
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables import RunnableConfig, ensure_config
+from pydantic import SkipValidation
 
-from langchain_invariant_rag.calls import Call, iterate_off_the_loop, off_the_loop, report_of, usage_of
-from langchain_invariant_rag.document_reprs import split_reprs
-from langchain_invariant_rag.documents import to_segments
-from langchain_invariant_rag.errors import langchain_errors
-from langchain_invariant_rag.parameters import PER_CALL, InvariantParameters
-from langchain_invariant_rag.recognized_text import RecognizedText, RecognizedValue, marked_message
-from langchain_invariant_rag.remote import complete, decoding_fields, remote_report, stream_complete
-from langchain_invariant_rag.remote import usage_of as remote_usage
-from langchain_invariant_rag.tracking import current_run, run_of, runs_of
-from langchain_invariant_rag.turns import in_order_of_calls
+from langchain_invariant_rag.answering import PER_CALL, iterate_off_the_loop, off_the_loop, report_of, usage_of
+from langchain_invariant_rag.parameters import InvariantParameters
+from langchain_invariant_rag.recognition import given_segments
+from langchain_invariant_rag.tracking import run_of, runs_of
+from langchain_invariant_rag.turns import in_order_of_calls, to_turns
 
-if TYPE_CHECKING:
-    from invariant_rag.generation.outputs import Generation as LMGeneration
+_LANGCHAIN_KEYWORDS = frozenset({"callbacks", "tags", "metadata", "run_name", "run_id"})
+
+
+class RecognizedText(str):  # noqa: SLOT000 - it has attributes
+    """A text whose segments are known. The text itself is a key of caches, and what callbacks see.
+
+    Attributes:
+        prompt: The prompt.
+        recognized: Whether everything in it was understood.
+    """
+
+    prompt: Prompt
+    recognized: bool
+
+
+class RecognizedValue(PromptValue):
+    """A prompt that holds a recognised text."""
+
+    text: Annotated[str, SkipValidation]
+
+    def to_string(self) -> str:
+        """Return the text."""
+        return self.text
+
+    def to_messages(self) -> list[BaseMessage]:
+        """Return the text as a message."""
+        return [HumanMessage(content=self.text)]
 
 
 class InvariantLLM(InvariantParameters, BaseLLM):
     """A completion model whose output does not depend on the order of the segments.
 
     A prompt is a string. Its segments are marked by `SEGMENT_PROMPT`, `as_segments` or `invariant_rag.prompts.mark`.
-    Documents in chat messages and in a `documents=` keyword become marked segments too; those of the keyword come
-    first. A line break follows segments that a prompt ends with.
+    Documents in chat messages and in a `documents=` keyword become segments too; those of the keyword come first. A
+    line break follows segments that a prompt ends with.
 
     Example:
         ```python
@@ -53,13 +76,17 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return self._ls_params("llm", stop, kwargs)
 
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, **(self._cache_key if self._uses_cache else {})}
+
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         """Convert messages to text with segment markers; LangChain's own conversion drops documents."""
         if isinstance(model_input, RecognizedValue):
             return model_input
         value = super()._convert_input(model_input)
         if isinstance(value, ChatPromptValue):
-            messages = map(marked_message, in_order_of_calls(value.messages))
+            messages = map(_marked, in_order_of_calls(value.messages))
             return StringPromptValue(text=get_buffer_string(list(messages)))
         return value
 
@@ -67,9 +94,15 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         """Return a prompt with its sets; one that was recognised before, as it is."""
         if isinstance(prompt, RecognizedText):
             return prompt
-        parts = [*([] if documents is None else to_segments(documents)), *split_reprs(prompt)]
-        found = self._recognize([Turn("user", tuple(parts))], run, keyword_used=documents is not None)
-        return RecognizedText.of(found, sort=self._sorts_segments)
+        found = self._recognize([Turn("user", (*given_segments(documents), prompt))], run, (), [prompt])
+        (turn,) = found.turns
+        parts = [
+            _sorted(part) if isinstance(part, SegmentSet) and self._sorts_segments else part for part in turn.parts
+        ]
+        text = RecognizedText("".join(_bounded(part) if isinstance(part, SegmentSet) else part for part in parts))
+        text.prompt = Prompt.of(*parts, rendering=document_rendering).to_complete()
+        text.recognized = not found.findings
+        return text
 
     def generate(
         self, prompts: list[str], stop: list[str] | None = None, callbacks: Any = None, *args: Any, **kwargs: Any
@@ -96,9 +129,8 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         """Return the model with the call's parameters, the prompts with its documents, and LangChain's keywords."""
         langchain_options = {name: value for name, value in keywords.items() if name in _LANGCHAIN_KEYWORDS}
         parameters = {name: value for name, value in keywords.items() if name not in _LANGCHAIN_KEYWORDS}
-        documents = self._listed(parameters).get("documents")
-        parameters.pop("documents", None)
-        update = {name: parameters.pop(name) for name in PER_CALL if name in parameters}
+        documents = parameters.pop("documents", None)
+        update = {name: parameters.pop(name) for name in (*PER_CALL, "model") if name in parameters}
         if parameters:
             update["generation_kwargs"] = {**self.generation_kwargs, **parameters}
         model = self.model_copy(update=update) if update else self
@@ -108,22 +140,26 @@ class InvariantLLM(InvariantParameters, BaseLLM):
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[str]:  # noqa: A002
         """Stream; see `BaseLLM.stream`."""
-        value, settled, options = self._recognized_input(input, config, kwargs)
-        yield from super().stream(value, settled, **options)
+        value, settled = self._recognized_input(input, config, kwargs)
+        yield from super().stream(value, settled, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[str]:  # noqa: A002
         """Stream; see `BaseLLM.astream`."""
-        value, settled, options = self._recognized_input(input, config, kwargs)
-        async for piece in super().astream(value, settled, **options):
+        value, settled = self._recognized_input(input, config, kwargs)
+        async for piece in super().astream(value, settled, **kwargs):
             yield piece
 
     def _recognized_input(
         self, model_input: Any, config: RunnableConfig | None, keywords: dict[str, Any]
-    ) -> tuple[RecognizedValue, RunnableConfig, dict[str, Any]]:
-        settled, options = ensure_config(config), self._listed(keywords)
+    ) -> tuple[RecognizedValue, RunnableConfig]:
+        settled = ensure_config(config)
         text = self._convert_input(model_input).to_string()
-        recognized = self._recognized(text, run_of(settled.get("callbacks")), options.pop("documents", None))
-        return RecognizedValue(text=recognized), settled, options
+        recognized = self._recognized(text, run_of(settled.get("callbacks")), keywords.pop("documents", None))
+        return RecognizedValue(text=recognized), settled
+
+    def _asked(self, prompt: str, stop: list[str] | None, keywords: Mapping[str, Any]) -> AnswerRequest:
+        text = self._recognized(prompt, None, None)
+        return self._request(stop, keywords, recognized=text.recognized, prompt=text.prompt)
 
     def _generate(
         self,
@@ -132,28 +168,12 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        documents = kwargs.pop("documents", None)
-        call = self._call(stop, kwargs)
-        recognized = [self._recognized(each, current_run(run_manager), documents) for each in prompts]
-        if self.remote is not None:
-            return self._remote_result(self.remote, recognized, call)
-        parsed = [each.prompt for each in recognized]
-        generations = self._generate_all(parsed, call)
-        usages = [usage_of(generation) for generation in generations]
-        usage = {
-            "prompt_tokens": sum(each["input_tokens"] for each in usages),
-            "completion_tokens": sum(each["output_tokens"] for each in usages),
-            "total_tokens": sum(each["total_tokens"] for each in usages),
-        }
+        abandoned = kwargs.pop("abandoned", None)
+        replies = self._replies([self._asked(each, stop, kwargs) for each in prompts], abandoned)
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        usage = {name: sum(getattr(each.usage, name) for each in replies) for name in names}
         return LLMResult(
-            generations=[
-                [
-                    Generation(
-                        text=call.text(generation), generation_info=self._generation_info(prompt, generation, call)
-                    )
-                ]
-                for prompt, generation in zip(recognized, generations, strict=True)
-            ],
+            generations=[[Generation(text=each.first.content, generation_info=self._info(each))] for each in replies],
             llm_output={"token_usage": usage, "model_name": self.model_name},
         )
 
@@ -173,43 +193,13 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        recognized = self._recognized(prompt, current_run(run_manager), kwargs.pop("documents", None))
-        call = self._call(stop, kwargs)
-        chunks = self._chunks(recognized, call)
-        if self.remote is not None:
-            chunks = self._remote_chunks(self.remote, recognized, call)
-        for chunk in chunks:
+        abandoned: Event | None = kwargs.pop("abandoned", None)
+        for piece in self._pieces(self._asked(prompt, stop, kwargs), abandoned):
+            info = self._info(piece) if isinstance(piece, Reply) else None
+            chunk = GenerationChunk(text="" if isinstance(piece, Reply) else piece.content, generation_info=info)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
-
-    def _chunks(self, text: RecognizedText, call: Call) -> Iterator[GenerationChunk]:
-        for piece in call.stream(self.lm, text.prompt):
-            if isinstance(piece, str):
-                yield GenerationChunk(text=piece)
-            else:
-                yield GenerationChunk(text="", generation_info=self._generation_info(text, piece, call))
-
-    def _remote_result(self, remote: RemoteModel, texts: list[RecognizedText], call: Call) -> LLMResult:
-        """Ask a server, one prompt after another."""
-        with langchain_errors():
-            fields = decoding_fields(call, self._remote_choices)
-            replies = [complete(remote, each.prompt, fields) for each in texts]
-        names = ("prompt_tokens", "completion_tokens", "total_tokens")
-        usage = {name: sum(reply["usage"][name] for reply in replies) for name in names}
-        return LLMResult(
-            generations=[
-                [Generation(text=reply["choices"][0]["text"], generation_info=_remote_info(text, reply))]
-                for text, reply in zip(texts, replies, strict=True)
-            ],
-            llm_output={"token_usage": usage, "model_name": self.model_name},
-        )
-
-    def _remote_chunks(self, remote: RemoteModel, text: RecognizedText, call: Call) -> Iterator[GenerationChunk]:
-        with langchain_errors():
-            for reply in stream_complete(remote, text.prompt, decoding_fields(call, self._remote_choices)):
-                info = _remote_info(text, reply) if "usage" in reply else None
-                yield GenerationChunk(text=reply["choices"][0]["text"], generation_info=info)
 
     async def _astream(
         self,
@@ -225,14 +215,28 @@ class InvariantLLM(InvariantParameters, BaseLLM):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _generation_info(self, text: RecognizedText, generation: LMGeneration, call: Call) -> dict[str, Any]:
-        report = report_of(generation, text.prompt, call, self.model_name, recognized=text.recognized)
-        return {**report, "usage_metadata": usage_of(generation)}
+    def _info(self, reply: Reply) -> dict[str, Any]:
+        return {**report_of(reply.first, reply, self.model_name), "usage_metadata": usage_of(reply)}
 
 
-def _remote_info(text: RecognizedText, reply: Mapping[str, Any]) -> dict[str, Any]:
-    report = remote_report(reply, reply["choices"][0], recognized=text.recognized)
-    return {**report, "usage_metadata": remote_usage(reply["usage"])}
+def _sorted(segments: SegmentSet) -> SegmentSet:
+    return SegmentSet(sorted(segments, key=lambda each: each.canonical_key), slots=segments.slots)
 
 
-_LANGCHAIN_KEYWORDS = frozenset({"callbacks", "tags", "metadata", "run_name", "run_id"})
+def _bounded(segments: SegmentSet) -> str:
+    """Return a set as text in which the boundaries of segments show, so that no other prompt has the same text."""
+    texts = [mark(each, nonce="") for each in segments]
+    if segments.slots is None:
+        return "".join(texts)
+    pairs = zip(segments.slots, map(Segment, texts), strict=True)
+    return "".join(slot.render(each) for slot, each in pairs)
+
+
+def _marked(message: BaseMessage) -> BaseMessage:
+    """Return a message whose documents are marked segments in its text."""
+    if isinstance(message, AIMessage):
+        return message
+    (turn,) = to_turns([message])
+    segments = [part for part in turn.parts if isinstance(part, str | Segment)]
+    text = "".join(mark(each) if isinstance(each, Segment) else each for each in segments)
+    return message.model_copy(update={"content": text})

@@ -7,9 +7,10 @@ from typing import Any
 
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, Turn
-from invariant_rag.segments import Segment, SegmentSet
+from invariant_rag.segments import Segment, SegmentSet, document_rendering
 from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, ToolMessage
 
+from langchain_invariant_rag.documents import BLOCK_TYPE, to_segment
 from langchain_invariant_rag.turns import to_turns
 
 
@@ -65,11 +66,17 @@ def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
 
 
 def _checked(parts: Sequence[Any]) -> list[Any]:
+    """Return parts of text and segments. Documents that were uploaded are text: their order is the user's."""
+    checked = []
     for part in parts:
-        if not isinstance(part, str | Segment | SegmentSet):
+        if isinstance(part, dict) and part.get("type") == BLOCK_TYPE and isinstance(part.get("text"), str):
+            checked.append(document_rendering(to_segment(part)))
+        elif isinstance(part, str | Segment | SegmentSet):
+            checked.append(part)
+        else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise InvalidPrompt(
                 f"expected text and documents, got a content block of type {kind!r}",
-                hint='The model takes text only. Pass a document as a block of type "text-plain".',
+                hint="The model takes text only. Pass documents as segments: documents=, SegmentsPlaceholder.",
             )
-    return list(parts)
+    return checked

@@ -1,29 +1,31 @@
-"""The parameters of `ChatInvariant` and `InvariantLLM`, and the `InvariantModel` that they choose."""
+"""The parameters of `ChatInvariant` and `InvariantLLM`, and the `InvariantModel` that they choose and ask."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import invariant_rag
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import ModelNotFound, UnsupportedCombination
+from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Finding, tokenize_text
 from invariant_rag.remote import RemoteModel
-from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.segments import SegmentSet
+from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import run_in_executor
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
 from langchain_invariant_rag import __version__
-from langchain_invariant_rag.calls import SAMPLING, Call, call_of
+from langchain_invariant_rag.answering import PER_CALL, PROVIDER, request_of
 from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
 from langchain_invariant_rag.recognition import RecognizesDocuments
 
@@ -31,21 +33,17 @@ if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.lazy import LazyModel
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.generation.outputs import Generation
 
 # Models of a server need no torch, so what imports it is imported where it is used.
 
 _logger = logging.getLogger(__name__)
 
-PROVIDER = "invariant-rag"
 _LOADING = ("dtype", "device_map", "revision", "model_kwargs")
 _OF_REMOTE_MODELS = frozenset({"api_key", "max_retries", "timeout"})
 """Parameters that LangChain gives to any chat model, and that mean nothing to one on this machine."""
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "key_value_cache", *_LOADING)
 """Parameters that mean nothing to a model of a server."""
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
-PER_CALL = ("max_tokens", *SAMPLING)
-"""Parameters that a single call may set for itself."""
 
 
 def _check_model(value: Any) -> Any:
@@ -269,21 +267,10 @@ class InvariantParameters(RecognizesDocuments):
         return lm if self.key_value_cache is None else lm.with_cache(self.key_value_cache)
 
     async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
-        """Generate; see `generate`. LangChain's cache key needs the weights: they are loaded in a thread."""
-        await self._load_in_thread()
+        """Generate; see `generate`. The key of LangChain's cache needs the weights: they are loaded in a thread."""
+        if self._uses_cache:
+            await run_in_executor(None, lambda: self._cache_key)
         return await super().agenerate(*args, **kwargs)
-
-    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Stream; see `stream`. The weights are loaded in a thread."""
-        await self._load_in_thread()
-        async for piece in super().astream(*args, **kwargs):
-            yield piece
-
-    async def _load_in_thread(self) -> None:
-        if self.base_url is None:
-            from invariant_rag.generation.identity import identity
-
-            await run_in_executor(None, lambda: identity(self.lm))
 
     @property
     def resolved_method(self) -> Method:
@@ -304,10 +291,6 @@ class InvariantParameters(RecognizesDocuments):
         """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
         reads_order = self._in_memory is not None and not self.lm.invariant
         return self.sort_segments and self.resolved_ordering.invariant and not reads_order
-
-    @property
-    def _sorts_documents(self) -> bool:
-        return self._sorts_segments
 
     @property
     def _promises_invariance(self) -> bool:
@@ -336,25 +319,32 @@ class InvariantParameters(RecognizesDocuments):
             return None
 
     @property
-    def _identifying_params(self) -> dict[str, Any]:
-        """Everything that can change an output: LangChain's caches and traces are keyed by this. Loads the weights."""
-        if self.base_url is not None:
-            own = {name: getattr(self, name) for name in ("base_url", "method", "ordering", "overflow", *PER_CALL)}
-            more = {"generation_kwargs": repr(sorted(self.generation_kwargs.items())), "own_stop": self.stop}
-            return {"model": self.model_name, **own, **more, "versions": [invariant_rag.__version__, __version__]}
-        from invariant_rag.generation.identity import describe_data, identity
+    def _uses_cache(self) -> bool:
+        """Whether LangChain keeps answers: then their key has everything that can change one."""
+        return bool(self.cache) or (self.cache is None and get_llm_cache() is not None)
 
-        lm = self.lm
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What traces show of this object. Loads no weights."""
+        own = ("base_url", "overflow", "batch_size", "micro_batching", *PER_CALL)
         return {
             "model": self.model_name,
-            "method": lm.method.name,
-            "ordering": lm.ordering.name,
-            "identity": identity(lm),
-            **{name: getattr(self, name) for name in ("batch_size", "micro_batching", *PER_CALL)},
-            "generation_kwargs": describe_data(self.generation_kwargs),
+            "method": self.resolved_method.name,
+            "ordering": self.resolved_ordering.name,
+            **{name: getattr(self, name) for name in own},
+            "generation_kwargs": repr(sorted(self.generation_kwargs.items())),
             "own_stop": self.stop,  # LangChain writes the stop sequences of the call into "stop"
             "versions": [invariant_rag.__version__, __version__],
         }
+
+    @property
+    def _cache_key(self) -> dict[str, Any]:
+        """Everything else that can change an answer, for LangChain's cache. Loads the weights, and digests them."""
+        if self.base_url is not None:
+            return {"method": self.method, "ordering": self.ordering}
+        from invariant_rag.generation.identity import describe_data, identity
+
+        return {"identity": identity(self.lm), "generation_kwargs": describe_data(self.generation_kwargs)}
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without any that the tokenizer puts around it."""
@@ -374,27 +364,38 @@ class InvariantParameters(RecognizesDocuments):
             params["ls_stop"] = stops
         return params
 
-    def _call(self, stop: str | list[str] | None, keywords: Mapping[str, Any]) -> Call:
-        """Return the options of one call: its keywords, and else the parameters of this object."""
-        return call_of(self.__dict__, stop, keywords)
+    def _request(
+        self, stop: str | list[str] | None, keywords: Mapping[str, Any], *, recognized: bool, **given: Any
+    ) -> AnswerRequest:
+        """Return the request of one call: its keywords, and else the parameters of this object."""
+        return request_of(self.__dict__, stop, keywords, recognized=recognized, **given)
 
-    def _generate_all(self, prompts: Sequence[Prompt], call: Call) -> list[Generation]:
-        """Return one generation per prompt, decoded in batches where that is possible and wanted.
+    def _replies(self, requests: Sequence[AnswerRequest], abandoned: Event | None) -> list[Reply]:
+        """Answer requests, decoded in batches where that is possible and wanted.
 
         Raises:
             InvariantContextOverflowError: A prompt is too long.
         """
         with langchain_errors():
-            return self._generate_in_batches(prompts, call)
+            if self.remote is not None:
+                return [self.remote.reply(each, choices=self._remote_choices) for each in requests]
+            from invariant_rag.generation.answering import Answering, reply_all
 
-    def _generate_in_batches(self, prompts: Sequence[Prompt], call: Call) -> list[Generation]:
-        lm = self.lm
-        if self.micro_batching and len(prompts) == 1 and not call.alone:
-            options = replace(call, abandoned=None).options(lm)  # others may be in the batch
-            return [self._batcher.generate(lm, prompts[0], options, batch_size=self.batch_size)]
-        size = 1 if call.alone else self.batch_size
-        batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-        return [each for batch in batches for each in lm.generate(batch, **call.options(lm))]
+            batcher, lm = self._batcher if self.micro_batching else None, self.lm
+            answerings = [Answering(lm, each) for each in requests]
+            return reply_all(answerings, batcher, batch_size=self.batch_size, abandoned=abandoned)
+
+    def _pieces(self, request: AnswerRequest, abandoned: Event | None) -> Iterator[AnswerDelta | Reply]:
+        """Answer a request in pieces. See `_replies`."""
+        with langchain_errors():
+            if self.remote is not None:
+                yield from self.remote.stream_reply(request, choices=self._remote_choices)
+                return
+            from invariant_rag.generation.answering import Answering
+
+            batcher = self._batcher if self.micro_batching else None
+            answering = Answering(self.lm, request)
+            yield from answering.stream(batcher, batch_size=self.batch_size, abandoned=abandoned)
 
 
 def _default(name: str) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from invariant_rag.generation.json_schema import json_schema, parse_object
+from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
+from langchain_core.messages import BaseMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import Generation
 from langchain_core.utils.function_calling import convert_to_json_schema
@@ -19,7 +21,27 @@ def object_parser(schema: dict[str, Any] | type) -> ObjectParser | SchemaParser:
     return SchemaParser(target=convert_to_json_schema(schema))
 
 
-class ObjectParser(PydanticOutputParser[BaseModel]):
+class _WholeStream(JsonOutputParser):
+    """Parses a stream as far as it goes, and raises where it ends too early."""
+
+    def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:  # noqa: A002
+        seen: list[str] = []
+        yield from super()._transform(_noted(each, seen) for each in input)
+        check_complete("".join(seen))
+
+    async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:  # noqa: A002
+        seen: list[str] = []
+        async for found in super()._atransform(_noted(each, seen) async for each in input):
+            yield found
+        check_complete("".join(seen))
+
+
+def _noted(piece: str | BaseMessage, seen: list[str]) -> str | BaseMessage:
+    seen.append(piece.text if isinstance(piece, BaseMessage) else piece)
+    return piece
+
+
+class ObjectParser(_WholeStream, PydanticOutputParser[BaseModel]):
     """Parses instances of a pydantic class; those of `pydantic.v1` as LangChain does."""
 
     def get_json_schema(self) -> dict[str, Any]:
@@ -40,7 +62,7 @@ class ObjectParser(PydanticOutputParser[BaseModel]):
         return parse_object(result[0].text, self.pydantic_object)
 
 
-class SchemaParser(JsonOutputParser):
+class SchemaParser(_WholeStream):
     """Parses what follows a JSON schema."""
 
     target: dict[str, Any]

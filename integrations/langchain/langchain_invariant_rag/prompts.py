@@ -49,7 +49,7 @@ class SegmentsPlaceholder(BaseMessagePromptTemplate):
             InvalidSegment: The variable is not a list of documents.
         """
         segments = to_segments(kwargs[self.variable_name])
-        return [HumanMessage(content=[dict(to_block(segment)) for segment in segments])] if segments else []
+        return [HumanMessage(content=[to_block(segment) for segment in segments])] if segments else []
 
     def pretty_repr(self, html: bool = False) -> str:
         """Return the placeholder as LangChain prints it."""

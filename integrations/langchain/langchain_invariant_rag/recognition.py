@@ -1,168 +1,106 @@
-"""Models of LangChain that recognise the sets of segments in their messages before callbacks and caches see them."""
+"""Models of LangChain whose messages have every segment in a set when callbacks, caches and the model get them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from invariant_rag.errors import OrderWarning
-from invariant_rag.prompts import Finding, KnownDocument, Recognition, Retrieval, Turn, recognize, report
-from invariant_rag.segments import SegmentSet
+from invariant_rag.errors import InvalidSegment, OrderWarning
+from invariant_rag.prompts import Finding, Recognition, Retrieval, Turn, recognize, report
+from invariant_rag.segments import Segment, SegmentSet
 from langchain_core.callbacks import Callbacks
 from langchain_core.language_models.base import BaseLanguageModel
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig, ensure_config
-from pydantic import Field
 
-from langchain_invariant_rag.call_documents import ModelListsDocuments
-from langchain_invariant_rag.documents import to_block, to_segments
-from langchain_invariant_rag.tracking import RUNS, run_of, track_runs
+from langchain_invariant_rag.documents import document_list, to_block, to_segments
+from langchain_invariant_rag.tracking import RUNS, retrieval_of, run_of
 from langchain_invariant_rag.turns import in_order_of_calls, to_turns, with_turns
 
 FIXES = {
-    "no_segments": 'Write {context} as Segments(documents), or use SegmentsPlaceholder("context").',
-    "separate": "Write the same text around each document, or use create_invariant_documents_chain.",
-    "incomplete": (
-        "Pass all documents of a question in one call: create_invariant_documents_chain does. A model that is to look "
-        "at documents one by one has find_documents=False."
+    "no_segments": (
+        "Keep their boundaries: as_segments(retriever), SegmentsPlaceholder, SEGMENT_PROMPT or "
+        "create_invariant_documents_chain. A model that looks at documents one by one has find_documents=False."
     ),
-    "split": "Pass whole documents: retrieve fewer, or set overflow on the model to shorten them.",
-    "elsewhere": "Retrieve and answer in one chain, or pass documents= to the model.",
-    "keyword": "LangChain passes keywords to the first step of a chain only: model.bind(documents=...).",
+    "separate": "Write the same text around each document, or use create_invariant_documents_chain.",
+    "incomplete": "Pass all documents of a question in one call: create_invariant_documents_chain does.",
 }
 """What to do about a finding, in the words of LangChain."""
 
 _KEY = "invariant_rag"
 
 
-@dataclass(frozen=True)
-class Recognizer:
-    """Finds the documents in what a model is given, and says what is not understood.
-
-    Attributes:
-        find_documents: Whether to look for what retrievers returned in the same run.
-        known_documents: Further documents to look for.
-        strict: Whether to raise, and not only to warn.
-        require_segments: Whether to raise where there is no segment.
-    """
+class RecognizesDocuments(BaseLanguageModel[Any]):
+    """Fields of models that recognise the documents in what they are given."""
 
     find_documents: bool = True
-    known_documents: tuple[Any, ...] = ()
-    strict: bool = False
-    require_segments: bool = False
-
-    def __post_init__(self) -> None:
-        track_runs()
-
-    def recognize(
-        self,
-        turns: Sequence[Turn],
-        run: UUID | None,
-        *,
-        keyword_used: bool = True,
-        check: Callable[[Sequence[SegmentSet]], Iterable[Finding]] | None = lambda _: (),
-    ) -> Recognition:
-        """Find the sets in a conversation, and report what is not understood.
-
-        Without `find_documents`, what it would have found or reported is a finding, too, but nobody is warned of it.
-
-        Args:
-            turns: The conversation.
-            run: The run that asks.
-            keyword_used: Whether `documents=` of the call arrived.
-            check: Returns further findings. None: the order is meant to matter, so there is nothing to report.
-
-        Raises:
-            OrderWarning: Nothing is a segment, and `require_segments` is set; or there is a finding, and `strict` is.
-        """
-        known = [Retrieval((KnownDocument.of(each),)) for each in to_segments(self.known_documents)]
-        looked_for = recognize(turns, [*known, *RUNS.of(run)], RUNS.elsewhere(run))
-        found = looked_for if self.find_documents else recognize(turns, known)
-        sets = [part for turn in found.turns for part in turn.parts if isinstance(part, SegmentSet)]
-        if self.require_segments and not sets:
-            raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
-        if check is None:
-            return found
-        findings = [*found.findings, *check(sets)]
-        if not keyword_used and _documents_of_a_caller():
-            findings.append(Finding("keyword", "documents= did not reach the model."))
-        report(findings, fixes=FIXES, strict=self.strict)
-        if [turn.text for turn in looked_for.turns] != [turn.text for turn in found.turns]:
-            findings.append(Finding("no_segments", "the prompt holds retrieved documents that are no segments."))
-        findings += [each for each in looked_for.findings if each not in findings]
-        return Recognition(found.turns, tuple(findings))
-
-
-class RecognizesDocuments(ModelListsDocuments, BaseLanguageModel[Any]):
-    """Fields of models that find the documents in what they are given."""
-
-    find_documents: bool = True
-    """Whether documents that a retriever returned in the same run are segments wherever their text appears in a prompt,
-    with numbers, bullets or tags around them, or without."""
-    known_documents: list[Any] = Field(default_factory=list, repr=False)
-    """Further documents that are segments wherever their whole text appears in a prompt."""
+    """Whether a template's variable or a tool's result that is nothing but the documents which a retriever returned in
+    the same run is a set, and whether to warn of retrieved documents that are not in one."""
     strict: bool = False
     """Whether to raise an `OrderWarning`, and not only to warn, where the order of documents may change an answer."""
     require_segments: bool = False
     """Whether to raise an `OrderWarning` for a prompt without any segment."""
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Attach the handler that notes what retrievers return, before the first of them is called."""
-        super().model_post_init(context)
-        _ = self._recognizer
-
-    @property
-    def _recognizer(self) -> Recognizer:
-        return Recognizer(self.find_documents, tuple(self.known_documents), self.strict, self.require_segments)
-
-    def _check(self, sets: Sequence[SegmentSet]) -> Iterable[Finding]:
-        """Return reasons of this model why answers may depend on the order all the same."""
-        return ()
 
     @property
     def _sorts_segments(self) -> bool:
         """Whether to list segments by content, so that the same set in another order is a cache hit."""
         return True
 
-    def _recognize(self, turns: Sequence[Turn], run: UUID | None, *, keyword_used: bool) -> Recognition:
-        check = self._check if self._promises_invariance else None
-        return self._recognizer.recognize(turns, run, keyword_used=keyword_used, check=check)
-
     @property
     def _promises_invariance(self) -> bool:
         """Whether the order of segments is meant to be without effect. If not, there is nothing to warn of."""
         return True
 
+    def _check(self, sets: Sequence[SegmentSet]) -> Iterable[Finding]:
+        """Return reasons of this model why answers may depend on the order all the same."""
+        return ()
 
-def _documents_of_a_caller() -> bool:
-    """Return whether a chain that calls this model was given `documents=`, which it passes to its first step alone."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "langchain_core.runnables.base":
-            keywords = frame.f_locals.get("kwargs")
-            if isinstance(keywords, dict) and keywords.get("documents"):
-                return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    def _recognize(
+        self, turns: Sequence[Turn], run: UUID | None, retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()
+    ) -> Recognition:
+        """Put the segments of a conversation into sets, and report what is not understood.
+
+        Args:
+            turns: The conversation.
+            run: The run that asks.
+            retrievals: What was retrieved, beside what is known of the run.
+            slots: Texts that may be sets, beside the variables of the run's prompts.
+
+        Raises:
+            OrderWarning: Nothing is a segment, and `require_segments` is set; or there is a finding, and `strict` is.
+        """
+        known, values = RUNS.of(run) if self.find_documents else ([], [])
+        found = recognize(turns, [*known, *retrievals], [*values, *slots])
+        sets = [each for turn in found.turns for each in turn.sets]
+        if self.require_segments and not sets:
+            raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
+        if not self._promises_invariance:
+            return Recognition(found.turns, ())
+        findings = (*(found.findings if self.find_documents else _declared(found.findings)), *self._check(sets))
+        report(findings, fixes=FIXES, strict=self.strict)
+        return Recognition(found.turns, findings)
+
+
+def _declared(findings: Iterable[Finding]) -> Iterator[Finding]:
+    return (each for each in findings if each.kind != "no_segments")
 
 
 class RecognizesMessages(RecognizesDocuments):
-    """Chat models whose messages have every segment in a content block when callbacks, caches and `_generate` get them.
-
-    To be named before `BaseChatModel`.
-    """
+    """Chat models that do so. To be named before `BaseChatModel`."""
 
     def _recognized(self, messages: Sequence[BaseMessage], run: UUID | None, documents: Any) -> list[BaseMessage]:
         """Return messages in which every segment is a content block; those that were recognised before, as they are."""
         if was_recognized(messages) is not None:
             return list(messages)
         given = with_documents(in_order_of_calls(messages), documents)
-        found = self._recognize(to_turns(given), run, keyword_used=documents is not None)
-        changed = with_turns(given, found.turns, sort=self._sorts_segments)
+        turns = to_turns(given)
+        tools = [each for each in given if isinstance(each, ToolMessage)] if self.find_documents else []
+        artifacts = [retrieval_of(found) for each in tools if (found := document_list(each.artifact))]
+        slots = [part for turn in turns for part in turn.parts if isinstance(part, str)] if self.find_documents else []
+        found = self._recognize(turns, run, artifacts, slots)
+        changed = with_turns(given, turns, found.turns, sort=self._sorts_segments)
         if not changed:
             return changed
         noted = {**changed[-1].additional_kwargs, _KEY: {"recognized": not found.findings}}
@@ -176,8 +114,10 @@ class RecognizesMessages(RecognizesDocuments):
         **kwargs: Any,
     ) -> LLMResult:
         """Generate for each conversation; see `BaseChatModel.generate`."""
-        recognized, options = self._recognized_batch(messages, callbacks, kwargs)
-        return super().generate(recognized, stop, callbacks, **options)
+        documents, run = kwargs.pop("documents", None), run_of(callbacks)
+        return super().generate(
+            [self._recognized(each, run, documents) for each in messages], stop, callbacks, **kwargs
+        )
 
     async def agenerate(
         self,
@@ -187,34 +127,24 @@ class RecognizesMessages(RecognizesDocuments):
         **kwargs: Any,
     ) -> LLMResult:
         """Generate for each conversation; see `BaseChatModel.agenerate`."""
-        recognized, options = self._recognized_batch(messages, callbacks, kwargs)
-        return await super().agenerate(recognized, stop, callbacks, **options)
-
-    def _recognized_batch(
-        self, messages: Iterable[Sequence[BaseMessage]], callbacks: Callbacks, keywords: dict[str, Any]
-    ) -> tuple[list[list[BaseMessage]], dict[str, Any]]:
-        options = self._listed(keywords)
-        documents = options.pop("documents", None)
-        return [self._recognized(each, run_of(callbacks), documents) for each in messages], options
+        documents, run = kwargs.pop("documents", None), run_of(callbacks)
+        recognized = [self._recognized(each, run, documents) for each in messages]
+        return await super().agenerate(recognized, stop, callbacks, **kwargs)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # noqa: A002
         """Stream; see `BaseChatModel.stream`."""
-        messages, settled, options = self._recognized_input(input, config, kwargs)
-        yield from super().stream(messages, settled, **options)
+        config = ensure_config(config)
+        yield from super().stream(self._recognized_input(input, config, kwargs), config, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: A002
         """Stream; see `BaseChatModel.astream`."""
-        messages, settled, options = self._recognized_input(input, config, kwargs)
-        async for piece in super().astream(messages, settled, **options):
+        config = ensure_config(config)
+        async for piece in super().astream(self._recognized_input(input, config, kwargs), config, **kwargs):
             yield piece
 
-    def _recognized_input(
-        self, model_input: Any, config: RunnableConfig | None, keywords: dict[str, Any]
-    ) -> tuple[list[BaseMessage], RunnableConfig, dict[str, Any]]:
-        settled = ensure_config(config)
-        messages = self._convert_input(model_input).to_messages()  # type: ignore[attr-defined]
-        (recognized,), options = self._recognized_batch([messages], settled.get("callbacks"), keywords)
-        return recognized, settled, options
+    def _recognized_input(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> list[BaseMessage]:
+        messages = self._convert_input(value).to_messages()  # type: ignore[attr-defined]
+        return self._recognized(messages, run_of(config.get("callbacks")), keywords.pop("documents", None))
 
 
 def was_recognized(messages: Sequence[BaseMessage]) -> bool | None:
@@ -223,12 +153,26 @@ def was_recognized(messages: Sequence[BaseMessage]) -> bool | None:
     return None if noted is None else bool(noted["recognized"])
 
 
+def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
+    """Return the documents of a `documents=` keyword.
+
+    Raises:
+        InvalidSegment: They are no collection of documents, or one that can be read only once.
+    """
+    if isinstance(documents, Iterator):
+        raise InvalidSegment(
+            f"expected a list of documents, got a {type(documents).__name__}",
+            hint="It can be read once, and LangChain may call several times. Pass list(documents).",
+        )
+    return [] if documents is None else to_segments(documents)
+
+
 def with_documents(messages: Sequence[BaseMessage], documents: Iterable[Any] | None) -> list[BaseMessage]:
     """Return messages with documents at the start of the user's last message."""
-    segments = [] if documents is None else to_segments(documents)
+    segments = given_segments(documents)
     if not segments:
         return list(messages)
-    blocks: list[Any] = [dict(to_block(segment)) for segment in segments]
+    blocks: list[Any] = [to_block(segment) for segment in segments]
     asked = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
     if not asked:
         return [*messages, HumanMessage(content=blocks)]

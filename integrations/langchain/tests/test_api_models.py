@@ -38,8 +38,8 @@ from langchain_invariant_rag import (
     create_invariant_documents_chain,
     vote,
 )
+from langchain_invariant_rag.api_models import _ballots
 from langchain_invariant_rag.documents import to_block, to_segment
-from langchain_invariant_rag.plain import message_ballots
 
 from .plain_models import MARKS, USAGE, Reader, StreamingReader, Talker
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
@@ -126,10 +126,10 @@ def test_messages_without_segments_are_sent_as_they_are() -> None:
         AIMessage("Yes?"),
         HumanMessage([image, cached, {"type": "text", "text": "!"}]),
     ]
-    [request] = (ballot.input for ballot in message_ballots(PlainRequests(), messages))
+    [request] = (ballot.messages for ballot in _ballots(PlainRequests(), messages))
     assert request == messages
     messages += [HumanMessage([cached, "a", *blocks(), image])]
-    [request] = (ballot.input for ballot in message_ballots(PlainRequests(), messages))
+    [request] = (ballot.messages for ballot in _ballots(PlainRequests(), messages))
     *_, last = request
     assert last.content[0] == cached
     assert last.content[1]["text"].startswith("aDocument: ")
@@ -307,47 +307,9 @@ async def test_tools_and_structured_output_pass_through(wrap: Any) -> None:
         assert list(structured.stream(prompt(DOCUMENTS))) == [found]
 
 
-class Citing(Reader):
-    """Cites the document of the lighthouse by its number, in a text or in a call."""
-
-    def _read(self, messages: list[Any], keywords: Any) -> str:
-        return re.search(r"\((\d)\) The lighthouse", messages[0].content)[1]
-
-    def _generate(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        number = self._read(messages, kwargs)
-        calls = [{"name": "Cited", "args": {"source": number, "pages": [1, 2]}, "id": "1", "type": "tool_call"}]
-        said = [{"type": "text", "text": f"So it is ({number})."}, {"type": "reasoning", "reasoning": "[1]"}]
-        message = AIMessage(said, tool_calls=calls if kwargs.get("tools") else [])
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-class Cited(BaseModel):
-    """A document, and pages."""
-
-    source: int
-    pages: list[int]
-
-
-@pytest.mark.parametrize("wrap", [canonical, vote])
-def test_numbers_in_blocks_calls_and_objects_lead_to_the_document(wrap: Any) -> None:
-    model = wrap(Citing())
-    for order in ORDERS:
-        text = "".join(f"({number}) {mark(to_segment(each))}\n" for number, each in enumerate(order, 1)) + QUESTION
-        number = next(n for n, each in enumerate(order, 1) if each.page_content.startswith("The lighthouse"))
-        message = model.bind_tools([Cited]).invoke(text)
-        assert message.tool_calls[0]["args"] == {"source": str(number), "pages": [1, 2]}
-        assert message.content == [
-            {"type": "text", "text": f"So it is ({number})."}, {"type": "reasoning", "reasoning": "[1]"}
-        ]  # fmt: skip
-        assert model.with_structured_output(Cited).invoke(text) == Cited(source=number, pages=[1, 2])
-        both = model.with_structured_output(Cited, include_raw=True).invoke(text)
-        assert both["parsed"] == Cited(source=number, pages=[1, 2])
-        assert both["raw"].tool_calls == message.tool_calls
-
-
 async def test_structured_output_streams_as_that_of_the_model() -> None:
     bare, wrapped = (make(Talker()).with_structured_output(Departure) for make in (lambda model: model, canonical))
-    request = message_ballots(PlainRequests(), prompt(DOCUMENTS).to_messages())[0].input
+    request = _ballots(PlainRequests(), prompt(DOCUMENTS).to_messages())[0].messages
     pieces = list(bare.stream(request))
     assert pieces
     assert pieces == list(wrapped.stream(prompt(DOCUMENTS)))

@@ -28,7 +28,6 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from transformers import LogitsProcessor
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
-from langchain_invariant_rag.tracking import RUNS
 
 from .entries import ENTRIES, Entry, Listed, fill
 
@@ -91,7 +90,6 @@ PLAIN: dict[str, Callable[[InvariantModel], Any]] = {
 
 def ask(entry: Entry, model: Any, documents: Sequence[Document]) -> tuple[str, list[OrderWarning]]:
     """Return the answer, and the warnings that somebody who shows all warnings gets to see."""
-    RUNS._elsewhere.clear()  # each time as in a process that has retrieved nothing yet
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         answer = entry.answer(model, Listed(documents=list(documents)))

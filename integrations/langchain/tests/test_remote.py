@@ -83,17 +83,6 @@ def test_streams_calls_and_batches_are_the_same_answer(remote: ChatInvariant) ->
     assert [each.content for each in bound.batch([QUESTION] * 2)] == [whole.content] * 2
 
 
-def test_numbered_documents_are_one_set_on_the_server_too(remote: ChatInvariant, embedded: InvariantModel) -> None:
-    local = ChatInvariant(model=embedded, max_tokens=16, known_documents=FLAGS, sort_segments=False)
-    far = ChatInvariant(base_url=remote.base_url, max_tokens=16, known_documents=FLAGS, sort_segments=False)
-    for order in ORDERS[:3]:
-        text = "\n".join(f"[{number}] {each.page_content}" for number, each in enumerate(order, 1)) + f"\n{QUESTION}"
-        here, there = local.invoke(text), far.invoke(text)
-        assert here.content == there.content
-        assert report(here) == report(there)
-        assert there.response_metadata["sets"] == [3]
-
-
 def test_answers_cite_the_documents(base_url: str, embedded: InvariantModel) -> None:
     far = ChatInvariant(base_url=base_url, citations=True, max_tokens=16)
     local = ChatInvariant(model=embedded, citations=True, max_tokens=16)

@@ -16,10 +16,10 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical
-from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
+from langchain_invariant_rag.documents import to_block, to_segment
 
-from .shared import DOCUMENTS, ORDERS, QUESTION
+from .shared import DOCUMENTS, QUESTION
 from .tool_models import WRITTEN, Departure, EndsAfter, Writing, distinct, joined, now, said, search
 
 
@@ -130,21 +130,6 @@ def test_stop_sequences_cut_the_text_and_no_call(chat: ChatInvariant) -> None:
     assert said(streamed) == said(answer)
 
 
-def test_numbers_of_documents_in_arguments_are_those_of_the_caller(chat: ChatInvariant) -> None:
-    text = '<tool_call>\n{"name": "search", "arguments": {"query": "see [1]", "limit": 3}}\n</tool_call><|im_end|>'
-    bound = chat.model_copy(update={"known_documents": DOCUMENTS}).bind_tools([search], tool_choice="any")
-    found = set()
-    for order in ORDERS:
-        numbered = "\n".join(f"[{number}] {each.page_content}" for number, each in enumerate(order, 1))
-        options = {"input": f"{numbered}\n{QUESTION}"}
-        answer = bound.invoke(**options, logits_processor=[Writing(chat.lm, text)])
-        streamed = joined(list(bound.stream(**options, logits_processor=[Writing(chat.lm, text)])))
-        assert said(streamed) == said(answer)
-        number = int(answer.tool_calls[0]["args"]["query"][5:-1])
-        found.add(order[number - 1].page_content)
-    assert len(found) == 1
-
-
 def test_a_call_that_is_cut_off_is_an_error(chat: ChatInvariant) -> None:
     bound = chat.bind_tools([search], tool_choice="any")
     for call in (bound.invoke, lambda prompt, **options: list(bound.stream(prompt, **options))):
@@ -162,7 +147,7 @@ def test_wrong_choices_say_what_there_is(chat: ChatInvariant) -> None:
 
 
 def test_a_completion_model_has_no_tools(lm: InvariantModel) -> None:
-    with pytest.raises(UnsupportedCombination, match="a completion model does not call them"):
+    with pytest.raises(UnsupportedCombination, match="expected a prompt without tools"):
         InvariantLLM(model=lm).invoke(QUESTION, tools=[search])
 
 
@@ -226,7 +211,7 @@ def test_calls_and_results_keep_their_roles(thinker: ChatInvariant) -> None:
 
 def test_results_stand_in_the_order_of_their_calls(chat: ChatInvariant) -> None:
     found = {"call_1": DOCUMENTS[:2], "call_2": DOCUMENTS[2:], "call_3": []}
-    results = [ToolMessage("found", tool_call_id=call, artifact=each) for call, each in found.items()]
+    results = [ToolMessage(str(Segments(each)), tool_call_id=call) for call, each in found.items()]
 
     def asked(model: Any, listed: Any, calls: Any = found) -> str:
         called = AIMessage("", tool_calls=[{**CALL, "id": call} for call in calls])
@@ -277,11 +262,10 @@ def test_an_error_of_a_tool_is_said_to_be_one(thinker: ChatInvariant) -> None:
 
 
 RESULTS: dict[str, Callable[[list[Document]], ToolMessage]] = {
-    "artifact": lambda documents: ToolMessage("text", tool_call_id="call_1", artifact=documents),
-    "blocks": lambda documents: ToolMessage(
-        [{"type": "text-plain", "mime_type": "text/plain", "text": each.page_content} for each in documents],
-        tool_call_id="call_1",
+    "artifact": lambda documents: ToolMessage(
+        "\n\n".join(each.page_content for each in documents), tool_call_id="call_1", artifact=documents
     ),
+    "blocks": lambda documents: ToolMessage([to_block(to_segment(each)) for each in documents], tool_call_id="call_1"),
 }
 
 
@@ -294,11 +278,3 @@ def test_documents_that_a_tool_found_are_a_set_in_its_result(chat: ChatInvariant
     assert asked(chat, DOCUMENTS).response_metadata["sets"] == [3]
     assert distinct(lambda documents: said(asked(chat, documents))) == 1
     assert distinct(lambda documents: asked(chat.model_copy(update={"method": "sequential"}), documents).content) > 1
-    segments = [to_segment(each.page_content) for each in DOCUMENTS]
-    result = {"role": "tool", "tool_call_id": "call_1", "content": segments}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": QUESTION},
-        {"role": "assistant", "tool_calls": [CALL]},
-        result,
-    ]
-    assert asked(chat, DOCUMENTS).content == written(chat.lm, messages)

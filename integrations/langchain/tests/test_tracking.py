@@ -1,126 +1,110 @@
-"""What the handler notes of a run, and what the ledger says of documents that a model was told not to look for."""
+"""What is known of a run is known in that run alone, from the first one of a process on, and is gone with it."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import warnings
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import OrderWarning
-from langchain_core.documents import Document
-from langchain_core.load import dumpd
-from langchain_core.messages import HumanMessage
-from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import tool
-from pydantic import BaseModel
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
-from langchain_invariant_rag import ChatInvariant, Segments
-from langchain_invariant_rag.documents import as_document, document_list
-from langchain_invariant_rag.tracking import document_lists
+import langchain_invariant_rag
+from langchain_invariant_rag import ChatInvariant
+from langchain_invariant_rag.tracking import RUNS
 
 from .shared import DOCUMENTS, QUESTION, Listed
 
-LONG = "The harbour of Senn was closed for a storm in the spring of that year."
+PROMPT = ChatPromptTemplate.from_template("{context}\n\n{question}")
+PACKAGE = Path(langchain_invariant_rag.__file__).parent
 
 
-class State(BaseModel):
-    found: Any
+def joined(documents: Any) -> str:
+    return "\n\n".join(each.page_content for each in documents)
 
 
-@dataclass
-class Data:
-    found: Any
+def rag(model: Any, retriever: BaseRetriever) -> Any:
+    return {"context": retriever | joined, "question": RunnablePassthrough()} | PROMPT | model
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        DOCUMENTS,
-        tuple(DOCUMENTS),
-        {"a": {"b": DOCUMENTS}},
-        ("text", DOCUMENTS),
-        State(found={"kb": DOCUMENTS}),
-        Data(DOCUMENTS),
-        [each.model_dump() for each in DOCUMENTS],
-        dumpd(DOCUMENTS),
-        [(each, 0.5) for each in DOCUMENTS],
-        [[each, 1] for each in DOCUMENTS],
-    ],
-)
-def test_a_list_of_documents_is_found_in_any_container(value: Any) -> None:
-    assert list(document_lists(value)) == [DOCUMENTS]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        "text",
-        [],
-        DOCUMENTS[0],
-        [*DOCUMENTS, "text"],
-        [{"page_content": 3}],
-        [{"content": "text"}],
-        State,
-        [HumanMessage("a", additional_kwargs={"found": DOCUMENTS})],
-    ],
-)
-def test_anything_else_is_no_list_of_documents(value: Any) -> None:
-    assert list(document_lists(value)) == []
-
-
-def test_a_value_that_holds_itself_or_very_much_ends() -> None:
-    own: list[Any] = [{"found": DOCUMENTS}]
-    own.append(own)
-    assert DOCUMENTS in document_lists(own)
-    assert list(document_lists([[1.0] * 1000] * 10_000)) == []
-
-
-def test_a_document_in_another_form_keeps_its_id_and_metadata() -> None:
-    document = Document("It rains.", id="7", metadata={"page": 1})
-    for form in (document.model_dump(), dumpd(document), (document, 0.5)):
-        assert as_document(form) == document
-    assert document_list([document.model_dump()]) == [document]
-
-
-def test_documents_that_a_tool_returned_are_known_in_its_run(lm: InvariantModel) -> None:
-    @tool
-    def find(query: str) -> Any:
-        """Find."""
-        return list(reversed(DOCUMENTS))
-
-    def ask(question: str) -> Any:
-        return chat.invoke("\n\n".join(each.page_content for each in find.invoke(question)) + f"\n\n{question}")
-
+def test_nothing_is_left_of_a_run(lm: InvariantModel) -> None:
     chat = ChatInvariant(model=lm, max_tokens=2)
-    assert RunnableLambda(ask).invoke(QUESTION).response_metadata["sets"] == [3]
+    assert rag(chat, Listed(documents=DOCUMENTS)).invoke(QUESTION).response_metadata["sets"] == [3]
+    with pytest.raises(ZeroDivisionError):
+        (Listed(documents=DOCUMENTS) | (lambda _: 1 / 0)).invoke(QUESTION)
+    assert not RUNS._runs
 
 
-@pytest.mark.parametrize("text", ["whole", "cut"])
-def test_the_ledger_knows_of_documents_that_the_model_does_not_look_for(lm: InvariantModel, text: str) -> None:
-    chat = ChatInvariant(model=lm, max_tokens=2, find_documents=False)
-    texts = [f"{each.page_content} {LONG}" for each in DOCUMENTS]
-    retriever = Listed(documents=[Document(each) for each in texts])
+def test_what_one_tenant_retrieved_is_nothing_to_another(lm: InvariantModel) -> None:
+    strict = ChatInvariant(model=lm, max_tokens=2, strict=True)
 
-    def ask(question: str) -> Any:
-        found = [each.page_content for each in retriever.invoke(question)]
-        if text == "cut":
-            found = [each[:40] for each in found]
-        return chat.invoke("\n\n".join(found) + f"\n\n{question}", documents=["One.", "Two."])
+    def other_tenant(documents: Any) -> Any:
+        return strict.invoke(f"{joined(documents)}\n\n{QUESTION}", config={"callbacks": []})
 
-    def asked(question: str) -> Any:
-        return chat.invoke(question, documents=["One.", "Two."])
+    rag(strict, Listed(documents=DOCUMENTS)).invoke(QUESTION)
+    answer = other_tenant(DOCUMENTS)
+    assert answer.response_metadata["invariant"] is None
+    assert answer.response_metadata["sets"] == []
 
-    def marked(question: str) -> Any:
-        return chat.invoke(f"{Segments(retriever.invoke(question))}\n\n{question}")
 
+def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm: InvariantModel) -> None:
+    chat, seen = ChatInvariant(model=lm, max_tokens=2), []
+
+    def ask(documents: Any) -> Any:
+        seen.append(f"{joined(documents)}\n\n{QUESTION}")
+        return chat.invoke(seen[-1])
+
+    with pytest.warns(OrderWarning) as caught:
+        answer = (Listed(documents=DOCUMENTS) | RunnableLambda(ask)).invoke(QUESTION)
+    (warning,) = caught
+    for fix in ("as_segments(retriever)", "SegmentsPlaceholder", "SEGMENT_PROMPT", "create_invariant_documents_chain"):
+        assert fix in str(warning.message)
+    assert answer.response_metadata["invariant"] is False
+    assert answer.content == chat.model_copy(update={"find_documents": False}).invoke(seen[0]).content
+
+
+@pytest.mark.parametrize("options", [{"find_documents": False}, {"method": "sequential", "ordering": "given"}])
+def test_who_did_not_ask_for_sets_is_not_warned(lm: InvariantModel, options: dict[str, Any]) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=2, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", OrderWarning)
-        answer = RunnableLambda(ask).invoke(QUESTION)
-        alone = RunnableLambda(asked).invoke(QUESTION)
-        segments = RunnableLambda(marked).invoke(QUESTION)
-    assert (answer.response_metadata["sets"], answer.response_metadata["invariant"]) == ([2], False)
-    assert (alone.response_metadata["sets"], alone.response_metadata["invariant"]) == ([2], True)
-    assert (segments.response_metadata["sets"], segments.response_metadata["invariant"]) == ([3], True)
+        rag(chat, Listed(documents=DOCUMENTS)).invoke(QUESTION)
+
+
+FIRST = """
+    from langchain_invariant_rag import ChatInvariant
+    from langchain_core.documents import Document
+    from langchain_core.prompts import ChatPromptTemplate
+    from langchain_core.retrievers import BaseRetriever
+    from langchain_core.runnables import RunnablePassthrough
+
+    class Listed(BaseRetriever):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return [Document("Ostra has a red flag."), Document("Ostra lies on the Senn.")]
+
+    def ask(inputs):  # the model is made after the retriever has run
+        return ChatInvariant(max_tokens=2).invoke(inputs)
+
+    prompt = ChatPromptTemplate.from_template("{context} {question}")
+    context = Listed() | (lambda found: " ".join(each.page_content for each in found))
+    chain = {"context": context, "question": RunnablePassthrough()} | prompt | ask
+    print([chain.invoke("Which flag?").response_metadata["sets"] for _ in range(2)])
+"""
+
+
+def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(FIRST)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[[2], [2]]"
+
+
+def test_no_module_looks_into_frames() -> None:
+    sources = [each.read_text(encoding="utf-8") for each in PACKAGE.rglob("*.py")]
+    assert len(sources) > 10
+    assert not any(word in source for source in sources for word in ("_getframe", "f_locals", "f_back"))

@@ -19,7 +19,7 @@ from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.load import dumpd, load
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tools.retriever import create_retriever_tool
@@ -68,7 +68,6 @@ def blocks() -> list[Any]:
 CARRIERS: dict[str, Any] = {
     "blocks": lambda: [HumanMessage([*blocks(), {"type": "text", "text": "\n" + QUESTION}])],
     "blocks in a message of their own": lambda: [HumanMessage(blocks()), HumanMessage(QUESTION)],
-    "one block a message": lambda: [*(HumanMessage([block]) for block in blocks()), HumanMessage(QUESTION)],
     "text blocks with extras": lambda: [
         HumanMessage([{"type": "text", "text": each.text, "extras": {"segment": True}} for each in SEGMENTS]),
         HumanMessage(QUESTION),
@@ -122,13 +121,6 @@ def expected_of_a_tool(lm: InvariantModel) -> str:
     ]
     generation = lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=6)
     return generation.text
-
-
-@pytest.mark.parametrize("artifact", [DOCUMENTS, [each.model_dump() for each in DOCUMENTS]], ids=["as is", "restored"])
-def test_the_artifact_of_a_tool_is_its_result(chat: ChatInvariant, artifact: Any, expected_of_a_tool: str) -> None:
-    answer = chat.invoke([ToolMessage("a text", tool_call_id="1", artifact=artifact), HumanMessage(QUESTION)])
-    assert seen(answer) == HASHES
-    assert answer.content == expected_of_a_tool
 
 
 def test_a_documents_keyword_is_read_too(chat: ChatInvariant, lm: InvariantModel) -> None:
@@ -193,11 +185,6 @@ def test_what_is_neither_text_nor_document_is_refused(chat: ChatInvariant, conte
         chat.invoke([HumanMessage(content)])
 
 
-def test_a_file_without_its_text_is_refused(chat: ChatInvariant) -> None:
-    with pytest.raises(InvalidSegment, match="mime_type"):
-        chat.invoke([HumanMessage([{"type": "text-plain", "url": "http://example.com", "mime_type": "text/plain"}])])
-
-
 def test_a_text_instead_of_documents_is_refused() -> None:
     with pytest.raises(InvalidSegment, match="list of documents"):
         PLACEHOLDER.invoke({"context": "one text", "question": QUESTION})
@@ -260,9 +247,14 @@ def test_fallbacks_and_retries_keep_boundaries(chat: ChatInvariant, expected: st
 
 def test_a_retriever_tool_carries_documents(chat: ChatInvariant, expected_of_a_tool: str) -> None:
     call = {"type": "tool_call", "id": "1", "name": "search", "args": {"query": QUESTION}}
-    for options in ({"response_format": "content_and_artifact"}, {"document_prompt": SEGMENT_PROMPT}):
-        search = create_retriever_tool(Listed(documents=DOCUMENTS), "search", "Searches.", **options)
-        assert chat.invoke([search.invoke(call), HumanMessage(QUESTION)]).content == expected_of_a_tool
+    marked = create_retriever_tool(Listed(documents=DOCUMENTS), "search", "Searches.", document_prompt=SEGMENT_PROMPT)
+    assert chat.invoke([marked.invoke(call), HumanMessage(QUESTION)]).content == expected_of_a_tool
+    for format_ in ("content", "content_and_artifact"):
+        search = create_retriever_tool(Listed(documents=DOCUMENTS), "search", "Searches.", response_format=format_)
+        answer = (RunnableLambda(lambda _, search=search: [search.invoke(call), HumanMessage(QUESTION)]) | chat).invoke(
+            ""
+        )
+        assert answer.response_metadata["sets"] == [3]
 
 
 def test_an_agent_with_a_checkpoint_retrieves_in_every_turn(chat: ChatInvariant) -> None:

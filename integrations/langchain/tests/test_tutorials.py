@@ -1,7 +1,6 @@
 """The RAG tutorials of LangChain's documentation, in their own words but for the model line and the data.
 
-They join documents into one text before the prompt. The model line tells the model which documents there are, so that
-it finds them again in that text.
+What a retriever returned is found in the variable of a template; what a function searched warns, with the fix.
 """
 
 from __future__ import annotations
@@ -12,18 +11,20 @@ from typing import Any, TypedDict
 import pytest
 from invariant_rag import InvariantModel
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ModelRequest, dynamic_prompt
+from langchain.agents.middleware import ModelRequest, dynamic_prompt
 from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
+from langchain_core.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from langgraph.graph import START, StateGraph
 
-from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, Segments
+from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, OrderWarning, Segments
 
 TEXT = "\n\n".join(
     f"Ferry number {number} leaves the pier of {place} at {number} in the morning. It carries salt and letters, and "
@@ -57,8 +58,8 @@ def vector_store(all_splits: list[Document]) -> InMemoryVectorStore:
 
 
 @pytest.fixture(scope="module")
-def model(lm: InvariantModel, all_splits: list[Document]) -> ChatInvariant:
-    return ChatInvariant(model=lm, known_documents=all_splits, max_tokens=12, sort_segments=False)
+def model(lm: InvariantModel) -> ChatInvariant:
+    return ChatInvariant(model=lm, max_tokens=12, sort_segments=False)
 
 
 def answers(ask: Any) -> set[str]:
@@ -90,7 +91,9 @@ def test_expression_language(model: ChatInvariant, vector_store: InMemoryVectorS
     assert len(answers(lambda: rag_chain.invoke(QUESTION))) == 1
 
 
-def test_graph(model: ChatInvariant, vector_store: InMemoryVectorStore) -> None:
+def test_graph_whose_function_searches_warns_until_a_retriever_does(
+    model: ChatInvariant, vector_store: InMemoryVectorStore
+) -> None:
     class State(TypedDict):
         question: str
         context: list[Document]
@@ -98,47 +101,61 @@ def test_graph(model: ChatInvariant, vector_store: InMemoryVectorStore) -> None:
 
     prompt = ChatPromptTemplate.from_template("Question: {question} \nContext: {context} \nAnswer:")
 
-    def retrieve(state: State) -> Any:
-        return {"context": vector_store.similarity_search(state["question"])}
+    def graph(search: Any) -> Any:
+        def retrieve(state: State) -> Any:
+            return {"context": search(state["question"])}
 
-    def generate(state: State) -> Any:
-        docs_content = "\n\n".join(doc.page_content for doc in state["context"])
-        messages = prompt.invoke({"question": state["question"], "context": docs_content})
-        return {"answer": model.invoke(messages).content}
+        def generate(state: State) -> Any:
+            docs_content = "\n\n".join(doc.page_content for doc in state["context"])
+            messages = prompt.invoke({"question": state["question"], "context": docs_content})
+            return {"answer": model.invoke(messages).content}
 
-    builder = StateGraph(State).add_sequence([retrieve, generate])
-    graph: Any = builder.add_edge(START, "retrieve").compile()
-    assert len(answers(lambda: graph.invoke({"question": QUESTION})["answer"])) == 1
+        builder = StateGraph(State).add_sequence([retrieve, generate])
+        return builder.add_edge(START, "retrieve").compile()
 
-
-def test_agent_with_a_dynamic_prompt(model: ChatInvariant, vector_store: InMemoryVectorStore) -> None:
-    @dynamic_prompt
-    def prompt_with_context(request: ModelRequest[Any]) -> str:
-        last_query = request.state["messages"][-1].text
-        retrieved_docs = vector_store.similarity_search(last_query)
-        docs_content = "\n\n".join(doc.page_content for doc in retrieved_docs)
-        return f"You are a helpful assistant. Use the following context in your response:\n\n{docs_content}"
-
-    agent = create_agent(model, tools=[], middleware=[prompt_with_context])
-    message = {"role": "user", "content": QUESTION}
-    seen = [agent.invoke({"messages": [message]})["messages"][-1] for _ in range(5)]
-    assert len({answer.content for answer in seen}) == 1
-    assert all(len(answer.response_metadata["order"]) == 4 for answer in seen)
+    with pytest.warns(OrderWarning, match="as_segments"):
+        assert len(answers(lambda: graph(vector_store.similarity_search).invoke({"question": QUESTION})["answer"])) > 1
+    retriever = vector_store.as_retriever()
+    assert len(answers(lambda: graph(retriever.invoke).invoke({"question": QUESTION})["answer"])) == 1
 
 
-def test_agent_whose_middleware_puts_context_into_the_question(
-    model: ChatInvariant, vector_store: InMemoryVectorStore
-) -> None:
-    class Retrieving(AgentMiddleware[Any, Any, Any]):
-        def before_model(self, state: Any, runtime: Any) -> dict[str, Any]:
-            asked = state["messages"][-1]
-            found = "\n\n".join(doc.page_content for doc in vector_store.similarity_search(asked.text))
-            return {"messages": [asked.model_copy(update={"content": f"{asked.text}\n\nContext:\n{found}"})]}
+def test_agent_with_a_tool(model: ChatInvariant, vector_store: InMemoryVectorStore) -> None:
+    @tool(response_format="content_and_artifact")
+    def retrieve_context(query: str) -> Any:
+        """Retrieve information to help answer a query."""
+        retrieved_docs = vector_store.similarity_search(query, k=2)
+        serialized = "\n\n".join(f"Source: {doc.metadata}\nContent: {doc.page_content}" for doc in retrieved_docs)
+        return serialized, retrieved_docs
 
-    agent = create_agent(model, tools=[], middleware=[Retrieving()])
-    seen = [agent.invoke({"messages": [("human", QUESTION)]})["messages"][-1] for _ in range(5)]
-    assert len({answer.content for answer in seen}) == 1
-    assert all(len(answer.response_metadata["order"]) == 4 for answer in seen)
+    call = {"type": "tool_call", "id": "1", "name": "retrieve_context", "args": {"query": QUESTION}}
+
+    def asked(question: str) -> Any:
+        history = [HumanMessage(QUESTION), AIMessage("", tool_calls=[call]), retrieve_context.invoke(call)]
+        return model.invoke([*history, *([AIMessage("At seven."), HumanMessage(question)] if question else [])])
+
+    for question in ("", "And on Sundays?"):  # the second turn keeps what the message of the tool has
+        assert len({asked(question).content for _ in range(5)}) == 1
+        assert asked(question).response_metadata["sets"] == [2]
+
+
+def test_agent_with_a_dynamic_prompt_warns(model: ChatInvariant, vector_store: InMemoryVectorStore) -> None:
+    def agent_with(write: Any) -> Any:
+        @dynamic_prompt
+        def prompt_with_context(request: ModelRequest[Any]) -> str:
+            retrieved_docs = vector_store.similarity_search(request.state["messages"][-1].text)
+            return (
+                f"You are a helpful assistant. Use the following context in your response:\n\n{write(retrieved_docs)}"
+            )
+
+        return create_agent(model, tools=[], middleware=[prompt_with_context])
+
+    def asked(write: Any) -> set[str]:
+        agent = agent_with(write)
+        return {agent.invoke({"messages": [("human", QUESTION)]})["messages"][-1].content for _ in range(5)}
+
+    with pytest.warns(OrderWarning, match="as_segments"):
+        assert len(asked(lambda docs: "\n\n".join(doc.page_content for doc in docs))) > 1
+    assert len(asked(Segments)) == 1
 
 
 def test_documents_that_are_marked_already_are_found_once(model: ChatInvariant, all_splits: list[Document]) -> None:
@@ -146,16 +163,8 @@ def test_documents_that_are_marked_already_are_found_once(model: ChatInvariant, 
     assert len(answer.response_metadata["order"]) == 2
 
 
-def test_without_known_documents_those_of_the_run_are_found(
-    model: ChatInvariant, vector_store: InMemoryVectorStore
-) -> None:
+def test_without_find_documents_none_are_found(model: ChatInvariant, vector_store: InMemoryVectorStore) -> None:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{input}")
-    found, blind = (
-        create_retrieval_chain(
-            vector_store.as_retriever(),
-            create_stuff_documents_chain(model.model_copy(update={"known_documents": [], **update}), prompt),
-        )
-        for update in ({}, {"find_documents": False})
-    )
-    assert len(answers(lambda: found.invoke({"input": QUESTION})["answer"])) == 1
-    assert len(answers(lambda: blind.invoke({"input": QUESTION})["answer"])) > 1
+    blind = model.model_copy(update={"find_documents": False})
+    chain = create_retrieval_chain(vector_store.as_retriever(), create_stuff_documents_chain(blind, prompt))
+    assert len(answers(lambda: chain.invoke({"input": QUESTION})["answer"])) > 1

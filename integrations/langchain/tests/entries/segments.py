@@ -24,7 +24,7 @@ from langchain_invariant_rag import (
     create_invariant_documents_chain,
 )
 
-from .base import ALL, BOUNDARIES, CHAT_PROMPT, FOUR, NESTED, NOTHING, PASS_SEGMENTS, QUESTION, entry, joined, text_of
+from .base import ALL, BOUNDARIES, CHAT_PROMPT, FOUR, NESTED, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 
 PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
 
@@ -161,16 +161,6 @@ add_keywords()
 def keyword_of_a_chain(model: Any, retriever: BaseRetriever) -> str:
     chain = PromptTemplate.from_template("{question}") | model | StrOutputParser()
     return chain.invoke({"question": QUESTION}, documents=retriever.invoke(QUESTION))
-
-
-@entry(
-    "`known_documents=`",
-    todo=NOTHING.replace("what was retrieved in the same run", "them in any text"),
-    models=("chat", "completion"),
-)
-def known_documents(model: Any, retriever: BaseRetriever) -> str:
-    found = retriever.invoke(QUESTION)
-    return ask(model.model_copy(update={"known_documents": found}), CHAT_PROMPT, joined(found))
 
 
 def history(message: ToolMessage) -> list[Any]:
