@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from invariant_rag import InvariantModel
-from invariant_rag.generation.ending_search import byte_matcher
 from invariant_rag.server import InProcess
 from invariant_rag.server.schema_limits import MOST_MASKED, check_masked, check_schema
 from invariant_rag.testing.families import tiny_model
@@ -70,12 +69,3 @@ def test_slow_schemas_are_compiled_one_after_another_and_others_at_once(engine: 
                 leaves.result(10)
             assert not waits.done()
         waits.result(10)
-
-
-def test_schemas_compile_in_several_threads_to_what_they_compile_to_alone() -> None:
-    schemas = [f'{{"type": "string", "maxLength": {most}}}' for most in (*range(8), *range(8))]
-    with ThreadPoolExecutor(8) as pool:
-        matchers = list(pool.map(byte_matcher, schemas))
-    for matcher, most in zip(matchers, (*range(8), *range(8)), strict=True):
-        assert matcher.accept_string(b'"' + b"a" * most + b'"')
-        assert matcher.is_terminated()
