@@ -31,7 +31,7 @@ from invariant_rag.prompts import Turn
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, document_rendering
 from llama_index.llms.invariant_rag.calls import Call
-from llama_index.llms.invariant_rag.choices import check_model, check_names, check_parameters
+from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
 from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_options
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
@@ -57,6 +57,7 @@ _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "dtype", "device_map", "model_kwargs")
 _DECODING = ("temperature", "top_p", "top_k", "seed")
 _REPORTING = ("logprobs", "citations")
+_PER_CALL = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode", "query", "output_cls")
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -83,7 +84,7 @@ class InvariantLLM(ObjectWriter):
 
     Raises:
         UnknownName: No such method, ordering or backend.
-        UnknownParameter: There is no such field. Calls raise `InvalidOption` for keywords that they do not know.
+        UnknownParameter: There is no such field. Calls raise it for keywords that they do not know.
         UnsupportedCombination: There are loading options for a model in memory, or there is a `messages_to_prompt`.
         UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
@@ -347,6 +348,8 @@ class InvariantLLM(ObjectWriter):
     def _call(self, reading: Reading, kwargs: Mapping[str, Any], **asked: Any) -> Call:
         named = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode")
         given = {**{name: getattr(self, name) for name in named}, **self.generation_kwargs, **kwargs}
+        if self._remote is None:
+            check_call_keywords(given, _PER_CALL)
         json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
         request = AnswerRequest(
             **asked,

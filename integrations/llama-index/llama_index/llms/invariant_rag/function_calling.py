@@ -12,7 +12,7 @@ from llama_index.core.tools import BaseTool
 from pydantic_core import from_json
 
 from invariant_rag.checks import check_tools
-from invariant_rag.errors import InvalidPrompt, InvalidTool
+from invariant_rag.errors import InvalidPrompt, InvalidTool, UnsupportedCombination
 from llama_index.llms.invariant_rag.errors import NoToolCall
 
 ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
@@ -30,9 +30,16 @@ def chat_options(keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]
 
     Raises:
         InvalidTool: A tool or the choice of one has no known shape.
+        UnsupportedCombination: There are tools, and an object is asked for.
     """
+    tools = [openai_tool(tool) for tool in check_tools(keywords.get("tools"))]
+    if tools and keywords.get("output_cls") is not None:
+        raise UnsupportedCombination(
+            "expected either tools or an output class, got both",
+            hint="Call the tools first, and ask for the object then.",
+        )
     return {
-        "tools": [openai_tool(tool) for tool in check_tools(keywords.get("tools"))],
+        "tools": tools,
         "tool_choice": choice_of(keywords.get("tool_choice")),
         "parallel": bool(keywords.get("allow_parallel_tool_calls", True)),
         "template_kwargs": {**template_kwargs, **(keywords.get("template_kwargs") or {})},

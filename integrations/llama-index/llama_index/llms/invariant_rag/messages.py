@@ -109,8 +109,8 @@ def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage] = ()) -
 
 def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
     for part in parts:
-        if isinstance(part, str | Segment | SegmentSet):
-            yield part
+        if isinstance(part, str | Segment | SegmentSet | Part):
+            yield part.text if isinstance(part, Part) else part
         elif not isinstance(part, CachePoint | CitationBlock | ThinkingBlock | ToolCallBlock):
             raise InvalidPrompt(
                 f"expected text, citable or plain-text document blocks, got a block of type {part.block_type!r}",

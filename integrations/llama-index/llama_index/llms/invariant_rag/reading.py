@@ -11,6 +11,7 @@ from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextC
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
+from llama_index.core.schema import NodeWithScore
 
 from invariant_rag.errors import InvalidPrompt, OrderWarning
 from invariant_rag.prompts import Finding, Turn, recognize, report
@@ -91,7 +92,8 @@ class Reader:
         """
         retrievals = Retrievals()
         scope = retrievals.scope
-        self._check_media(scope)
+        if self.text_only and scope.given:
+            refuse_media(scope.given.nodes)
         find = retrievals.find if self.find_documents else lambda _: None
         read = [Turn(turn.role, tuple(_resolved(turn, find))) for turn in turns]
         in_sets = [segment.text for turn in read for segment in _segments(turn)]
@@ -99,7 +101,8 @@ class Reader:
         known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
         findings = list(found.findings)
         has_sets = any(any(turn.sets) for turn in known)
-        fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), _MARKS)
+        asker_fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), None)
+        fix = asker_fix or _MARKS
         if self.require_segments and not has_sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=fix)
         query = scope.given.query or None if scope.given else None
@@ -110,18 +113,20 @@ class Reader:
             findings.append(Finding("no_segments", message))
         if self.routed and any(len(each) > 1 for turn in known for each in turn.sets):
             findings.append(Finding("routing", "the plain model of the router reads them in the order given."))
-        fixes = {each.kind: fix for each in findings if each.kind not in {"routing", "stated"}}
+        kinds = ("no_segments", "separate", "incomplete", "marks") if asker_fix else ("no_segments",)
+        fixes = dict.fromkeys(kinds, fix)
         report(findings, fixes=fixes, strict=self.strict)
         return Reading(known, not findings, query, scope.sinks)
 
-    def _check_media(self, scope: Scope) -> None:
-        given = scope.given.nodes if scope.given and self.text_only else ()
-        if media := [each.node.node_id for each in given if has_media(each.node)]:
-            raise InvalidPrompt(
-                f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
-                hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads "
-                "images: InvariantSynthesizer(canonical(llm)).",
-            )
+
+def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
+    """Raise InvalidPrompt if a node holds other media than text."""
+    if media := [each.node.node_id for each in nodes if has_media(each.node)]:
+        raise InvalidPrompt(
+            f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
+            hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads images: "
+            "InvariantSynthesizer(canonical(llm)).",
+        )
 
 
 def _resolved(turn: Turn, find: Callable[[str], SegmentSet | None]) -> Iterator[Any]:

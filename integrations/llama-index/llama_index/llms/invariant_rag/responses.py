@@ -77,8 +77,7 @@ def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
     """Return the response to a conversation."""
     report, answer = _report(reply, call), reply.first
     calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]
-    cut = [(each.id or "", each.name or "", each.arguments) for each in [answer.cut_call] if each is not None]
-    message = _message(answer.content, answer.reasoning, [*calls, *cut])
+    message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
     message.blocks += [_citation(each) for each in answer.citations or ()]
     return ChatResponse(
         message=message,

@@ -101,6 +101,7 @@ def enter(instance: object) -> Scope:
             _alone.set(known := deque(maxlen=_REMEMBERED))
         scope = Scope(instance, None, known)
     else:
+        _alone.set(None)  # a run begins: what was retrieved before it is no matter of it, nor of what follows
         scope = Scope(instance, None, deque())
     _scope.set(scope)
     return scope

@@ -89,6 +89,13 @@ class SlotBlock(TextBlock):
 
     _parts: tuple[Part, ...] = PrivateAttr(default=())
 
+    @classmethod
+    def of(cls, *parts: Part) -> SlotBlock:
+        """Return a block of these parts."""
+        block = cls(text="".join(each.text for each in parts))
+        block._parts = parts
+        return block
+
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts of its text."""
@@ -193,12 +200,10 @@ class _Filled:
     def _block(self, plain: Any, placed: Any) -> Any:
         if type(plain) is not TextBlock or not isinstance(placed, TextBlock):
             return plain
-        parts = self.parts(plain.text, placed.text)
+        parts = self.parts(plain.text, placed.text) if _PLACE.search(placed.text) else None
         if parts is None:
-            return plain
-        block = SlotBlock(text=plain.text)
-        block._parts = parts
-        return block
+            return plain  # no value is in it: a message that somebody has finished
+        return SlotBlock.of(*parts)
 
     def parts(self, plain: str, placed: str) -> tuple[Part, ...] | None:
         """Return the parts of a text; None if it is not the values with text between them, such as after a filter."""

@@ -24,16 +24,17 @@ from llama_index_instrumentation import get_dispatcher
 
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.prompts import without_marks
-from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag import OrderWarning
+from invariant_rag.segments import Segment, SegmentSet, document_rendering
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
 from llama_index.llms.invariant_rag.nodes import has_media, relabelled, segment_of
+from llama_index.llms.invariant_rag.reading import refuse_media
 from llama_index.llms.invariant_rag.reports import METADATA_KEY
 from llama_index.llms.invariant_rag.runs import current_scope
-from llama_index.llms.invariant_rag.slots import SetText, SlotBlock, SlotReader
+from llama_index.llms.invariant_rag.slots import Part, SetText, SlotBlock, SlotReader
 
 dispatcher = get_dispatcher(__name__)
 
-_OWN_VARIABLES = frozenset({"context_str", "query_str", "text_chunks"})
+_OWN_VARIABLES = frozenset({"context_str", "query_str", "text_chunks", "string_to_format"})
 _NOTHING_READ: Mapping[str, Any] = {"sets": [], "order": [], "dropped": [], "trimmed": [], "invariant": None}
 
 
@@ -114,6 +115,7 @@ class InvariantSynthesizer(BaseSynthesizer):
             InvalidPrompt: A keyword has the name of something that the synthesizer sets; the template has no
                 `{context_str}`; or a node holds an image or another medium, which the LLM cannot read.
         """
+        _check_variables(response_kwargs)
         response = super().synthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
         return _with_metadata(response)
 
@@ -125,6 +127,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
         """Async version of `synthesize`."""
+        _check_variables(response_kwargs)
         response = await super().asynthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
         return _with_metadata(response)
 
@@ -168,11 +171,6 @@ class InvariantSynthesizer(BaseSynthesizer):
         """Return the prompt, with all its values."""
         self._check_streaming()  # chat engines set it after construction
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(texts)))
-        if taken := sorted(_OWN_VARIABLES & set(variables)):
-            raise InvalidPrompt(
-                f"expected no keyword {', '.join(taken)}: the synthesizer sets it",
-                hint="Give the variable of the template another name.",
-            )
         names = self._text_qa_template.template_var_mappings or {}
         if names.get("context_str", "context_str") not in self._text_qa_template.template_vars:
             raise InvalidPrompt(
@@ -196,11 +194,9 @@ class InvariantSynthesizer(BaseSynthesizer):
 
     def _with_media(self, template: BasePromptTemplate, nodes: Sequence[NodeWithScore]) -> BasePromptTemplate:
         """Return the prompt with nodes that are not text alone behind the context, in the order of their content."""
-        if not self._llm.metadata.is_chat_model:
-            raise InvalidPrompt(
-                "expected nodes of text, got an image, audio or video, and an LLM that completes texts",
-                hint="Give TextNodes with descriptions instead, or an LLM that chats.",
-            )
+        inner = self._llm.llm if isinstance(self._llm, StructuredLLM) else self._llm
+        if isinstance(inner, InvariantLLM) or not inner.metadata.is_chat_model:
+            refuse_media(nodes)
         blocks = [block for each in sorted(map(_blocks, nodes), key=repr) for block in each]
         messages = self._llm._get_messages(template)
         for message in messages:
@@ -208,6 +204,14 @@ class InvariantSynthesizer(BaseSynthesizer):
             if any(part.segments is not None for block in written for part in block.parts):
                 message.blocks = [*message.blocks, *blocks]
         return ChatPromptTemplate(message_templates=messages)
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    if taken := sorted(_OWN_VARIABLES & set(variables)):
+        raise InvalidPrompt(
+            f"expected no keyword {', '.join(taken)}: the synthesizer sets it",
+            hint="Give the variable of the template another name.",
+        )
 
 
 def _numbered(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
@@ -219,7 +223,7 @@ def _blocks(found: NodeWithScore) -> list[ContentBlock]:
     text = without_marks(found.node.get_content(MetadataMode.LLM))
     blocks = found.node.get_content_blocks(metadata_mode=MetadataMode.LLM)
     media = [block for block in blocks if not isinstance(block, TextBlock)]
-    return [*([TextBlock(text=text)] if text else []), *media]
+    return [*([SlotBlock.of(Part(document_rendering(Segment(text)), "words"))] if text else []), *media]
 
 
 def _with_metadata(response: Any) -> Any:
