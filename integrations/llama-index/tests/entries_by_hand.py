@@ -10,7 +10,7 @@ from cases import QUERY, ListRetriever
 from entries_query import Found, longer, numbered
 from entry import MORE, Ask, Entry, Nodes, invariant, under, warns
 from llama_index.core import ChatPromptTemplate, PromptTemplate
-from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock
+from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import RichPromptTemplate
@@ -21,7 +21,7 @@ from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 
 dispatcher = get_dispatcher(__name__)
 
-IN_ONE_SPAN = "retrieve and ask in one function under `@dispatcher.span`, or in one workflow"
+IN_ONE_SPAN = "retrieve and ask in one function under `@dispatcher.span`, or in one workflow; or one after the other"
 APART = "mark the nodes (`SegmentMarkerPostprocessor`), or give `SegmentBlock`s"
 
 
@@ -84,24 +84,24 @@ def marked(nodes: Nodes) -> Nodes:
     return SegmentMarkerPostprocessor().postprocess_nodes(retrieve(nodes))
 
 
-def ways(topic: str, asks: dict[str, Ask]) -> list[Entry]:
-    """Return what asks with nodes from the same span, with nodes from another one, and with marked nodes."""
-    together, apart, with_marks = zip(
-        *(
-            (
-                invariant(name, lambda llm, nodes, ask=ask: in_one_span(llm, nodes, ask), IN_ONE_SPAN),
-                warns(name, lambda llm, nodes, ask=ask: ask(llm, retrieve(nodes)), APART),
-                invariant(name, lambda llm, nodes, ask=ask: ask(llm, marked(nodes)), MORE),
-            )
-            for name, ask in asks.items()
-        ),
-        strict=True,
-    )
-    return [
-        *under(f"{topic}, retrieved in the same span", *together),
-        *under(f"{topic}, retrieved elsewhere", *apart),
-        *under(f"{topic}, marked", *with_marks),
-    ]
+def retrieved(topic: str, asks: dict[str, Ask], sets: set[str]) -> list[Entry]:
+    """Return what asks with nodes of the same run: in one span, or one after the other in one task."""
+    found = []
+    for name, ask in asks.items():
+        entry, todo = (invariant, IN_ONE_SPAN) if name in sets else (warns, APART)
+        found.append(entry(name, lambda llm, nodes, ask=ask: in_one_span(llm, nodes, ask), todo))
+        found.append(entry(f"{name}, without a span", lambda llm, nodes, ask=ask: ask(llm, retrieve(nodes)), todo))
+    return under(topic, *found)
+
+
+def with_marks(topic: str, asks: dict[str, Ask], counted: set[str]) -> list[Entry]:
+    """Return what asks with marked nodes."""
+
+    def entry(name: str, ask: Ask) -> Entry:
+        one = lambda llm, nodes: ask(llm, marked(nodes))  # noqa: E731
+        return warns(name, one, "leave the numbers away") if name in counted else invariant(name, one, MORE)
+
+    return under(f"{topic}, marked", *(entry(*each) for each in asks.items()))
 
 
 # --- templates ---
@@ -137,6 +137,17 @@ def structured_chat(llm: Any, nodes: Nodes) -> str:
     return str(asked.complete(prompt_of(FORMATS["as bullets"](nodes))).text)
 
 
+def told(write: Callable[[Nodes], str]) -> Ask:
+    """Return what asks with the content of a tool's message."""
+
+    def ask(llm: Any, nodes: Nodes) -> str:
+        call = ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})
+        result = ChatMessage(write(nodes), role="tool", additional_kwargs={"tool_call_id": "1"})
+        return str(llm.chat([ChatMessage(QUERY), ChatMessage(role="assistant", blocks=[call]), result]).message.content)
+
+    return ask
+
+
 # --- blocks ---
 
 
@@ -150,18 +161,6 @@ def blocks(make: Callable[[str], Any], between: str = "") -> Ask:
         return str(llm.chat([ChatMessage(blocks=[*found, TextBlock(text=QUERY)])]).message.content)
 
     return ask
-
-
-def one_message_each(llm: Any, nodes: Nodes) -> str:
-    messages = [ChatMessage(blocks=[SegmentBlock.of(content(node))]) for node in retrieve(nodes)]
-    return str(llm.chat([*messages, ChatMessage(QUERY)]).message.content)
-
-
-def numbered_blocks(llm: Any, nodes: Nodes) -> str:
-    found: list[Any] = []
-    for i, node in enumerate(retrieve(nodes), start=1):
-        found += [TextBlock(text=f"Source {i}:"), SegmentBlock.of(content(node))]
-    return str(llm.chat([ChatMessage(blocks=[*found, TextBlock(text=QUERY)])]).message.content)
 
 
 def citable(text: str) -> CitableBlock:
@@ -182,8 +181,6 @@ BLOCKS = {
     "`DocumentBlock`s of plain text": blocks(document),
     "`SegmentBlock`s with white space between them": blocks(SegmentBlock.of, "\n\n"),
     "`SegmentBlock`s with `---` between them": blocks(SegmentBlock.of, "\n---\n"),
-    "`SegmentBlock`s, numbered by text blocks": numbered_blocks,
-    "one `SegmentBlock` per message": one_message_each,
 }
 PROMPTS = {
     '`llm.chat`, joined with `"\\n\\n"`': chatting(FORMATS['joined with `"\\n\\n"`']),
@@ -194,17 +191,16 @@ PROMPTS = {
     "`structured_predict`, numbered": structured,
     "`as_structured_llm`, bullets": structured_chat,
 }
+COMPLETED = {name: completing(write) for name, write in FORMATS.items()}
+COUNTED = {"as a numbered list `1. `", "numbered `[1] ...`", "as `Document 1:`", "as `<doc id=1>...</doc>`"}
+FILE = {"as `<document>` with its source", "as `Source: {file}\\nContent: ...`"}
+TOLD = {name: told(write) for name, write in FORMATS.items()}
 ENTRIES = [
-    *ways("nodes in `llm.complete(...)`", {name: completing(write) for name, write in FORMATS.items()}),
-    *ways("nodes in other calls", PROMPTS),
+    *retrieved("nodes in `llm.complete(...)`", COMPLETED, set()),
+    *retrieved("nodes in other calls", PROMPTS, {"`PromptTemplate`", "`ChatPromptTemplate`"}),
+    *retrieved("nodes in a tool's message", TOLD, set(FORMATS) - COUNTED - {"as a JSON list of texts"}),
+    *with_marks("nodes in `llm.complete(...)`", COMPLETED, COUNTED | FILE),
+    *with_marks("nodes in other calls", PROMPTS, {name for name in PROMPTS if "number" in name or "loop" in name}),
     *under("`llm.chat`", *(invariant(name, ask, MORE) for name, ask in BLOCKS.items())),
-    *under(
-        "`json.dumps` of whole nodes",
-        invariant(
-            "retrieved in the same span",
-            lambda llm, nodes: in_one_span(llm, nodes, dumped),
-            IN_ONE_SPAN,
-        ),
-        warns("retrieved elsewhere", lambda llm, nodes: dumped(llm, retrieve(nodes)), APART),
-    ),
+    *retrieved("`json.dumps` of whole nodes", {"in `llm.complete`": dumped}, set()),
 ]

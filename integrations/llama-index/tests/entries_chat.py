@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases import QUERY, ListRetriever
-from entry import MORE, Nodes, engine_of, index_of, invariant, under
+from entry import MORE, Nodes, engine_of, index_of, invariant, under, warns
 from llama_index.core import get_response_synthesizer
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -207,15 +207,20 @@ ENTRIES = [
             "the one of LlamaIndex's documentation: retrieve, synthesize",
             lambda _, nodes: run_workflow(SynthesizingWorkflow(timeout=60), nodes),
         ),
-        invariant(
+        warns(
             "a step that joins the nodes and calls `llm.acomplete`",
             lambda llm, nodes: run_workflow(FormattingWorkflow(llm), nodes),
+            "fill in a template: `llm.apredict(template, context_str=...)`",
         ),
     ),
     *under(
         "agents",
         invariant("`FunctionAgent` with a `QueryEngineTool`", lambda _, nodes: agent_tool(nodes)),
-        invariant("`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`", react),
+        warns(
+            "`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`",
+            react,
+            "`RetrieverTool(..., node_postprocessors=[SegmentMarkerPostprocessor()])`",
+        ),
     ),
     *under(
         "agents with the parts of this package",

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from cases import QUERY
 from entries_query import marked
-from entry import MORE, Nodes, SayingLLM, engine_of, index_of, invariant, under
+from entry import MORE, Nodes, SayingLLM, engine_of, index_of, invariant, under, warns
 from llama_index.core.evaluation import RelevancyEvaluator
-from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform
 from llama_index.core.postprocessor import (
     LLMRerank,
 )
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     FLAREInstructQueryEngine,
-    MultiStepQueryEngine,
     RetryQueryEngine,
     RouterQueryEngine,
     SubQuestionQueryEngine,
@@ -77,6 +76,8 @@ def citation(llm: Any, nodes: Nodes, **options: Any) -> str:
     return str(CitationQueryEngine.from_args(index_of(nodes), llm=llm, **options).query(QUERY))
 
 
+OURS = "`CitationQueryEngine.from_args(..., response_synthesizer=InvariantSynthesizer(llm))`"
+
 # --- engines around engines ---
 
 
@@ -106,11 +107,6 @@ def sub_questions(nodes: Nodes, **options: Any) -> str:
     return str(engine.query(QUERY))
 
 
-def steps(llm: Any, nodes: Nodes) -> str:
-    transform = StepDecomposeQueryTransform(llm=llm)
-    return str(MultiStepQueryEngine(engine_of(nodes), transform, index_summary="Boats.", num_steps=2).query(QUERY))
-
-
 def retried(llm: Any, nodes: Nodes) -> str:
     evaluator = RelevancyEvaluator(llm=llm)
     return str(RetryQueryEngine(engine_of(nodes), evaluator, max_retries=1).query(QUERY))
@@ -127,8 +123,8 @@ def looked_ahead(nodes: Nodes) -> str:
 ENTRIES = [
     *under(
         "`CitationQueryEngine`",
-        invariant("as it is", citation, sizes=(3, 4)),
-        invariant("the source that `[n]` leads to", cited),
+        warns("as it is", citation, OURS, sizes=(3, 4)),
+        warns("the source that `[n]` leads to", cited, OURS),
     ),
     *under(
         "`CitationQueryEngine` with the parts of this package",
@@ -137,7 +133,7 @@ ENTRIES = [
             lambda llm, nodes: citation(llm, nodes, response_synthesizer=InvariantSynthesizer(llm)),
             MORE,
         ),
-        invariant("`SegmentMarkerPostprocessor`", lambda llm, nodes: citation(llm, nodes, **marked()), MORE),
+        warns("`SegmentMarkerPostprocessor`", lambda llm, nodes: citation(llm, nodes, **marked()), OURS),
         invariant(
             "`InvariantSynthesizer`, the source that `[n]` leads to",
             lambda llm, nodes: cited(llm, nodes, synthesizer=True),
@@ -156,7 +152,6 @@ ENTRIES = [
             "`SubQuestionQueryEngine`, `InvariantSynthesizer` for the last answer",
             lambda llm, nodes: sub_questions(nodes, response_synthesizer=InvariantSynthesizer(llm)),
         ),
-        invariant("`MultiStepQueryEngine`", steps),
         invariant(
             "`TransformQueryEngine` with HyDE",
             lambda llm, nodes: str(TransformQueryEngine(engine_of(nodes), HyDEQueryTransform(llm)).query(QUERY)),
@@ -166,6 +161,10 @@ ENTRIES = [
     ),
     *under(
         "`LLMRerank`",
-        invariant("the node that the LLM chooses by its number", reranked),
+        warns(
+            "the node that the LLM chooses by its number",
+            reranked,
+            "choose by a model that scores each node by itself, or let the answer read all",
+        ),
     ),
 ]

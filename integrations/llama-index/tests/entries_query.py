@@ -24,6 +24,8 @@ from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 ONE_CALL = "`response_synthesizer=InvariantSynthesizer(llm)`: one call reads all nodes"
 
+UNNUMBERED = "leave the numbers away, or use `CitationQueryEngine` with `InvariantSynthesizer`"
+
 
 class Found(BaseModel):
     """What was found."""
@@ -129,12 +131,13 @@ ENTRIES = [
         invariant("`streaming=True`", lambda _, nodes: streamed(nodes)),
         invariant("`streaming=True`, `aquery`", lambda _, nodes: astreamed(nodes)),
         invariant("`use_async=True`", lambda _, nodes: query(nodes, use_async=True)),
-        invariant("`multimodal=True`", lambda _, nodes: query(nodes, multimodal=True)),
+        warns("`multimodal=True`", lambda _, nodes: query(nodes, multimodal=True), ONE_CALL),
         invariant("`RetrieverQueryEngine`", lambda _, nodes: str(engine_of(nodes).query(QUERY))),
         invariant("`text_qa_template=`", lambda _, nodes: query(nodes, text_qa_template=SHORT)),
-        invariant(
+        warns(
             "a `text_qa_template` that numbers the nodes",
             lambda _, nodes: query(bare(nodes), text_qa_template=NUMBERING),
+            UNNUMBERED,
         ),
         invariant("`refine_template=`, all nodes in one call", lambda _, nodes: query(nodes, refine_template=REFINING)),
         invariant("`output_cls=`", lambda llm, nodes: query(nodes, llm=longer(llm), output_cls=Found)),
@@ -167,10 +170,10 @@ ENTRIES = [
     *under(
         "`SegmentMarkerPostprocessor`, `response_mode=...`",
         *(mode_entry(mode, **marked()) for mode in WHOLE),
-        invariant(
+        warns(
             "a `text_qa_template` that numbers the nodes",
             lambda _, nodes: query(bare(nodes), **marked(text_qa_template=NUMBERING)),
-            MORE,
+            UNNUMBERED,
         ),
     ),
     *under(
@@ -180,10 +183,10 @@ ENTRIES = [
         invariant(
             "`streaming=True`", lambda llm, nodes: streamed(nodes, **with_synthesizer(llm, streaming=True)), MORE
         ),
-        invariant(
+        warns(
             "a `text_qa_template` that numbers the nodes",
             lambda llm, nodes: query(bare(nodes), **with_synthesizer(llm, text_qa_template=NUMBERING)),
-            MORE,
+            UNNUMBERED,
         ),
         invariant(
             "`output_cls=`",

@@ -6,8 +6,8 @@ from typing import Any
 
 from cases import QUERY, ListRetriever
 from entries_query import query
-from entry import MORE, NAMES, Nodes, SayingLLM, engine_of, invariant, node_id, under
-from llama_index.core import DocumentSummaryIndex, SimpleKeywordTableIndex, StorageContext, SummaryIndex
+from entry import MORE, Nodes, SayingLLM, engine_of, invariant, node_id, under
+from llama_index.core import DocumentSummaryIndex, StorageContext, SummaryIndex
 from llama_index.core.postprocessor import (
     LongContextReorder,
     MetadataReplacementPostProcessor,
@@ -106,11 +106,6 @@ def summaries(nodes: Nodes) -> str:
     return str(synthesized.as_query_engine(retriever_mode="embedding", similarity_top_k=len(nodes)).query(QUERY))
 
 
-def keywords(nodes: Nodes) -> str:
-    index = SimpleKeywordTableIndex.from_documents(documents(nodes))
-    return str(index.as_query_engine(retriever_mode="simple").query(" ".join(NAMES)))
-
-
 WINDOW = MetadataReplacementPostProcessor(target_metadata_key="window")
 MARKER = SegmentMarkerPostprocessor()
 ENTRIES = [
@@ -163,10 +158,5 @@ ENTRIES = [
             ),
         ),
         invariant("`DocumentSummaryIndex`", lambda _, nodes: summaries(nodes)),
-        invariant(
-            "`SimpleKeywordTableIndex`, which lists nodes by keyword",
-            lambda _, nodes: keywords(nodes),
-            ordered=False,
-        ),
     ),
 ]

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, WordEmbedding, nodes_of
-from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Embedding, Score
-from invariant_rag.prompts import mark, recognize
+from invariant_rag.prompts import mark
 from llama_index.core import Document, Settings, VectorStoreIndex
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
@@ -30,8 +29,6 @@ from llama_index.core.schema import MediaResource, Node, NodeWithScore
 from llama_index.core.tools import FunctionTool
 
 from llama_index.llms.invariant_rag import OrderWarning, SegmentBlock, canonical, vote
-from llama_index.llms.invariant_rag.messages import to_turns
-from llama_index.llms.invariant_rag.plain import message_ballots
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -42,7 +39,7 @@ USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
 
 def requests(messages: list[ChatMessage]) -> list[list[ChatMessage]]:
     """Return the messages that a wrapped LLM gets."""
-    return [each.input for each in message_ballots(PlainRequests(), messages, recognize(to_turns(messages)))]
+    return list(canonical(MockLLM())._messages(messages, {}).inputs)
 
 
 class Reader(CustomLLM):

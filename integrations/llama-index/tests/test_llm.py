@@ -12,7 +12,6 @@ from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.errors import (
     ContextOverflow,
-    InvalidPrompt,
     ModelNotFound,
     UnknownName,
     UnsupportedCombination,
@@ -232,18 +231,6 @@ def test_predict_goes_through_the_chat_template(llm: InvariantLLM, model: Invari
     )
 
 
-@pytest.mark.parametrize("name", ["template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"])
-def test_variables_of_a_template_may_have_any_name(llm: InvariantLLM, name: str) -> None:
-    [message] = llm.formatted(PromptTemplate(f"Say {{{name}}} to {{whom}}."), {name: "yes", "whom": "me"})
-    assert message.content == "Say yes to me."
-
-
-@pytest.mark.parametrize("name", ["self", "string_to_format"])
-def test_a_variable_that_llama_index_cannot_format_is_refused(llm: InvariantLLM, name: str) -> None:
-    with pytest.raises(InvalidPrompt, match=name):
-        llm.formatted(PromptTemplate(f"Say {{{name}}}."), {name: "yes"})
-
-
 def test_a_system_prompt_joins_the_system_message(model: InvariantModel) -> None:
     llm = InvariantLLM(model, max_tokens=8, system_prompt="Be brief.")
     template = PromptTemplate("Say yes.")
@@ -377,11 +364,10 @@ def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, branch: 
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("before", ["", "Summarise:\n"])
-async def test_a_text_may_end_with_its_nodes_or_be_nothing_else(llm: InvariantLLM, before: str, count: int) -> None:
+async def test_a_text_may_be_nothing_but_its_nodes(llm: InvariantLLM, count: int) -> None:
     @get_dispatcher(__name__).span
     async def ask(order: list[int]) -> set[str]:
-        text = before + "\n".join(each.text for each in ListRetriever(nodes_of(order)).retrieve(QUERY))
+        text = "\n".join(each.text for each in ListRetriever(nodes_of(order)).retrieve(QUERY))
         streamed = "".join(each.delta or "" for each in llm.stream_complete(text))
         return {llm.complete(text).text, (await llm.acomplete(text)).text, streamed}
 

@@ -6,7 +6,7 @@ import pytest
 from cases import QUERY, TEXTS
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import mark, recognize, without_marks
+from invariant_rag.prompts import mark, without_marks
 from llama_index.core.base.llms.types import (
     CacheControl,
     CachePoint,
@@ -20,6 +20,7 @@ from llama_index.core.llms import ChatMessage, MessageRole
 
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
+from llama_index.llms.invariant_rag.reading import Reader
 
 SEGMENT = Segment("It leaves at noon.", title="Ferry")
 READ, ASK = TextBlock(text="Read: "), TextBlock(text=QUERY)
@@ -34,7 +35,7 @@ CARRIERS = {
 
 def content(*blocks: object) -> list[object]:
     turns = to_turns([ChatMessage(role=MessageRole.USER, blocks=list(blocks))])
-    [message] = chat_messages(recognize(turns).turns)
+    [message] = chat_messages(Reader().read(turns).turns)
     together: list[object] = []
     for part in message["content"]:
         together += list(part) if isinstance(part, SegmentSet) else [part] if part else []
@@ -117,13 +118,13 @@ def test_segments_that_were_left_whole_raise_no_warning(llm: InvariantLLM) -> No
 @pytest.mark.parametrize("cut", [slice(5, None), slice(None, -20)], ids=["behind", "in front"])
 def test_a_segment_that_was_cut_raises_a_warning(llm: InvariantLLM, cut: slice) -> None:
     messages = said(llm, "".join(mark(text, 3) for text in TEXTS)[cut] + QUERY)
-    assert any("2 of the 3 segments" in each and "Pass all nodes" in each for each in messages)
+    assert any("2 of the 3 segments" in each and "Pass all documents" in each for each in messages)
 
 
 def test_a_set_that_was_spread_over_calls_raises_a_warning(llm: InvariantLLM) -> None:
     (message,) = said(llm, mark(TEXTS[0], 3) + QUERY)
     assert "1 of the 3 segments" in message
-    assert "Pass all nodes" in message
+    assert "Pass all documents" in message
 
 
 def test_a_printed_list_is_read_as_a_set(llm: InvariantLLM) -> None:

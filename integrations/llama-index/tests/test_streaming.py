@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llama_index.llms.invariant_rag.streaming import iterate_in_thread
+from llama_index.llms.invariant_rag.calls import iterate_in_thread
 
 
 async def test_an_error_in_the_thread_is_raised_where_the_stream_is_read() -> None:

@@ -276,7 +276,7 @@ async def test_an_llm_behind_an_api_reports_what_it_was_sent(mode: str) -> None:
         assert set(reports[0]["order"]) == {Segment(text).content_hash for text in TEXTS}
 
 
-@pytest.mark.parametrize("name", ["template", "prompt", "llm", "report"])
+@pytest.mark.parametrize("name", ["template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_variables_of_a_template_may_have_any_name(llm: InvariantLLM, wrapped: bool, name: str) -> None:
     template = PromptTemplate(f"{{{name}}} {{context_str}} {{query_str}}")
@@ -288,7 +288,7 @@ def test_variables_of_a_template_may_have_any_name(llm: InvariantLLM, wrapped: b
     assert str(found) == str(same.synthesize(QUERY, nodes_of()))
 
 
-@pytest.mark.parametrize("name", ["context_str", "query_str", "text_chunks", "scores"])
+@pytest.mark.parametrize("name", ["context_str", "query_str", "text_chunks", "string_to_format"])
 @pytest.mark.parametrize("way", ["synthesize", "asynthesize"])
 async def test_variables_that_the_synthesizer_sets_are_refused(llm: InvariantLLM, way: str, name: str) -> None:
     synthesizer = InvariantSynthesizer(llm)

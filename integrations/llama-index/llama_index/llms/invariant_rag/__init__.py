@@ -2,10 +2,12 @@
 
 from invariant_rag.errors import OrderWarning
 from llama_index.llms.invariant_rag.base import InvariantLLM
-from llama_index.llms.invariant_rag.canonical import canonical
+from llama_index.llms.invariant_rag.canonical import canonical, vote
 from llama_index.llms.invariant_rag.choices import UnknownParameter
 from llama_index.llms.invariant_rag.errors import AnswerFailed
+from llama_index.llms.invariant_rag.handler import attach_handler
 from llama_index.llms.invariant_rag.messages import SegmentBlock
-from llama_index.llms.invariant_rag.voting import vote
 
 __all__ = ["AnswerFailed", "InvariantLLM", "OrderWarning", "SegmentBlock", "UnknownParameter", "canonical", "vote"]
+
+attach_handler()  # when the package is imported: the first retrieval of a process is noted like any other

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -22,25 +23,31 @@ from llama_index.core.llms.llm import default_completion_to_prompt
 
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import resolve_ordering
-from invariant_rag.prompts import Recognition, Turn
+from invariant_rag.prompts import Turn
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, document_rendering
-from llama_index.llms.invariant_rag.chat_responses import as_async_chat_stream, as_chat, as_chat_stream
+from llama_index.llms.invariant_rag.calls import Call
 from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
-from llama_index.llms.invariant_rag.function_calling import ChatOptions
+from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_options
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
-from llama_index.llms.invariant_rag.recognition import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Recognizer
-from llama_index.llms.invariant_rag.remote import RemoteRequest, request_fields
-from llama_index.llms.invariant_rag.responses import as_async_stream, as_completion, as_stream
-from llama_index.llms.invariant_rag.tracking import track_spans
+from llama_index.llms.invariant_rag.reading import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Reader, Reading
+from llama_index.llms.invariant_rag.responses import (
+    as_async_chat_stream,
+    as_async_stream,
+    as_chat,
+    as_chat_stream,
+    as_completion,
+    as_stream,
+)
+from llama_index.llms.invariant_rag.slots import Part
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel, KeyValueCache
-    from llama_index.llms.invariant_rag.local import LocalRequest
 
 # Models of a server need no torch, so what imports it is imported where it is used.
 
@@ -48,18 +55,19 @@ _NO_LIMIT = 2**31 - 1
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "dtype", "device_map", "model_kwargs")
-_DECODING = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
+_DECODING = ("temperature", "top_p", "top_k", "seed")
 _REPORTING = ("logprobs", "citations")
-_PER_CALL = (*_DECODING, *_REPORTING, "query", "output_cls")
+_PER_CALL = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode", "query", "output_cls")
+_ANY_OBJECT = {"type": "object"}
 
 
 class InvariantLLM(ObjectWriter):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
-    Segments are nodes that were retrieved in the same trace, wherever their text appears in a prompt; citable blocks
-    of a chat message (`InvariantSynthesizer` writes them); and what is marked inside a string
-    (`SegmentMarkerPostprocessor` does that). Text without segments is answered as by the plain model. Where the order
-    of nodes may change the answer all the same, an `OrderWarning` says why, and what to do.
+    Segments are what `InvariantSynthesizer` passes, citable blocks of a message, and what `SegmentMarkerPostprocessor`
+    marks. A variable of a prompt template, the content of a tool's message or a content block is a set of segments too,
+    if it is nothing but what was retrieved at once in the same run. All other text reaches the model as it came. Where
+    the order of nodes may change the answer, an `OrderWarning` says what to do.
 
     A chat takes tools: every call that it answers with is well-formed, whatever the weights. Reasoning before an answer
     is a `ThinkingBlock`.
@@ -77,7 +85,7 @@ class InvariantLLM(ObjectWriter):
     Raises:
         UnknownName: No such method, ordering or backend.
         UnknownParameter: There is no such field. Calls raise it for keywords that they do not know.
-        UnsupportedCombination: There are loading options for a model in memory.
+        UnsupportedCombination: There are loading options for a model in memory, or there is a `messages_to_prompt`.
         UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
 
@@ -114,6 +122,13 @@ class InvariantLLM(ObjectWriter):
     strict: bool = Field(default=False, description=STRICT)
     require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
 
+    context_window: int | None = Field(
+        default=None, gt=0, description="Tokens for which LlamaIndex packs prompts; None: those that the model has."
+    )
+    is_function_calling_model: bool = Field(
+        default=True, description="Whether LlamaIndex offers tools in the chat template, and not as text (ReAct)."
+    )
+    json_mode: bool = Field(default=False, description="Whether every answer is a JSON object.")
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )
@@ -121,8 +136,8 @@ class InvariantLLM(ObjectWriter):
     citations: bool = Field(
         default=False,
         description=(
-            "Whether to report the sentences of an answer that a node contains word for word, and the nodes that it "
-            "names by number, such as [2]: as CitationBlocks of the message, and in the report."
+            "Whether to report the sentences of an answer that a node contains word for word, as CitationBlocks of the "
+            "message, and in the report."
         ),
     )
 
@@ -159,6 +174,11 @@ class InvariantLLM(ObjectWriter):
         check_model(model)
         check_parameters(kwargs, (*type(self).model_fields, "key_value_cache"))
         loaded = None if model is None or isinstance(model, str | Path) else model
+        if kwargs.get("messages_to_prompt") not in (None, generic_messages_to_prompt):
+            raise UnsupportedCombination(
+                "expected no messages_to_prompt: the chat template of the tokenizer writes conversations",
+                hint="Set tokenizer.chat_template, or give complete() the text.",
+            )
         if kwargs.get("base_url") is not None:
             self._connect(loaded, None if model is None else str(model), key_value_cache, api_key, kwargs)
             return
@@ -188,7 +208,6 @@ class InvariantLLM(ObjectWriter):
             self._lazy = LazyModel(name, options, cache=key_value_cache)
         else:
             self._lazy = LazyModel(loaded, cache=key_value_cache)
-        track_spans()
 
     def _connect(
         self, loaded: object, name: str | None, cache: object, api_key: str | None, kwargs: dict[str, Any]
@@ -200,10 +219,9 @@ class InvariantLLM(ObjectWriter):
                 f"expected base_url without {listed}: the server has its own", hint="Leave one of the two away."
             )
         super().__init__(**{"model": name, **kwargs})
-        resolve_ordering(self.ordering, resolve_method(self.method).default_ordering)
+        resolve_ordering(self.ordering, self._default_ordering)
         options: dict[str, Any] = {"timeout": self.timeout, "max_retries": self.max_retries}
         self._remote = RemoteModel(str(self.base_url), model=name, api_key=api_key, **options)
-        track_spans()
 
     @classmethod
     def class_name(cls) -> str:
@@ -213,19 +231,21 @@ class InvariantLLM(ObjectWriter):
     @property
     def metadata(self) -> LLMMetadata:
         """Context window and name of the model; needs its configuration, and no weights."""
-        window = self._lazy.context_window() if self._remote is None else self._remote.context_window()
+        window = self.context_window
+        if window is None:
+            window = self._lazy.context_window() if self._remote is None else self._remote.context_window()
         return LLMMetadata(
             context_window=window or _NO_LIMIT,
             num_output=self.max_tokens,
             is_chat_model=True,
-            is_function_calling_model=True,
+            is_function_calling_model=self.is_function_calling_model,
             model_name=self.model or "embedded",
         )
 
     def to_payload(self) -> dict[str, Any]:
         """Return what events report of this model. It needs no configuration: no event waits for a disk or a hub."""
         said = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
-        ordering = resolve_ordering(self.ordering, resolve_method(self.method).default_ordering)
+        ordering = resolve_ordering(self.ordering, self._default_ordering)
         return {"class_name": self.class_name(), **said, "ordering": ordering.name}
 
     @property
@@ -250,130 +270,103 @@ class InvariantLLM(ObjectWriter):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Complete a text, without chat template. A line break follows nodes that it ends with."""
-        return as_completion(self._text_request(prompt, formatted, kwargs).answer())
+        """Complete a text, without chat template."""
+        call = self._text_call(prompt, formatted, kwargs)
+        return as_completion(call.reply(), call)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with segments in any turn."""
-        return as_chat(self._chat_request(messages, kwargs).answer())
+        call = self._chat_call(messages, kwargs)
+        return as_chat(call.reply(), call)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text."""
-        return as_stream(self._text_request(prompt, formatted, kwargs).stream())
+        return as_stream(self._text_call(prompt, formatted, kwargs))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation."""
-        return as_chat_stream(self._chat_request(messages, kwargs).stream())
+        return as_chat_stream(self._chat_call(messages, kwargs))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text in a thread; cancelling the task ends the generation."""
-        return as_completion(await self._text_request(prompt, formatted, kwargs).answer_in_thread())
+        call = self._text_call(prompt, formatted, kwargs)
+        return as_completion(await call.reply_in_thread(), call)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation in a thread; cancelling the task ends the generation."""
-        return as_chat(await self._chat_request(messages, kwargs).answer_in_thread())
+        call = self._chat_call(messages, kwargs)
+        return as_chat(await call.reply_in_thread(), call)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text; closing the stream ends the generation."""
-        return as_async_stream(self._text_request(prompt, formatted, kwargs).stream())
+        return as_async_stream(self._text_call(prompt, formatted, kwargs))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
-        return as_async_chat_stream(self._chat_request(messages, kwargs).stream())
+        return as_async_chat_stream(self._chat_call(messages, kwargs))
 
-    # --- requests ---
+    # --- calls ---
 
-    def _recognize(self, turns: Sequence[Turn]) -> Recognition:
+    def _read(self, turns: Sequence[Turn]) -> Reading:
         loaded = self._lazy.lm() if self._in_memory else None
-        if loaded is None:
-            promises = resolve_ordering(self.ordering, resolve_method(self.method).default_ordering).invariant
-        else:
-            promises = loaded.ordering.invariant
-        recognizer = Recognizer(
-            self.find_documents,
-            self.strict,
-            self.require_segments,
-            promises=promises,
-            routed=loaded is not None and hasattr(loaded, "plain_order") and not loaded.invariant,
-        )
-        return recognizer.recognize(turns)
+        ordering = loaded.ordering if loaded else resolve_ordering(self.ordering, self._default_ordering)
+        routed = loaded is not None and hasattr(loaded, "plain_order") and not loaded.invariant
+        options = {"promises": ordering.invariant, "routed": routed, "text_only": True}
+        return Reader(self.find_documents, self.strict, self.require_segments, **options).read(turns)
+
+    @property
+    def _default_ordering(self) -> str:
+        return resolve_method(self.method).default_ordering
 
     @property
     def _in_memory(self) -> bool:
         return self._lazy is not None and self._lazy.in_memory
 
-    def _text_request(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> LocalRequest | RemoteRequest:
+    def _text_call(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Call:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
-        found = self._recognize([Turn("user", (prompt if formatted else to_prompt(prompt),))])
-        (turn,) = found.turns
+        reading = self._read([Turn("user", (Part(prompt if formatted else to_prompt(prompt), "finished"),))])
+        query = kwargs.pop("query", reading.query)
+        parts = reading.turns[0].parts
+        read = Prompt.of(*parts, query=query, rendering=document_rendering).to_complete()
+        return self._call(reading, kwargs, prompt=read)
 
-        def build(_: InvariantModel, query: str | None) -> Prompt:
-            return Prompt.of(*turn.parts, query=query, rendering=document_rendering).to_complete()
+    def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Call:
+        reading = self._read(to_turns(messages))
+        options = chat_options(kwargs, self.template_kwargs)
+        others = {name: value for name, value in kwargs.items() if name not in CHAT_KEYWORDS}
+        question = others.pop("query", reading.query)
+        read = chat_messages(reading.turns, messages)
+        return self._call(reading, others, messages=read, question=question, **options)
 
-        return self._request(build, turn.parts, found, kwargs)
-
-    def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> LocalRequest | RemoteRequest:
-        found = self._recognize(to_turns(messages))
-        read = chat_messages(found.turns, messages)
-        chat, others = ChatOptions.take(kwargs, self.template_kwargs)
-
-        def build(model: InvariantModel, query: str | None) -> Prompt:
-            return chat.calling(model).prompt(read, query, **chat.template_kwargs)
-
-        return self._request(build, read, found, others, chat)
-
-    def _request(
-        self,
-        build: Callable[[InvariantModel, str | None], Prompt],
-        content: Sequence[Any],
-        found: Recognition,
-        kwargs: dict[str, Any],
-        chat: ChatOptions | None = None,
-    ) -> LocalRequest | RemoteRequest:
-        given = {
-            **{name: getattr(self, name) for name in (*_DECODING, *_REPORTING)},
-            **self.generation_kwargs,
-            **kwargs,
-        }
+    def _call(self, reading: Reading, kwargs: Mapping[str, Any], **asked: Any) -> Call:
+        named = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode")
+        given = {**{name: getattr(self, name) for name in named}, **self.generation_kwargs, **kwargs}
         if self._remote is None:
             check_call_keywords(given, _PER_CALL)
-        query, stop, output_cls = (
-            given.pop("query", None),
-            check_stops(given.pop("stop")),
-            given.pop("output_cls", None),
+        json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
+        request = AnswerRequest(
+            **asked,
+            **{name: given.pop(name) for name in _DECODING},
+            **{name: bool(given.pop(name)) for name in _REPORTING},
+            schema=_ANY_OBJECT if output_cls is None and json_mode else output_cls,
+            stop=tuple(check_stops(given.pop("stop"))),
+            max_new_tokens=given.pop("max_tokens"),
+            options=given,
+            recognized=reading.recognized,
         )
-        stops = [] if output_cls is not None else stop
-        recognized = not found.findings
-        reporting = {name: bool(given.pop(name)) for name in _REPORTING}
         if self._remote is not None:
             choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
-            asked = {name: value for name, value in choices.items() if name in self.model_fields_set}
-            given = {name: value for name, value in given.items() if value is not None}
-            logprobs = reporting["logprobs"]
-            fields = request_fields(given, asked, stops=stops, logprobs=logprobs, chat=chat, output_cls=output_cls)
-            cites = reporting["citations"] and output_cls is None
-            return RemoteRequest(self._remote, content, fields, chat is not None, recognized, cites)
-        from llama_index.llms.invariant_rag.answering import MicroBatches, Reporting, Request, generation_options
-        from llama_index.llms.invariant_rag.local import LocalRequest
-
-        request = Request(
-            lambda model: build(model, query),
-            generation_options(**given),
-            stops,
-            output_cls,
-            recognized,
-            chat if output_cls is None else None,
-            Reporting(**reporting),
-        )
-        batches = MicroBatches(self._batcher, self.batch_size) if self.micro_batching else None
-        return LocalRequest(self._load, request, batches)
+            asked_for = {name: value for name, value in choices.items() if name in self.model_fields_set}
+            return Call(request, reading.sinks, self._remote, asked_for)
+        batcher = self._batcher if self.micro_batching else None
+        return Call(request, reading.sinks, self._load, batcher=batcher, batch_size=self.batch_size)
 
     # --- copies ---
 

@@ -1,9 +1,14 @@
-"""`canonical`: an LLM behind an API, whose attention is fixed but whose prompt can be sorted."""
+"""`canonical` and `vote`: LLMs behind an API, whose attention is fixed but whose prompt can be sorted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self, TypeVar
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -14,23 +19,97 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
+    TextBlock,
 )
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, SerializeAsAny
+from llama_index.core.bridge.pydantic import BaseModel, Field, SerializeAsAny
+from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
+from llama_index.core.tools.types import BaseTool
+from llama_index.core.types import Model
 
-from invariant_rag.api_models import PlainRequests
-from invariant_rag.prompts import Recognition, Turn
-from llama_index.llms.invariant_rag.delegation import DelegatedTools, check_llm, in_one_piece, one_piece, taken_over
+from invariant_rag.api_models import PlainRequest, PlainRequests, Vote, answer_key, elect
+from invariant_rag.errors import UnsupportedModel
+from invariant_rag.prompts import Turn
+from llama_index.llms.invariant_rag.function_calling import ASSISTANT
 from llama_index.llms.invariant_rag.messages import to_turns
-from llama_index.llms.invariant_rag.plain import Ballot, answered, message_ballots, text_ballots
-from llama_index.llms.invariant_rag.recognition import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Recognizer
-from llama_index.llms.invariant_rag.tracking import note_answer, track_spans
+from llama_index.llms.invariant_rag.objects import SlotStructuredLLM
+from llama_index.llms.invariant_rag.reading import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Reader, Reading
+from llama_index.llms.invariant_rag.slots import Part, SlotReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
+T = TypeVar("T")
 
 
-class CanonicalLLM(LLM):
+@dataclass(frozen=True)
+class _Ballots:
+    """What to ask an LLM, once per order of the segments, and how to report the answer.
+
+    Attributes:
+        inputs: Messages, or a text, per order.
+        requests: What they were made from.
+        reading: What was asked.
+    """
+
+    inputs: Sequence[Any]
+    requests: Sequence[PlainRequest]
+    reading: Reading
+
+    def calls(self, ask: Callable[..., T], *args: Any, **kwargs: Any) -> list[Callable[[], T]]:
+        """Return the calls that ask for each order."""
+        return [partial(ask, each, *args, **kwargs) for each in self.inputs]
+
+    def report(self, method: str, winner: int = 0) -> dict[str, Any]:
+        """Return the ledger of a request, and report it to the engines around."""
+        ledger = self.requests[winner].ledger(method, recognized=self.reading.recognized)
+        for sink in self.reading.sinks:
+            sink.note(ledger)
+        return ledger
+
+
+_TAKEN_OVER = (
+    "callback_manager", "completion_to_prompt", "messages_to_prompt", "output_parser", "pydantic_program_mode",
+    "query_wrapper_prompt", "system_prompt",
+)  # fmt: skip
+
+
+class DelegatedTools(FunctionCallingLLM):
+    """The tool-calling part of an LLM, delegated to the wrapped LLM."""
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        return self._wrapped._prepare_chat_with_tools_compat(
+            tools, user_msg, chat_history, verbose, allow_parallel_tool_calls, tool_required, **kwargs
+        )
+
+    def _validate_chat_with_tools_response(
+        self, response: ChatResponse, tools: Sequence[BaseTool], allow_parallel_tool_calls: bool = False, **kwargs: Any
+    ) -> ChatResponse:
+        return self._wrapped._validate_chat_with_tools_response(response, tools, allow_parallel_tool_calls, **kwargs)
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """Return the tool calls in a response, as the wrapped LLM parses them."""
+        return self._wrapped.get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
+
+    @property
+    def _wrapped(self) -> FunctionCallingLLM:
+        return cast(FunctionCallingLLM, cast(Any, self).llm)
+
+
+class CanonicalLLM(SlotReader):
     """An LLM that gets segments in canonical order; made by `canonical`. The wrapped LLM emits callbacks and events."""
 
     llm: SerializeAsAny[LLM] = Field(description="The wrapped LLM.")
@@ -40,12 +119,7 @@ class CanonicalLLM(LLM):
     require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
 
     parses_marks: ClassVar[bool] = True
-    _query: str | None = PrivateAttr(default=None)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Begin to note what is retrieved, and to report."""
-        super().model_post_init(context)
-        track_spans()
+    strategy: ClassVar[str] = "canonical"
 
     @classmethod
     def class_name(cls) -> str:
@@ -58,102 +132,186 @@ class CanonicalLLM(LLM):
         if name == "callback_manager":
             self.llm.callback_manager = value
 
-    def about(self, query: str) -> Self:
-        """Return a copy with a default query: what relevance orderings compare segments with."""
-        copied = self.model_copy()
-        copied._query = query
-        return copied
-
     @property
     def metadata(self) -> LLMMetadata:
         """Metadata of the wrapped LLM."""
         return self.llm.metadata
 
+    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> StructuredLLM:
+        """Return an LLM that answers with objects of a class."""
+        return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
+
+    # --- requests ---
+
     @property
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering)
 
-    @property
-    def _strategy(self) -> str:
-        """Name of the strategy, for the ledger."""
-        return "canonical"
+    def _read(self, turns: Sequence[Turn], keywords: dict[str, Any]) -> tuple[Reading, list[PlainRequest]]:
+        reading = Reader(self.find_documents, self.strict, self.require_segments).read(turns)
+        query = keywords.pop("query", None) or reading.query
+        return reading, self._requests.of_turns(reading.turns, query)
 
-    def _recognize(self, turns: Sequence[Turn]) -> Recognition:
-        recognizer = Recognizer(self.find_documents, self.strict, self.require_segments)
-        return recognizer.recognize(turns)
+    def _text(self, prompt: str, keywords: dict[str, Any]) -> _Ballots:
+        parts = prompt.parts if isinstance(prompt, SlotText) else (Part(prompt, "finished"),)
+        reading, requests = self._read([Turn("user", parts)], keywords)
+        return _Ballots([each.text for each in requests], requests, reading)
 
-    def _text(self, prompt: str, keywords: dict[str, Any]) -> list[Ballot]:
-        query = keywords.pop("query", self._query)
-        return text_ballots(self._requests, self._recognize([Turn("user", (prompt,))]), query)
+    def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> _Ballots:
+        reading, requests = self._read(to_turns(messages), keywords)
+        return _Ballots([_written(messages, reading.turns, each.turns) for each in requests], requests, reading)
 
-    def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> list[Ballot]:
-        query = keywords.pop("query", self._query)
-        return message_ballots(self._requests, messages, self._recognize(to_turns(messages)), query)
+    # --- answers ---
 
-    def _asked(self, ballots: Sequence[Ballot]) -> Ballot:
-        """Return the only request, and report what is asked."""
-        (ballot,) = ballots
-        note_answer(ballot.ledger(self._strategy), recognized=ballot.recognized)
-        return ballot
+    def _answered(self, responses: Sequence[R], ballots: _Ballots) -> R:
+        """Return the response, with the ledger in `additional_kwargs`, and in `raw` unless that is an object."""
+        vote = elect([self._key(response) for response in responses])
+        response, ledger = responses[vote.winner], ballots.report(self.strategy, vote.winner)
+        return _with_ledger(response, ledger, self._about_votes(responses, vote))
 
-    def _answered(self, response: R, ballot: Ballot) -> R:
-        return answered(response, ballot, self._strategy)
+    def _key(self, response: Any) -> Hashable:
+        return None
+
+    def _about_votes(self, responses: Sequence[Any], vote: Vote) -> dict[str, Any]:
+        return {}
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
-        ballot = self._asked(self._text(prompt, kwargs))
-        return self._answered(self.llm.complete(ballot.input, formatted, **kwargs), ballot)
+        ballots = self._text(prompt, kwargs)
+        return self._answered(_at_once(ballots.calls(self.llm.complete, formatted, **kwargs)), ballots)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        ballot = self._asked(self._messages(messages, kwargs))
-        return self._answered(self.llm.chat(ballot.input, **kwargs), ballot)
-
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Stream the completion of a text; in one piece if numbers in the answer have to be translated."""
-        ballot = self._asked(self._text(prompt, kwargs))
-        if ballot.request.labels:
-            return one_piece(lambda: self._answered(self.llm.complete(ballot.input, formatted, **kwargs), ballot))
-        pieces = self.llm.stream_complete(ballot.input, formatted, **kwargs)
-        return (self._answered(piece, ballot) for piece in pieces)
-
-    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Stream the answer to a conversation; in one piece if numbers in the answer have to be translated."""
-        ballot = self._asked(self._messages(messages, kwargs))
-        if ballot.request.labels:
-            return one_piece(lambda: self._answered(self.llm.chat(ballot.input, **kwargs), ballot))
-        return (self._answered(piece, ballot) for piece in self.llm.stream_chat(ballot.input, **kwargs))
+        ballots = self._messages(messages, kwargs)
+        return self._answered(_at_once(ballots.calls(self.llm.chat, **kwargs)), ballots)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        ballot = self._asked(self._text(prompt, kwargs))
-        return self._answered(await self.llm.acomplete(ballot.input, formatted, **kwargs), ballot)
+        ballots = self._text(prompt, kwargs)
+        return self._answered(await _all(ballots.calls(self.llm.acomplete, formatted, **kwargs)), ballots)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        ballot = self._asked(self._messages(messages, kwargs))
-        return self._answered(await self.llm.achat(ballot.input, **kwargs), ballot)
+        ballots = self._messages(messages, kwargs)
+        return self._answered(await _all(ballots.calls(self.llm.achat, **kwargs)), ballots)
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
+        ballots = self._text(prompt, kwargs)
+        streams, whole = (
+            ballots.calls(ask, formatted, **kwargs) for ask in (self.llm.stream_complete, self.llm.complete)
+        )
+        return self._streamed(streams[0], whole, ballots)
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Stream the answer to a conversation; in one piece, once all votes are in, if there are several."""
+        ballots = self._messages(messages, kwargs)
+        streams, whole = (ballots.calls(ask, **kwargs) for ask in (self.llm.stream_chat, self.llm.chat))
+        return self._streamed(streams[0], whole, ballots)
+
+    def _streamed(self, stream: Callable[[], Any], whole: Sequence[Callable[[], Any]], ballots: _Ballots) -> Any:
+        if len(whole) == 1:
+            ledger = ballots.report(self.strategy)
+            return (_with_ledger(piece, ledger) for piece in stream())
+        context = copy_context()
+        return (_whole(self._answered(context.run(_at_once, calls), ballots)) for calls in (whole,))
 
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text."""
-        ballot = self._asked(self._text(prompt, kwargs))
-        if ballot.request.labels:
-            response = await self.llm.acomplete(ballot.input, formatted, **kwargs)
-            return in_one_piece(self._answered(response, ballot))
-        pieces = await self.llm.astream_complete(ballot.input, formatted, **kwargs)
-        return (self._answered(piece, ballot) async for piece in pieces)
+        ballots = self._text(prompt, kwargs)
+        asks = (self.llm.astream_complete, self.llm.acomplete)
+        streams, whole = (ballots.calls(ask, formatted, **kwargs) for ask in asks)
+        return await self._astreamed(streams[0], whole, ballots)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation."""
-        ballot = self._asked(self._messages(messages, kwargs))
-        if ballot.request.labels:
-            return in_one_piece(self._answered(await self.llm.achat(ballot.input, **kwargs), ballot))
-        pieces = await self.llm.astream_chat(ballot.input, **kwargs)
-        return (self._answered(piece, ballot) async for piece in pieces)
+        ballots = self._messages(messages, kwargs)
+        streams, whole = (ballots.calls(ask, **kwargs) for ask in (self.llm.astream_chat, self.llm.achat))
+        return await self._astreamed(streams[0], whole, ballots)
+
+    async def _astreamed(self, stream: Callable[[], Any], whole: Sequence[Callable[[], Any]], ballots: _Ballots) -> Any:
+        if len(whole) == 1:
+            ledger, pieces = ballots.report(self.strategy), await stream()
+            return (_with_ledger(piece, ledger) async for piece in pieces)
+        return _one_piece(_whole(self._answered(await _all(whole), ballots)))
+
+    # --- objects ---
+
+    def structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """Answer with an object, as the wrapped LLM does."""
+        ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
+        ask = partial(self._predicted, self.llm.structured_predict, output_cls, llm_kwargs)
+        return self._object(_at_once(ballots.calls(ask)), ballots)
+
+    async def astructured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """Answer with an object, as the wrapped LLM does."""
+        ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
+        ask = partial(self._predicted, self.llm.astructured_predict, output_cls, llm_kwargs)
+        return self._object(await _all(ballots.calls(ask)), ballots)
+
+    @staticmethod
+    def _predicted(ask: Callable[..., T], output_cls: Any, llm_kwargs: Any, messages: Sequence[ChatMessage]) -> T:
+        return ask(output_cls, ChatPromptTemplate(messages), llm_kwargs)
+
+    def _object(self, found: Sequence[Model], ballots: _Ballots) -> Model:
+        vote = elect([each.model_dump_json() for each in found])
+        ballots.report(self.strategy, vote.winner)
+        return found[vote.winner]
 
 
 class CanonicalToolLLM(CanonicalLLM, DelegatedTools):
     """A `CanonicalLLM` around an LLM that calls tools."""
+
+
+class VotingLLM(CanonicalLLM):
+    """An LLM that asks about several orders of the segments; made by `vote`."""
+
+    votes: int = Field(default=5, ge=1, description="How many orders to ask about.")
+    seed: int = Field(default=0, description="Seed of the orders.")
+    answer_of: Callable[[Any], Hashable] | None = Field(default=None, exclude=True, description="Value that counts.")
+
+    strategy: ClassVar[str] = "vote"
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the stable id of this class."""
+        return "VotingLLM"
+
+    @property
+    def _requests(self) -> PlainRequests:
+        return PlainRequests(self.ordering, self.votes, self.seed)
+
+    def _key(self, response: ChatResponse | CompletionResponse) -> Hashable:
+        """Return what responses share if they agree: the text, and tool calls."""
+        if self.answer_of is not None:
+            return self.answer_of(response)
+        if isinstance(response, CompletionResponse):
+            return answer_key(response.text)
+        calls: Sequence[Any] = ()
+        if isinstance(self.llm, FunctionCallingLLM) and self.llm.metadata.is_function_calling_model:
+            calls = self.llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+        return answer_key(response.message.content or "", [(call.tool_name, call.tool_kwargs) for call in calls])
+
+    def _about_votes(self, responses: Sequence[Any], vote: Vote) -> dict[str, Any]:
+        read, written = (sum(each) for each in zip(*map(get_tokens_from_response, responses), strict=True))
+        tokens = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return {**(tokens if read + written else {}), "vote": vote.as_dict()}
+
+
+class VotingToolLLM(VotingLLM, DelegatedTools):
+    """A `VotingLLM` around an LLM that calls tools."""
 
 
 def canonical(
@@ -166,9 +324,8 @@ def canonical(
 ) -> CanonicalLLM:
     """Wrap an LLM, so that it gets segments in an order that depends on their contents only.
 
-    Segments are nodes that were retrieved in the same trace, what `InvariantSynthesizer` and
-    `SegmentMarkerPostprocessor` write, and citable blocks. The wrapped LLM gets them as plain text: with the text
-    around each that was there, or as one `Document: ...` each.
+    Segments are those that an `InvariantLLM` would know. The wrapped LLM gets them as plain text: as the template wrote
+    them, or as one `Document: ...` each.
 
     Guaranteed: the request does not depend on the order of the segments, and neither does the answer of a deterministic
     LLM (temperature 0 is not quite that, with most providers). Not guaranteed: equal accuracy wherever a segment
@@ -179,8 +336,7 @@ def canonical(
         llm: Any LLM. The result streams, calls tools and writes objects if the wrapped one does.
         ordering: The content ordering of the segments: a name from `invariant-rag orderings`. Rank 0 stands last,
             nearest to the question. `lexical` compares bytes.
-        find_documents: Whether nodes that were retrieved in the same trace are segments wherever their text appears in
-            a prompt.
+        find_documents: Whether slots of the prompt that are nothing but what was retrieved at once are segments.
         strict: Whether to raise an `OrderWarning`, and not only to warn, where the order of nodes may change an answer.
         require_segments: Whether to raise an `OrderWarning` for a prompt without any segment.
 
@@ -189,8 +345,103 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: It is no LLM.
     """
-    PlainRequests(ordering)  # checks it
-    check_llm(llm)
-    kind = CanonicalToolLLM if isinstance(llm, FunctionCallingLLM) else CanonicalLLM
-    options = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    return kind(llm=llm, ordering=ordering, **{**taken_over(llm), **options})
+    return _wrapped(
+        llm, CanonicalLLM, CanonicalToolLLM, {"ordering": ordering}, find_documents, strict, require_segments
+    )
+
+
+def vote(
+    llm: LLM,
+    *,
+    votes: int = 5,
+    seed: int = 0,
+    ordering: str = "lexical",
+    answer_of: Callable[[Any], Hashable] | None = None,
+    find_documents: bool = True,
+    strict: bool = False,
+    require_segments: bool = False,
+) -> VotingLLM:
+    """Wrap an LLM, so that it is asked about several orders of the segments, and the most frequent answer is returned.
+
+    This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
+    from it. Of equally frequent answers, the one whose order was drawn first wins.
+
+    Guaranteed: what `canonical` guarantees. The cost is `votes` concurrent calls, or as many as there are different
+    orders. Free text hardly ever agrees word for word, and then the vote is the first answer: ask for short answers.
+    A stream is one piece, once all votes are in. The response's `additional_kwargs` report the tokens of all calls, and
+    in `vote` the `calls` made and how many `agreed`; `raw` is that of the winner.
+
+    Args:
+        llm: Any LLM.
+        votes: How many orders to ask about.
+        seed: Seed of the orders.
+        ordering: As for `canonical`.
+        answer_of: Maps a response to the value that is counted; equal values agree. None: the text without regard to
+            case and white space, and the tool calls.
+        find_documents: As for `canonical`.
+        strict: As for `canonical`.
+        require_segments: As for `canonical`.
+
+    Raises:
+        InvalidChoice: Fewer than one vote. Else as for `canonical`.
+    """
+    options = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
+    return _wrapped(llm, VotingLLM, VotingToolLLM, options, find_documents, strict, require_segments)
+
+
+def _wrapped(llm: object, kind: Any, tool_kind: Any, options: dict[str, Any], *reading: bool) -> Any:
+    PlainRequests(options["ordering"], options.get("votes", 1), options.get("seed", 0))  # checks them
+    if not isinstance(llm, LLM):
+        raise UnsupportedModel(
+            f"expected an LLM of LlamaIndex, got {type(llm).__name__}",
+            hint='Give the LLM itself, such as OpenAI("...") of llama-index-llms-openai for a name.',
+        )
+    taken = {name: getattr(llm, name) for name in _TAKEN_OVER}
+    read = dict(zip(("find_documents", "strict", "require_segments"), reading, strict=True))
+    return (tool_kind if isinstance(llm, FunctionCallingLLM) else kind)(llm=llm, **{**taken, **options, **read})
+
+
+def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:
+    """Return messages with the content of a request. Those without segments stay as they are."""
+    return [
+        _message(message, turn, request)
+        for message, turn, request in zip(messages, turns, written, strict=True)
+        if request.parts or not message.blocks  # else its segments went to the set of its neighbour
+    ]
+
+
+def _message(message: ChatMessage, turn: Turn, request: Turn) -> ChatMessage:
+    text = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
+    if message.role in ASSISTANT or not (turn.has_segments or turn.text.strip() != text.strip()):
+        return message
+    blocks = [TextBlock(text=part) if isinstance(part, str) else part for part in request.parts]
+    return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
+
+
+def _with_ledger(response: R, ledger: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> R:
+    extra = {**response.additional_kwargs, "invariant_rag": dict(ledger), **(more or {})}
+    changed: dict[str, Any] = {"additional_kwargs": extra}
+    if response.raw is None or isinstance(response.raw, Mapping):
+        changed["raw"] = {**(response.raw or {}), **ledger}
+    return response.model_copy(update=changed)
+
+
+def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Run calls, several in threads with the context variables of this one, and return their results."""
+    if len(calls) == 1:
+        return [calls[0]()]
+    with ThreadPoolExecutor(len(calls), thread_name_prefix="invariant-rag-vote") as pool:
+        return list(pool.map(lambda pair: pair[0].run(pair[1]), [(copy_context(), call) for call in calls]))
+
+
+async def _all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    return await asyncio.gather(*(call() for call in calls))
+
+
+async def _one_piece(response: R) -> AsyncGenerator[R, None]:
+    yield response
+
+
+def _whole(response: R) -> R:
+    text = response.text if isinstance(response, CompletionResponse) else response.message.content or ""
+    return response.model_copy(update={"delta": text})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -16,64 +15,35 @@ from invariant_rag.checks import check_tools
 from invariant_rag.errors import InvalidPrompt, InvalidTool, UnsupportedCombination
 from llama_index.llms.invariant_rag.errors import NoToolCall
 
-if TYPE_CHECKING:
-    from invariant_rag import InvariantModel
-    from invariant_rag.generation.tools import ToolCalling
-
 ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
 
 CHAT_KEYWORDS = ("tools", "tool_choice", "allow_parallel_tool_calls", "template_kwargs")
 """Keywords of a chat, which a completion does not take."""
 
 
-@dataclass(frozen=True)
-class ChatOptions:
-    """What a chat asks for, beyond decoding.
+def chat_options(keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a chat asks for, beyond decoding, as fields of an `AnswerRequest`.
 
-    Attributes:
-        tools: The tools, in OpenAI's shape.
-        tool_choice: As for `invariant_rag.generation.tools.ToolCalling`.
-        parallel: Whether an answer may hold several calls.
-        template_kwargs: Variables of the chat template.
+    Args:
+        keywords: The keywords of the call.
+        template_kwargs: Variables of the chat template; those among the keywords are added.
+
+    Raises:
+        InvalidTool: A tool or the choice of one has no known shape.
+        UnsupportedCombination: There are tools, and an object is asked for.
     """
-
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: str = "auto"
-    parallel: bool = True
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def take(cls, keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
-        """Return what a chat asks for, and the other keywords.
-
-        Args:
-            keywords: The keywords of the call.
-            template_kwargs: Variables of the chat template; those among the keywords are added.
-
-        Raises:
-            InvalidTool: A tool or the choice of one has no known shape.
-            UnsupportedCombination: There are tools, and an object is asked for.
-        """
-        rest = {name: value for name, value in keywords.items() if name not in CHAT_KEYWORDS}
-        tools = [openai_tool(tool) for tool in check_tools(keywords.get("tools"))]
-        if tools and rest.get("output_cls") is not None:
-            raise UnsupportedCombination(
-                "expected either tools or an output class, got both",
-                hint="Call the tools first, and ask for the object then.",
-            )
-        parallel = keywords.get("allow_parallel_tool_calls", True)
-        variables = {**template_kwargs, **(keywords.get("template_kwargs") or {})}
-        return cls(tools, choice_of(keywords.get("tool_choice")), bool(parallel), variables), rest
-
-    def calling(self, model: InvariantModel) -> ToolCalling:
-        """Return what offers the tools to a model, and parses its answers.
-
-        Raises:
-            InvalidTool: As for `ToolCalling`.
-        """
-        from invariant_rag.generation.tools import ToolCalling  # models of a server need no torch
-
-        return ToolCalling(model, self.tools, tool_choice=self.tool_choice, parallel=self.parallel)
+    tools = [openai_tool(tool) for tool in check_tools(keywords.get("tools"))]
+    if tools and keywords.get("output_cls") is not None:
+        raise UnsupportedCombination(
+            "expected either tools or an output class, got both",
+            hint="Call the tools first, and ask for the object then.",
+        )
+    return {
+        "tools": tools,
+        "tool_choice": choice_of(keywords.get("tool_choice")),
+        "parallel": bool(keywords.get("allow_parallel_tool_calls", True)),
+        "template_kwargs": {**template_kwargs, **(keywords.get("template_kwargs") or {})},
+    }
 
 
 def openai_tool(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,7 +52,7 @@ def openai_tool(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
-    """Return the choice of a tool as `ToolCalling` takes it.
+    """Return the choice of a tool as `AnswerRequest` takes it.
 
     >>> choice_of(None), choice_of(True), choice_of({"type": "function", "function": {"name": "search"}})
     ('auto', 'required', 'search')

@@ -22,6 +22,7 @@ from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, Turn, without_marks
 from invariant_rag.segments import Segment, SegmentSet
 from llama_index.llms.invariant_rag.function_calling import ASSISTANT, tool_fields
+from llama_index.llms.invariant_rag.slots import Part, SlotBlock
 
 _ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -53,9 +54,9 @@ class SegmentBlock(CitableBlock):
 
 
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
-    """Return messages as turns: texts, segments, and any other content block.
+    """Return messages as turns of texts (`Part`s), segments, and any other content block.
 
-    Citable blocks and plain-text document blocks are segments. What the assistant said has no segments.
+    Citable blocks and plain-text document blocks are segments. What the assistant said is a string, and has none.
     """
     return [Turn(_ROLES.get(message.role, message.role.value), tuple(_parts(message))) for message in messages]
 
@@ -66,7 +67,12 @@ def _parts(message: ChatMessage) -> Iterator[Any]:
         if isinstance(block, TextBlock):
             if isinstance(previous, TextBlock):
                 yield "\n"  # as ChatMessage.content joins them
-            yield without_marks(block.text) if message.role in ASSISTANT else block.text
+            if message.role in ASSISTANT:
+                yield without_marks(block.text)
+            elif isinstance(block, SlotBlock):
+                yield from block.parts
+            else:
+                yield Part(block.text, "finished")
         elif is_segment_block(block):
             yield to_segment(block)
         else:
@@ -103,8 +109,8 @@ def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage] = ()) -
 
 def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
     for part in parts:
-        if isinstance(part, str | Segment | SegmentSet):
-            yield part
+        if isinstance(part, str | Segment | SegmentSet | Part):
+            yield part.text if isinstance(part, Part) else part
         elif not isinstance(part, CachePoint | CitationBlock | ThinkingBlock | ToolCallBlock):
             raise InvalidPrompt(
                 f"expected text, citable or plain-text document blocks, got a block of type {part.block_type!r}",

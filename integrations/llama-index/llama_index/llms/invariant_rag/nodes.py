@@ -1,14 +1,14 @@
-"""Nodes of LlamaIndex as documents that are known from a retrieval."""
+"""Nodes of LlamaIndex as segments."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore
+from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, TextNode
 
-from invariant_rag.prompts import KnownDocument, without_marks
 from invariant_rag.segments import Segment
 
 _LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
@@ -22,42 +22,31 @@ def has_media(node: BaseNode) -> bool:
     return any(getattr(node, name) for name in names)
 
 
-def known_node(found: NodeWithScore) -> KnownDocument:
-    """Return a node as a document whose text may be in a prompt with or without its metadata."""
-    shown = (without_marks(found.node.get_content(mode)) for mode in (MetadataMode.LLM, MetadataMode.ALL))
-    segment = _segment(found, without_marks(found.node.get_content(MetadataMode.NONE)))
-    parent = found.node.parent_node
-    source = found.node.ref_doc_id or (parent.node_id if parent else "")
-    return KnownDocument.of(segment, *shown, source=source)
-
-
-def known_sources(nodes: Sequence[NodeWithScore]) -> list[KnownDocument]:
-    """Return the nodes that a `CitationQueryEngine` gives to its synthesizer, without their labels."""
-    labelled = split_labels([each.node.get_content(MetadataMode.NONE) for each in nodes])
-    if labelled is None:
-        return [known_node(each) for each in nodes]
-    return [KnownDocument.of(_segment(node, text)) for node, (_, text) in zip(nodes, labelled, strict=True)]
-
-
-def _segment(found: NodeWithScore, text: str) -> Segment:
+def segment_of(found: NodeWithScore, text: str, *, with_id: bool = True) -> Segment:
+    """Return a segment with this text, and with metadata and score of a node; its id is metadata, too."""
     score = None if found.score is None or math.isnan(found.score) else found.score
-    metadata = {str(key): value for key, value in found.node.metadata.items()}
-    return Segment(text, metadata={"node_id": found.node.node_id, **metadata}, score=score)
+    own = {"node_id": found.node.node_id} if with_id else {}
+    return Segment(text, metadata={**own, **_metadata(found)}, score=score)
 
 
-def split_labels(texts: Sequence[str]) -> list[tuple[str, str]] | None:
-    r"""Split the labels off that `CitationQueryEngine` writes into texts: `Source 1:`, and so on, by place.
+def _metadata(found: NodeWithScore) -> dict[str, Any]:
+    return {str(key): value for key, value in found.node.metadata.items()}
 
-    >>> split_labels(["Source 1:\nOf boats.\n", "file: b.txt\n\nSource 2:\nOf mills.\n"])
-    [('Source 1:\n', 'Of boats.'), ('Source 2:\n', 'file: b.txt\n\nOf mills.')]
 
-    Returns:
-        For each text its label and the rest; None if a text has no label of its place.
+def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return the nodes of a `CitationQueryEngine`, sorted by their content, and labelled `Source 1:` and so on anew.
+
+    So the number of a node depends on the set of nodes alone. Nodes without labels are returned as they are.
     """
-    split = []
-    for place, text in enumerate(texts, start=1):
-        label = next((each for each in _LABEL.finditer(text) if each[1] == str(place)), None)
-        if label is None:
-            return None
-        split.append((label[0], (text[: label.start()] + text[label.end() :]).strip()))
-    return split
+    texts = [each.node.get_content(MetadataMode.NONE) for each in nodes]
+    labels = [_LABEL.match(text) for text in texts]
+    if any(label is None or label[1] != str(place) for place, label in enumerate(labels, start=1)):
+        return list(nodes)
+    bare = [text[label.end() :] for text, label in zip(texts, labels, strict=True) if label]
+    places = sorted(range(len(nodes)), key=lambda i: Segment(bare[i], metadata=_metadata(nodes[i])).canonical_key)
+    return [_labelled(nodes[i], f"Source {number}:\n{bare[i]}") for number, i in enumerate(places, start=1)]
+
+
+def _labelled(found: NodeWithScore, text: str) -> NodeWithScore:
+    fields = {name: getattr(found.node, name) for name in TextNode.model_fields if hasattr(found.node, name)}
+    return NodeWithScore(node=TextNode(**{**fields, "text": text}), score=found.score)

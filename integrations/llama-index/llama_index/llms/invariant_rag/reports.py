@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -11,40 +10,21 @@ METADATA_KEY = "invariant_rag"
 """Where the metadata of a response holds the report."""
 
 _LISTED = ("sets", "order", "dropped", "trimmed")
-_COUNTED = ("cached_tokens",)
-
-
-@dataclass(frozen=True)
-class Noted:
-    """What one LLM reports of one answer.
-
-    Attributes:
-        report: The report, with a ledger (see `invariant_rag.generation.ledger`).
-        recognized: Whether every node in the prompt is known to be a segment.
-    """
-
-    report: Mapping[str, Any]
-    recognized: bool
-
-    @property
-    def harmless(self) -> bool:
-        """Whether no order of nodes could change the answer: they were sets, or there were none."""
-        return bool(self.report["invariant"] or (self.recognized and not self.report["sets"]))
 
 
 class Reports:
-    """The reports of all LLMs that were asked below one span of an engine."""
+    """The reports of all LLMs that were asked below one engine."""
 
     def __init__(self) -> None:
-        self._noted: list[Noted] = []
-        self._below: list[Any] = []  # responses of engines below, which report on them
+        self._noted: list[Mapping[str, Any]] = []
         self._response: Any = None
+        self._below: list[Any] = []  # responses of engines below, which report on them
         self._lock = Lock()
 
-    def note(self, noted: Noted) -> None:
+    def note(self, report: Mapping[str, Any]) -> None:
         """Add a report. Of a stream, it comes after the response."""
         with self._lock:
-            self._noted.append(noted)
+            self._noted.append(report)
             self._show()
 
     def show_in(self, response: Any, around: Iterable[Reports] = ()) -> None:
@@ -68,27 +48,38 @@ class Reports:
             return
         metadata = getattr(self._response, "metadata", None) or {}
         if all(each is not self._response for each in self._below):
-            metadata[METADATA_KEY] = _joined([each.report for each in self._noted])
+            metadata[METADATA_KEY] = joined(self._noted)
             self._response.metadata = metadata
         if METADATA_KEY in metadata:
-            metadata[METADATA_KEY]["invariant"] &= all(each.harmless for each in self._noted)
+            report = metadata[METADATA_KEY]
+            report["invariant"] = verdict([report["invariant"], *(each["invariant"] for each in self._noted)])
 
 
-def _joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several reports as one: all sets, all tokens, invariant if any is; else what the last one says.
+def verdict(of_calls: Iterable[bool | None]) -> bool | None:
+    """Return whether an answer is invariant: if all calls that read documents are; None if none read any.
 
-    >>> _joined([{"sets": [1], "invariant": True}, {"sets": [], "invariant": False}])
+    >>> verdict([True, None]), verdict([True, False]), verdict([None])
+    (True, False, None)
+    """
+    known = [each for each in of_calls if each is not None]
+    return all(known) if known else None
+
+
+def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several reports as one: all sets, all tokens, one verdict; else what the last one says.
+
+    >>> joined([{"sets": [1], "invariant": True}, {"sets": [], "invariant": None}])
     {'sets': [1], 'invariant': True}
     """
-    joined = dict(reports[-1])
+    found = dict(reports[-1])
     for name, last in reports[-1].items():
         every = [report[name] for report in reports if name in report]
         if name in _LISTED:
-            joined[name] = [item for each in every for item in each]
-        elif name in _COUNTED:
-            joined[name] = sum(every)
+            found[name] = [item for each in every for item in each]
+        elif name == "cached_tokens":
+            found[name] = sum(every)
         elif name == "usage":
-            joined[name] = {count: sum(each[count] for each in every) for count in last}
+            found[name] = {count: sum(each[count] for each in every) for count in last}
         elif name == "invariant":
-            joined[name] = any(every)
-    return joined
+            found[name] = verdict(every)
+    return found

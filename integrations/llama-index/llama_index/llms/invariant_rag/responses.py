@@ -1,66 +1,61 @@
-"""What was generated, as responses of LlamaIndex."""
+"""Replies of a model as responses of LlamaIndex: reasoning, text, calls and citations are blocks of a message."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import json
+from collections.abc import Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CitationBlock,
     CompletionResponse,
     CompletionResponseAsyncGen,
     CompletionResponseGen,
+    ContentBlock,
     LogProb,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
 )
 
-from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply
 from invariant_rag.generation.citations import CitedSpan
-from llama_index.llms.invariant_rag.remote import RemoteAnswer
-from llama_index.llms.invariant_rag.streaming import iterate_in_thread
-from llama_index.llms.invariant_rag.tracking import note_answer
-
-if TYPE_CHECKING:
-    from llama_index.llms.invariant_rag.answering import Answer
-
-    Answered: TypeAlias = Answer | RemoteAnswer
+from llama_index.llms.invariant_rag.calls import Call, iterate_in_thread
 
 
-def report_of(answer: Answered) -> dict[str, Any]:
-    """Return what is known of an answer besides its text, the `raw` of a response; and report it to engines around.
+def _report(reply: Reply, call: Call) -> dict[str, Any]:
+    """Return what is known of a reply besides its text, the `raw` of a response; and report it to the engines around.
 
     It holds `usage`, `finish_reason`, and the ledger (see `invariant_rag.generation.ledger`): segments are named by
     their content hash (the `source` of their `SegmentBlock`), so it does not depend on the order in which they came.
     With `citations`, it holds the parts of the text that have a source: `start`, `end`, `text`, `source`, and the
-    `node_id` of a node that was recognised.
+    `node_id` of a node.
     """
-    report = answer.report()
-    if answer.tool_calls:
-        report["finish_reason"] = "tool_calls"
+    answer = reply.first
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+    usage = {name: getattr(reply.usage, name) for name in counts}
+    report = {"usage": usage, "finish_reason": answer.finish_reason, **reply.ledger}
     if answer.citations is not None:
-        report["citations"] = [_citation(each, answer.text) for each in answer.citations]
-    note_answer(report, recognized=answer.recognized)
+        report["citations"] = [_cited(each, answer.content) for each in answer.citations]
+    for sink in call.sinks:
+        sink.note(report)
     return report
 
 
-def _citation(span: CitedSpan, text: str) -> dict[str, Any]:
+def _cited(span: CitedSpan, text: str) -> dict[str, Any]:
     node_id = span.segment.metadata.get("node_id")
     found = {"start": span.start, "end": span.end, "text": text[span.start : span.end]}
     return {**found, "source": span.segment.content_hash} | ({} if node_id is None else {"node_id": node_id})
 
 
-def as_completion(answer: Answered, delta: str | None = None) -> CompletionResponse:
-    """Return the response to a text."""
-    report = report_of(answer)
-    return CompletionResponse(
-        text=answer.text,
-        delta=delta,
-        raw=report,
-        logprobs=as_logprobs(answer),
-        additional_kwargs=dict(report["usage"]),
-    )
-
-
-def as_logprobs(answer: Answered) -> list[list[LogProb]] | None:
+def _logprobs(answer: ModelAnswer) -> list[list[LogProb]] | None:
     """Return the log-probabilities of the tokens, if they were asked for: one of each token."""
     if answer.logprobs is None:
         return None
@@ -69,24 +64,106 @@ def as_logprobs(answer: Answered) -> list[list[LogProb]] | None:
     ]
 
 
-def as_stream(pieces: Iterable[AnswerDelta | Answered]) -> CompletionResponseGen:
+def as_completion(reply: Reply, call: Call, delta: str | None = None) -> CompletionResponse:
+    """Return the response to a text."""
+    report = _report(reply, call)
+    text, logprobs = reply.first.content, _logprobs(reply.first)
+    return CompletionResponse(
+        text=text, delta=delta, raw=report, logprobs=logprobs, additional_kwargs=dict(report["usage"])
+    )
+
+
+def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
+    """Return the response to a conversation."""
+    report, answer = _report(reply, call), reply.first
+    calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]
+    message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
+    message.blocks += [_citation(each) for each in answer.citations or ()]
+    return ChatResponse(
+        message=message,
+        delta=delta,
+        raw=report,
+        logprobs=_logprobs(answer),
+        additional_kwargs=dict(report["usage"]),
+    )
+
+
+def as_stream(call: Call) -> CompletionResponseGen:
     """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
-    text = ""
-    for piece in pieces:
-        if isinstance(piece, AnswerDelta):
-            text += piece.content
-            yield CompletionResponse(text=text, delta=piece.content)
-        else:
-            yield as_completion(piece, delta="")
+    growing = _Growing()
+    for piece in call.stream():
+        yield growing.completion(piece) if isinstance(piece, AnswerDelta) else as_completion(piece, call, delta="")
 
 
-async def as_async_stream(pieces: Generator[AnswerDelta | Answered, None, None]) -> CompletionResponseAsyncGen:
+async def as_async_stream(call: Call) -> CompletionResponseAsyncGen:
     """Yield the same, without blocking the event loop."""
-    text = ""
-    async with aclosing(iterate_in_thread(pieces)) as read:
-        async for piece in read:
-            if isinstance(piece, AnswerDelta):
-                text += piece.content
-                yield CompletionResponse(text=text, delta=piece.content)
-            else:
-                yield as_completion(piece, delta="")
+    growing = _Growing()
+    async with aclosing(iterate_in_thread(call.stream())) as pieces:
+        async for piece in pieces:
+            yield growing.completion(piece) if isinstance(piece, AnswerDelta) else as_completion(piece, call, delta="")
+
+
+def as_chat_stream(call: Call) -> ChatResponseGen:
+    """Yield a response with the message so far for every piece. The last one adds no text, but usage and `raw`."""
+    growing = _Growing()
+    for piece in call.stream():
+        yield growing.chat(piece) if isinstance(piece, AnswerDelta) else as_chat(piece, call, delta="")
+
+
+async def as_async_chat_stream(call: Call) -> ChatResponseAsyncGen:
+    """Yield the same, without blocking the event loop."""
+    growing = _Growing()
+    async with aclosing(iterate_in_thread(call.stream())) as pieces:
+        async for piece in pieces:
+            yield growing.chat(piece) if isinstance(piece, AnswerDelta) else as_chat(piece, call, delta="")
+
+
+@dataclass
+class _Growing:
+    """An answer that is being written: its text, its reasoning, and id, name and arguments of its calls."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+
+    def completion(self, delta: AnswerDelta) -> CompletionResponse:
+        self.text += delta.content
+        return CompletionResponse(text=self.text, delta=delta.content)
+
+    def chat(self, delta: AnswerDelta) -> ChatResponse:
+        self.text += delta.content
+        self.reasoning += delta.reasoning
+        if piece := delta.call:
+            id_, name, written = self.calls.get(piece.index, (piece.id or "", piece.name or "", ""))
+            self.calls[piece.index] = id_, name, written + piece.arguments
+        extra = {"thinking_delta": delta.reasoning} if delta.reasoning else {}
+        message = _message(self.text, self.reasoning, self.calls.values())
+        return ChatResponse(message=message, delta=delta.content, additional_kwargs=extra)
+
+
+def _citation(span: CitedSpan) -> CitationBlock:
+    segment = span.segment
+    return CitationBlock(
+        cited_content=TextBlock(text=segment.text),
+        source=segment.content_hash,
+        title=segment.title or "",
+        additional_location_info={"start": span.start, "end": span.end},
+    )
+
+
+def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, dict[str, Any] | str]]) -> ChatMessage:
+    """Return a message of the assistant.
+
+    The calls are in `additional_kwargs` as well, in OpenAI's shape: chat engines and programs of LlamaIndex look there.
+    """
+    called = list(calls)
+    blocks: list[ContentBlock] = [ThinkingBlock(content=reasoning)] if reasoning else []
+    if text or not called:
+        blocks.append(TextBlock(text=text))
+    blocks += [ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=given) for id_, name, given in called]
+    listed = []
+    for id_, name, given in called:
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        listed.append({"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}})
+    extra = {"tool_calls": listed} if listed else {}
+    return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extra)

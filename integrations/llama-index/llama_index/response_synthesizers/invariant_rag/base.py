@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import (
-    BaseContentBlock,
-    ChatMessage,
-    ChatResponse,
-    ChatResponseAsyncGen,
-    ChatResponseGen,
-    TextBlock,
-)
+from llama_index.core.base.llms.types import ContentBlock, TextBlock
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks.base import CallbackManager
@@ -25,43 +16,34 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import NodeWithScore, QueryType
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
-from invariant_rag.generation.structured import parse_object
 from invariant_rag.prompts import without_marks
+from invariant_rag.segments import Segment, SegmentSet, document_rendering
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
-from llama_index.llms.invariant_rag.canonical import CanonicalLLM
-from llama_index.llms.invariant_rag.nodes import has_media
-from llama_index.llms.invariant_rag.structured import asked_for_object
-from llama_index.llms.invariant_rag.templates import bind_variables
-from llama_index.llms.invariant_rag.tracking import SortsMedia, track_spans
-from llama_index.response_synthesizers.invariant_rag.inputs import (
-    PLACEHOLDER,
-    MediaNode,
-    check_variables,
-    context_blocks,
-    insert_blocks,
-    joined,
-    media_blocks,
-    media_of,
-)
+from llama_index.llms.invariant_rag.nodes import has_media, relabelled, segment_of
+from llama_index.llms.invariant_rag.reading import refuse_media
+from llama_index.llms.invariant_rag.reports import METADATA_KEY
+from llama_index.llms.invariant_rag.runs import current_scope
+from llama_index.llms.invariant_rag.slots import Part, SetText, SlotBlock, SlotReader
 
 dispatcher = get_dispatcher(__name__)
 
-_MEDIA: ContextVar[Sequence[MediaNode | None]] = ContextVar("_MEDIA", default=())
-"""For each node of `synthesize` what it holds besides text, which `get_response` is not given; empty: all text."""
+_OWN_VARIABLES = frozenset({"context_str", "query_str", "text_chunks", "string_to_format"})
+_NOTHING_READ: Mapping[str, Any] = {"sets": [], "order": [], "dropped": [], "trimmed": [], "invariant": None}
 
 
-class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
+class InvariantSynthesizer(BaseSynthesizer):
     """Response synthesizer that passes all nodes to the LLM in one call, as one set of segments.
 
     The order of the nodes does not change the answer. Nodes are not packed, split or refined; if they do not fit into
-    the context window, the LLM's `overflow` applies. The labels of a `CitationQueryEngine` (`Source 1:`) stay in their
-    places, and `[1]` in the answer leads to the source node of that number.
+    the context window, the LLM's `overflow` applies. In a `CitationQueryEngine`, nodes are numbered by their content:
+    `[1]` in the answer is the first of the response's source nodes, the same one for every order.
 
     Args:
         llm: An `InvariantLLM`, the result of `canonical` or `vote`, or `as_structured_llm(...)` of one of them. Any
@@ -92,23 +74,18 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
             output_cls=output_cls,
             empty_response=empty_response,
         )
-        track_spans()  # to know of a `CitationQueryEngine` around, and to report
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
-        self._object_cls = self._llm.output_cls if isinstance(self._llm, StructuredLLM) else output_cls
         self._check_streaming()
-        inner = self._llm.llm if isinstance(self._llm, StructuredLLM) else self._llm
-        self._invariant_llm = inner if isinstance(inner, InvariantLLM) else None
-        self._parses_markers = isinstance(inner, CanonicalLLM)
-        if self._invariant_llm is None and not self._parses_markers:
+        if not isinstance(self._llm, SlotReader):
             warnings.warn(
-                f"{type(inner).__name__} gets the nodes as one text, so its answer depends on their order. "
+                f"{type(self._llm).__name__} gets the nodes as one text, so its answer depends on their order. "
                 "Use llm=InvariantLLM(...), or canonical(llm).",
                 OrderWarning,
                 stacklevel=2,
             )
 
     def _check_streaming(self) -> None:
-        if self._streaming and self._object_cls is not None:
+        if self._streaming and (self._output_cls is not None or isinstance(self._llm, StructuredLLM)):
             raise UnsupportedCombination(
                 "expected either streaming or an output class, got both",
                 hint="Set streaming=False, or remove the output class.",
@@ -135,11 +112,12 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
         streaming response it is there once the stream is consumed.
 
         Raises:
-            InvalidPrompt: A keyword has the name of something that the synthesizer sets; or a node holds an image or
-                another medium, which an `InvariantLLM` cannot read.
+            InvalidPrompt: A keyword has the name of something that the synthesizer sets; the template has no
+                `{context_str}`; or a node holds an image or another medium, which the LLM cannot read.
         """
-        with self._reading(nodes, response_kwargs):
-            return super().synthesize(query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs)
+        _check_variables(response_kwargs)
+        response = super().synthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
+        return _with_metadata(response)
 
     async def asynthesize(
         self,
@@ -149,170 +127,107 @@ class InvariantSynthesizer(SortsMedia, BaseSynthesizer):
         **response_kwargs: Any,
     ) -> RESPONSE_TYPE:
         """Async version of `synthesize`."""
-        with self._reading(nodes, response_kwargs):
-            return await super().asynthesize(
-                query, nodes, additional_source_nodes, scores=_scores(nodes), **response_kwargs
-            )
+        _check_variables(response_kwargs)
+        response = await super().asynthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
+        return _with_metadata(response)
 
-    @contextmanager
-    def _reading(self, nodes: Sequence[NodeWithScore], variables: dict[str, Any]) -> Iterator[None]:
-        check_variables(variables)
-        media = [each.node.node_id for each in nodes if has_media(each.node)]
-        if media and (self._invariant_llm is not None or not self._llm.metadata.is_chat_model):
-            raise InvalidPrompt(
-                f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
-                hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads "
-                "images: canonical(llm).",
-            )
-        token = _MEDIA.set([media_of(each.node) for each in nodes] if media else ())
-        try:
-            yield
-        finally:
-            _MEDIA.reset(token)
-
-    def get_response(
-        self,
-        query_str: str,
-        text_chunks: Sequence[str],
-        scores: Sequence[float | None] | None = None,
-        **response_kwargs: Any,
-    ) -> RESPONSE_TEXT_TYPE:
+    def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
         """Answer a query from texts, each of which is one segment.
 
         Args:
             query_str: The query, also of relevance orderings.
             text_chunks: The texts of the segments.
-            scores: The retriever's score of each segment, for the `score` ordering.
             **response_kwargs: Further variables of the prompt template.
 
         Returns:
             The text; a generator of text pieces if streaming; an object if there is an output class.
 
         Raises:
-            InvalidPrompt: The template has no `{context_str}`.
+            InvalidPrompt: As for `synthesize`.
         """
-        self._check_streaming()  # chat engines set it after construction
-        check_variables(response_kwargs)
-        dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
+        template = self._asked(query_str, text_chunks, response_kwargs)
         response: RESPONSE_TEXT_TYPE
-        if self._invariant_llm is None:
-            llm = self._llm_with_query(query_str)
-            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, _MEDIA.get())
-            if self._output_cls is not None:
-                response = llm.structured_predict(self._output_cls, template, **variables)
-            else:
-                answer = llm.stream if self._streaming else llm.predict
-                response = answer(template, **variables)
+        if self._output_cls is not None:
+            response = self._llm.structured_predict(self._output_cls, template)
         else:
-            messages = self._messages(
-                self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs
-            )
-            if self._streaming:
-                pieces = self._invariant_llm.stream_chat(messages, query=query_str)
-                response = _texts(pieces)
-            else:
-                options = {"query": query_str, "output_cls": self._object_cls}
-                response = self._parse_response(self._invariant_llm.chat(messages, **options))
+            response = (self._llm.stream if self._streaming else self._llm.predict)(template)
         dispatcher.event(GetResponseEndEvent())
         return response
 
     async def aget_response(
-        self,
-        query_str: str,
-        text_chunks: Sequence[str],
-        scores: Sequence[float | None] | None = None,
-        **response_kwargs: Any,
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
     ) -> RESPONSE_TEXT_TYPE:
         """Async version of `get_response`."""
-        self._check_streaming()  # chat engines set it after construction
-        check_variables(response_kwargs)
-        dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
+        template = self._asked(query_str, text_chunks, response_kwargs)
         response: RESPONSE_TEXT_TYPE
-        if self._invariant_llm is None:
-            llm = self._llm_with_query(query_str)
-            template, variables = self._template(query_str, text_chunks, scores, response_kwargs, _MEDIA.get())
-            if self._output_cls is not None:
-                response = await llm.astructured_predict(self._output_cls, template, **variables)
-            else:
-                answer = llm.astream if self._streaming else llm.apredict
-                response = await answer(template, **variables)
+        if self._output_cls is not None:
+            response = await self._llm.astructured_predict(self._output_cls, template)
         else:
-            messages = self._messages(
-                self._invariant_llm, query_str, context_blocks(text_chunks, scores), response_kwargs
-            )
-            if self._streaming:
-                pieces = await self._invariant_llm.astream_chat(messages, query=query_str)
-                response = _atexts(pieces)
-            else:
-                options = {"query": query_str, "output_cls": self._object_cls}
-                found = await self._invariant_llm.achat(messages, **options)
-                response = self._parse_response(found)
+            response = await (self._llm.astream if self._streaming else self._llm.apredict)(template)
         dispatcher.event(GetResponseEndEvent())
         return response
 
-    def _llm_with_query(self, query: str) -> LLM:
-        """Return the LLM; a `CanonicalLLM` with the query set, because LlamaIndex's calls do not pass it."""
-        llm = self._llm
-        if isinstance(llm, CanonicalLLM):
-            return llm.about(query)
-        if isinstance(llm, StructuredLLM) and isinstance(llm.llm, CanonicalLLM):
-            return llm.model_copy(update={"llm": llm.llm.about(query)})
-        return llm
-
-    def _template(
-        self,
-        query_str: str,
-        texts: Sequence[str],
-        scores: Sequence[float | None] | None,
-        variables: dict[str, Any],
-        media: Sequence[MediaNode | None],
-    ) -> tuple[BasePromptTemplate, dict[str, Any]]:
-        """Return what to call an LLM with that is no `InvariantLLM`: a template and its variables."""
-        values = {**variables, "query_str": without_marks(query_str)}
-        if not media:
-            context = joined(texts, scores, marked=self._parses_markers)
-            return bind_variables(self._text_qa_template, {**values, "context_str": context})
-        template, others = bind_variables(self._text_qa_template, {**values, "context_str": PLACEHOLDER})
-        kept = [place for place, each in enumerate(media) if each is None]
-        context = joined(
-            [texts[place] for place in kept],
-            None if scores is None else [scores[place] for place in kept],
-            marked=self._parses_markers,
-        )
-        blocks = [TextBlock(text=f"{context}\n\n"), *media_blocks([each for each in media if each is not None])]
-        messages = [insert_blocks(message, blocks) for message in template.format_messages(llm=self._llm, **others)]
-        return ChatPromptTemplate(message_templates=messages), {}
-
-    def _messages(
-        self, llm: InvariantLLM, query_str: str, context: Sequence[BaseContentBlock], variables: dict[str, Any]
-    ) -> list[ChatMessage]:
-        """Format the prompt, with blocks in place of the context."""
-        values = {**variables, "query_str": without_marks(query_str), "context_str": PLACEHOLDER}
-        formatted = llm.formatted(self._text_qa_template, values)
-        messages = [insert_blocks(message, context) for message in formatted]
-        if messages == formatted:
+    def _asked(self, query_str: str, texts: Sequence[str], variables: Mapping[str, Any]) -> BasePromptTemplate:
+        """Return the prompt, with all its values."""
+        self._check_streaming()  # chat engines set it after construction
+        dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(texts)))
+        names = self._text_qa_template.template_var_mappings or {}
+        if names.get("context_str", "context_str") not in self._text_qa_template.template_vars:
             raise InvalidPrompt(
                 "expected a text_qa_template with {context_str}, got one without it",
                 hint="Write {context_str} and {query_str} into text_qa_template.",
             )
-        return messages if self._object_cls is None else asked_for_object(messages, self._object_cls)
+        given = current_scope().given
+        nodes = list(given.nodes) if given and len(given.nodes) == len(texts) else []
+        media = [each for each in nodes if has_media(each.node)]
+        read = [
+            (each, text) for each, text in zip(nodes or [None] * len(texts), texts, strict=True) if each not in media
+        ]
+        plain = [without_marks(text) for _, text in read]
+        segments = [
+            segment_of(each, text) if each else Segment(text) for (each, _), text in zip(read, plain, strict=True)
+        ]
+        context = SetText.of(SegmentSet(segments), "\n\n".join(plain))
+        values = {**variables, "query_str": without_marks(query_str), "context_str": context}
+        template = self._text_qa_template.partial_format(**values)
+        return self._with_media(template, media) if media else template
 
-    def _parse_response(self, response: ChatResponse) -> RESPONSE_TEXT_TYPE:
-        text = response.message.content or ""
-        return text if self._output_cls is None else parse_object(text, self._output_cls)
+    def _with_media(self, template: BasePromptTemplate, nodes: Sequence[NodeWithScore]) -> BasePromptTemplate:
+        """Return the prompt with nodes that are not text alone behind the context, in the order of their content."""
+        inner = self._llm.llm if isinstance(self._llm, StructuredLLM) else self._llm
+        if isinstance(inner, InvariantLLM) or not inner.metadata.is_chat_model:
+            refuse_media(nodes)
+        blocks = [block for each in sorted(map(_blocks, nodes), key=repr) for block in each]
+        messages = self._llm._get_messages(template)
+        for message in messages:
+            written = [block for block in message.blocks if isinstance(block, SlotBlock)]
+            if any(part.segments is not None for block in written for part in block.parts):
+                message.blocks = [*message.blocks, *blocks]
+        return ChatPromptTemplate(message_templates=messages)
 
 
-def _scores(nodes: Sequence[NodeWithScore]) -> list[float | None]:
-    return [each.score for each in nodes]
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    if taken := sorted(_OWN_VARIABLES & set(variables)):
+        raise InvalidPrompt(
+            f"expected no keyword {', '.join(taken)}: the synthesizer sets it",
+            hint="Give the variable of the template another name.",
+        )
 
 
-def _texts(pieces: ChatResponseGen) -> Generator[str, None, None]:
-    with closing(pieces):
-        for piece in pieces:
-            yield piece.delta or ""
+def _numbered(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+    """Return nodes in the order in which the prompt numbers them."""
+    return relabelled(nodes) if current_scope().innermost(CitationQueryEngine) else nodes
 
 
-async def _atexts(pieces: ChatResponseAsyncGen) -> AsyncGenerator[str, None]:
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield piece.delta or ""
+def _blocks(found: NodeWithScore) -> list[ContentBlock]:
+    text = without_marks(found.node.get_content(MetadataMode.LLM))
+    blocks = found.node.get_content_blocks(metadata_mode=MetadataMode.LLM)
+    media = [block for block in blocks if not isinstance(block, TextBlock)]
+    return [*([SlotBlock.of(Part(document_rendering(Segment(text)), "words"))] if text else []), *media]
+
+
+def _with_metadata(response: Any) -> Any:
+    """Return a response whose metadata says that nothing was read, if no LLM was asked."""
+    if response.metadata is None:
+        response.metadata = {METADATA_KEY: dict(_NOTHING_READ)}
+    return response

@@ -1,0 +1,147 @@
+"""What is retrieved in a run of LlamaIndex, for LLMs of this package that are asked in the same run.
+
+A run is an outermost span, such as a query, a chat or a workflow; it ends with that span, and nothing of it is kept.
+Retrievers, postprocessors and LLMs that are called outside of any span belong to the run of their task or thread, which
+knows its last few retrievals. Context variables carry it: another task, thread or tenant has another one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.llms import LLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore
+
+from llama_index.llms.invariant_rag.reports import Reports
+
+_ASKED_ALONE = (BaseRetriever, BaseNodePostprocessor, LLM)
+_REMEMBERED = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """What a retriever or postprocessor returned, or a synthesizer was given.
+
+    Attributes:
+        query: What was asked; empty if that is not known.
+        nodes: The nodes.
+    """
+
+    query: str
+    nodes: Sequence[NodeWithScore]
+
+
+@dataclass
+class Scope:
+    """One span, in the run to which it belongs.
+
+    Attributes:
+        instance: The object whose method it is.
+        around: The span around it.
+        retrievals: What was retrieved in the run, the last ones last.
+        given: What a synthesizer was given; else that of the span around.
+        reports: What LLMs report below an engine; None if it is none.
+        ended: Whether it is over.
+    """
+
+    instance: object
+    around: Scope | None
+    retrievals: deque[Retrieved]
+    given: Retrieved | None = None
+    reports: Reports | None = None
+    ended: bool = False
+
+    def path(self) -> Iterator[Scope]:
+        """Yield this span and those around it, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.around
+
+    def innermost(self, *kinds: type) -> Any:
+        """Return the innermost object of these classes around; None if there is none."""
+        return next((each.instance for each in self.path() if isinstance(each.instance, kinds)), None)
+
+    @property
+    def sinks(self) -> tuple[Reports, ...]:
+        """Where LLMs report, innermost engine first."""
+        return tuple(each.reports for each in self.path() if each.reports is not None)
+
+
+_scope: ContextVar[Scope | None] = ContextVar("invariant_rag_scope", default=None)
+_alone: ContextVar[deque[Retrieved] | None] = ContextVar("invariant_rag_alone", default=None)
+
+
+def current_scope() -> Scope:
+    """Return the innermost span of now that has not ended; outside of any, one of this task or thread."""
+    return _open() or Scope(None, None, _alone.get() or deque())
+
+
+def _open() -> Scope | None:
+    inner = _scope.get()
+    return None if inner is None else next((each for each in inner.path() if not each.ended), None)
+
+
+def enter(instance: object) -> Scope:
+    """Begin a span in the run of now, or a run."""
+    around = _open()
+    if around is not None:
+        scope = Scope(instance, around, around.retrievals, around.given)
+    elif isinstance(instance, _ASKED_ALONE):
+        if (known := _alone.get()) is None:
+            _alone.set(known := deque(maxlen=_REMEMBERED))
+        scope = Scope(instance, None, known)
+    else:
+        _alone.set(None)  # a run begins: what was retrieved before it is no matter of it, nor of what follows
+        scope = Scope(instance, None, deque())
+    _scope.set(scope)
+    return scope
+
+
+def leave(scope: Scope) -> None:
+    """End a span; with the outermost one, its run ends."""
+    scope.ended = True
+    if scope.around is None and scope.retrievals.maxlen is None:
+        scope.retrievals.clear()
+
+
+def keep(scope: Scope) -> Scope:
+    """Return a copy of a span that does not end with its run: for a stream that is read later."""
+    return replace(scope, retrievals=deque(scope.retrievals), ended=False)
+
+
+def carried(pieces: Generator[T, None, None], kept: Scope) -> Generator[T, None, None]:
+    """Read a stream in the span that returned it: an LLM may be asked when it is read, after that span has ended."""
+    with closing(pieces):
+        while True:
+            token = _scope.set(kept)
+            try:
+                piece = next(pieces)
+            except StopIteration:
+                return
+            finally:
+                _scope.reset(token)
+            yield piece
+
+
+async def acarried(pieces: AsyncGenerator[T, None], kept: Scope) -> AsyncGenerator[T, None]:
+    """Read an asynchronous stream in the span that returned it."""
+    async with aclosing(pieces):
+        while True:
+            token = _scope.set(kept)
+            try:
+                piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            finally:
+                _scope.reset(token)
+            yield piece

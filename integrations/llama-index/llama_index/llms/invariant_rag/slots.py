@@ -1,0 +1,230 @@
+"""Slots of a prompt: values of template variables, contents of tool messages, content blocks.
+
+A slot is a set of segments if it is nothing but what was retrieved at once; `find_set` of the core decides. Every other
+text reaches the model as it came: the user's words, histories, what a model wrote. Where nodes are in a text that is no
+set, a warning says so.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.llms import LLM
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.prompts import (
+    BasePromptTemplate,
+    ChatPromptTemplate,
+    PromptTemplate,
+    RichPromptTemplate,
+    SelectorPromptTemplate,
+)
+from llama_index.core.schema import MetadataMode
+
+from invariant_rag.prompts import Retrieval, find_set, without_marks
+from invariant_rag.segments import SegmentSet
+from llama_index.llms.invariant_rag.nodes import segment_of
+from llama_index.llms.invariant_rag.runs import Retrieved, Scope, current_scope
+
+_WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
+"""Variables of LlamaIndex's templates that hold what the user or a model wrote."""
+
+_CONTEXT = frozenset({"context_str", "context_msg"})
+"""Variables that hold nodes, even if somebody asks with the very same text."""
+
+_NONCE = secrets.token_hex(8)
+_PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of text, as far as it is known what it is.
+
+    Attributes:
+        text: The text.
+        kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
+            `finished`, of which nothing is known.
+        segments: The set that it is; None if it is none.
+    """
+
+    text: str
+    kind: Literal["value", "words", "template", "finished"]
+    segments: SegmentSet | None = None
+
+
+class SetText(str):
+    """A value for a variable of a template that is declared to be a set of segments.
+
+    Attributes:
+        segments: The set.
+    """
+
+    __slots__ = ("segments",)
+    segments: SegmentSet
+
+    @classmethod
+    def of(cls, segments: SegmentSet, text: str) -> SetText:
+        """Return a set, with the text for LLMs that know no segments."""
+        declared = cls(text)
+        declared.segments = segments
+        return declared
+
+
+class SlotText(str):
+    """A text that a template wrote, with its parts."""
+
+    __slots__ = ("parts",)
+    parts: tuple[Part, ...]
+
+
+class SlotBlock(TextBlock):
+    """A text block that a template wrote. It is an ordinary one for all but the LLMs of this package."""
+
+    _parts: tuple[Part, ...] = PrivateAttr(default=())
+
+    @classmethod
+    def of(cls, *parts: Part) -> SlotBlock:
+        """Return a block of these parts."""
+        block = cls(text="".join(each.text for each in parts))
+        block._parts = parts
+        return block
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of its text."""
+        return self._parts
+
+
+@dataclass(frozen=True)
+class Retrievals:
+    """What was retrieved in the run of now, as segments.
+
+    Attributes:
+        scope: The span of now.
+    """
+
+    scope: Scope = field(default_factory=current_scope)
+
+    @cached_property
+    def known(self) -> list[Retrieval]:
+        """Each retrieval, the last one first, with the texts that LLMs are shown, and with those without metadata."""
+        inside = self.scope.innermost(BaseRetriever) is not None
+        return [form for each in reversed(self.scope.retrievals) for form in _forms(each, inside)]
+
+    def find(self, slot: str, *, is_context: bool = False) -> SegmentSet | None:
+        """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
+        return find_set(slot, [replace(each, query="") for each in self.known] if is_context else self.known)
+
+    def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
+        """Return what is not whole in these texts of segments."""
+        return [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
+
+
+def _forms(retrieved: Retrieved, one_by_one: bool) -> list[Retrieval]:
+    found: dict[tuple[str, ...], Retrieval] = {}
+    for mode in (MetadataMode.LLM, MetadataMode.NONE):
+        texts = [without_marks(each.node.get_content(mode)) for each in retrieved.nodes]
+        with_ids = len(set(texts)) == len(texts)  # equal texts are told apart by what may be written beside them only
+        pairs = zip(retrieved.nodes, texts, strict=True)
+        segments = [segment_of(each, text, with_id=with_ids) for each, text in pairs]
+        found.setdefault(tuple(texts), Retrieval(tuple(segments), retrieved.query, one_by_one=one_by_one))
+    return list(found.values())
+
+
+class SlotReader(LLM):
+    """The part of an LLM that is given templates and the values of their variables, by `predict` and its like."""
+
+    def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
+        """Return the messages of a template; what stands in which variable is told by their blocks."""
+        filled = _Filled.of(self, prompt, prompt_args)
+        if filled is None:
+            return super()._get_messages(prompt, **prompt_args)
+        return filled.messages(super()._get_messages(filled.plain), super()._get_messages(filled.placed))
+
+    def _get_prompt(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+        """Return the text of a template; what stands in which variable is told by its parts."""
+        filled = _Filled.of(self, prompt, prompt_args)
+        if filled is None:
+            return super()._get_prompt(prompt, **prompt_args)
+        text = SlotText(super()._get_prompt(filled.plain))
+        text.parts = filled.parts(text, super()._get_prompt(filled.placed)) or (Part(text, "finished"),)
+        return text
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A template with its values, once as they are, once with a place for each."""
+
+    plain: BasePromptTemplate
+    placed: BasePromptTemplate
+    values: Sequence[Part]
+
+    @classmethod
+    def of(cls, llm: LLM, prompt: BasePromptTemplate, given: Mapping[str, Any]) -> _Filled | None:
+        """Return None for a kind of template that formats in its own way."""
+        template = prompt.select(llm) if isinstance(prompt, SelectorPromptTemplate) else prompt
+        if not isinstance(template, PromptTemplate | ChatPromptTemplate | RichPromptTemplate):
+            return None
+        asked = llm.llm if isinstance(llm, StructuredLLM) else llm
+        retrievals = Retrievals() if getattr(asked, "find_documents", True) else None
+        plain = template._map_all_vars({**template.kwargs, **given})
+        placed, parts = dict(plain), list[Part]()
+        for name, value in plain.items():
+            # `simple_summarize` gives a list of one text, which Python would write with brackets and escapes.
+            text = value[0] if isinstance(value, list) and len(value) == 1 else value
+            if not isinstance(text, str):
+                continue
+            part = _part(name, text, retrievals)
+            if part.segments is None and text is not value:
+                continue
+            plain[name], placed[name] = text, f"<{_NONCE}:{len(parts)}>"
+            parts.append(part)
+        return cls(_formatted(template, plain), _formatted(template, placed), parts)
+
+    def messages(self, plain: Sequence[ChatMessage], placed: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Return plain messages, whose text blocks tell their parts."""
+        if [len(each.blocks) for each in plain] != [len(each.blocks) for each in placed]:
+            return list(plain)
+        return [
+            message.model_copy(update={"blocks": list(map(self._block, message.blocks, other.blocks))})
+            for message, other in zip(plain, placed, strict=True)
+        ]
+
+    def _block(self, plain: Any, placed: Any) -> Any:
+        if type(plain) is not TextBlock or not isinstance(placed, TextBlock):
+            return plain
+        parts = self.parts(plain.text, placed.text) if _PLACE.search(placed.text) else None
+        if parts is None:
+            return plain  # no value is in it: a message that somebody has finished
+        return SlotBlock.of(*parts)
+
+    def parts(self, plain: str, placed: str) -> tuple[Part, ...] | None:
+        """Return the parts of a text; None if it is not the values with text between them, such as after a filter."""
+        found = []
+        for i, piece in enumerate(_PLACE.split(placed)):
+            found.append(self.values[int(piece)] if i % 2 else Part(piece, "template"))
+        return tuple(each for each in found if each.text) if "".join(each.text for each in found) == plain else None
+
+
+def _part(name: str, text: str, retrievals: Retrievals | None) -> Part:
+    if isinstance(text, SetText):
+        return Part(text, "value", text.segments)
+    if retrievals is None or name in _WORDS:
+        return Part(text, "words")
+    is_context = name in _CONTEXT
+    if not is_context and text in {each.query for each in retrievals.scope.retrievals}:
+        return Part(text, "words")
+    return Part(text, "value", retrievals.find(text, is_context=is_context))
+
+
+def _formatted(template: BasePromptTemplate, values: Mapping[str, Any]) -> BasePromptTemplate:
+    """Return a template that needs no more values, whatever they are called."""
+    mappings: dict[str, Any] = {"function_mappings": {}, "template_var_mappings": {}}
+    return template.model_copy(update={"kwargs": dict(values), **mappings})
