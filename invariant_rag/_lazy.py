@@ -12,12 +12,13 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
 
     Args:
         package: The package's `__name__`.
-        homes: Each public name, and the module below the package that defines it.
+        homes: Each public name, and the module that defines it: one of the package, or one elsewhere by its full name.
     """
 
     def get_attribute(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        home = homes[name]
+        return getattr(import_module(home if home.startswith("invariant_rag.") else f"{package}.{home}"), name)
 
     return get_attribute, lambda: sorted(homes)

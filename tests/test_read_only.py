@@ -14,11 +14,11 @@ from invariant_rag import RAG, InvariantModel, Judge, Segment
 from invariant_rag.errors import ImmutableObject, InvariantRAGError
 from invariant_rag.evaluation.audit import audit
 from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.generation.citations import cite
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.methods.ape import APE
 from invariant_rag.orderings import ORDERINGS, CrossEncoder, Embedding, MonoT5, resolve_ordering
 from invariant_rag.rag import BM25Retriever
-from invariant_rag.rag.citations import cite
 from invariant_rag.rag.pipeline import index_documents
 
 SEGMENTS = [Segment("a mill"), Segment("a ferry")]

@@ -20,8 +20,8 @@ from invariant_rag.rag.text import truncate
 if TYPE_CHECKING:
     from invariant_rag.errors import RetrievalError
     from invariant_rag.evaluation.order_check import OrderCheck
+    from invariant_rag.generation.citations import Citation
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.rag.citations import Citation
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.segments import Prompt
 
@@ -152,7 +152,7 @@ def load_rag(
 
 
 def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:
-    from invariant_rag.rag.citations import cite
+    from invariant_rag.generation.citations import cite
 
     prompt = rag.prompt(question)
     stream = rag.model.stream(prompt, max_new_tokens=max_new_tokens)

@@ -201,7 +201,7 @@ def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> S
 def _run(engine: Engine, settings: Settings, reranker: Reranker, reserved: socket.socket) -> None:
     from invariant_rag.orderings.monot5 import EMBEDDED_NAME
     from invariant_rag.server.application import create_app
-    from invariant_rag.server.routes.ranking import TOY
+    from invariant_rag.server.handling import TOY
     from invariant_rag.server.serving import server_of
 
     host, port = reserved.getsockname()[:2]

@@ -4,69 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from invariant_rag.errors import IncompleteObject, InvalidObject
+from invariant_rag.errors import InvalidObject
+from invariant_rag.generation.answers import AnswerDelta, CallDelta
 from invariant_rag.prompts import CallFormat, ReasoningFormat, ToolCall
 from invariant_rag.prompts.tools import call_id
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """A piece of a call.
-
-    Attributes:
-        index: Place of the call in the answer.
-        id: Its id, in the first piece of a call only.
-        name: Name of the tool, in the first piece of a call only.
-        arguments: A piece of the JSON of its arguments.
-    """
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-
-
-@dataclass(frozen=True)
-class AnswerDelta:
-    """A piece of an answer: of its text, of its reasoning, or of a call."""
-
-    content: str = ""
-    reasoning: str = ""
-    call: CallDelta | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer, taken apart.
-
-    Attributes:
-        content: The text.
-        reasoning: What the model wrote between its markers of reasoning; empty if it has none.
-        tool_calls: The calls.
-    """
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-
-    @classmethod
-    def join(cls, deltas: Iterable[AnswerDelta]) -> Answer:
-        """Put the pieces of an answer together."""
-        content, reasoning = "", ""
-        calls: dict[int, list[str]] = {}
-        for delta in deltas:
-            content, reasoning = content + delta.content, reasoning + delta.reasoning
-            if delta.call:
-                parts = calls.setdefault(delta.call.index, [delta.call.id or "", delta.call.name or "", ""])
-                parts[2] += delta.call.arguments
-        found = tuple(ToolCall(identifier, name, json.loads(text)) for identifier, name, text in calls.values())
-        return cls(content, reasoning, found)
 
 
 class AnswerParser(Protocol):
@@ -76,11 +22,7 @@ class AnswerParser(Protocol):
         """Return what is known after more of the text."""
 
     def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end of the text.
-
-        Raises:
-            IncompleteObject: The text ends within a call.
-        """
+        """Return what is known at the end of the text. Where it ends within a call, that call has no end."""
 
 
 class MarkerParser:
@@ -123,11 +65,7 @@ class MarkerParser:
         return self._run(last=False)
 
     def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end of the text.
-
-        Raises:
-            IncompleteObject: The text ends within a call.
-        """
+        """Return what is known at the end of the text. Where it ends within a call, that call has no end."""
         return self._run(last=True)
 
     def _run(self, *, last: bool) -> list[AnswerDelta]:
@@ -205,8 +143,6 @@ class MarkerParser:
                     self._parse = self._after_call
                     return True
         self._arguments(found, len(self._buffer))
-        if last:
-            raise IncompleteObject(f"expected whole calls, got an answer that ends within call {self._calls}")
         return False
 
     def _arguments(self, found: list[AnswerDelta], length: int) -> None:

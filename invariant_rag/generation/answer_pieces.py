@@ -1,20 +1,17 @@
-"""Pieces of an answer as they are parsed: stop strings end its text, and citations lead to the caller's numbers."""
+"""Pieces of an answer as they are parsed: a stop string ends its text, but no call and no reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
-from invariant_rag.generation.answer_parsing import AnswerDelta, AnswerParser, CallDelta
+from invariant_rag.generation.answer_parsing import AnswerParser
+from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.generation.streaming import stream_until_stop_string
-from invariant_rag.prompts.labels import Labels, translate_stream
 
 
-def parse_answer(
-    parser: AnswerParser, texts: Iterable[str], stops: Sequence[str], labels: Labels
-) -> Iterator[AnswerDelta]:
-    """Yield the pieces of an answer, with citations translated.
+def parse_answer(parser: AnswerParser, texts: Iterable[str], stops: Sequence[str] = ()) -> Iterator[AnswerDelta]:
+    """Yield the pieces of an answer.
 
     The whole text is parsed, so that a `TextStream` ends by itself and has its `generation`.
 
@@ -22,44 +19,24 @@ def parse_answer(
         parser: A fresh parser.
         texts: Pieces of the text.
         stops: Strings that end the answer where they occur in its text; not in reasoning, nor in calls.
-        labels: How the numbers of documents translate.
-
-    Raises:
-        IncompleteObject: The text ends within a call.
     """
     stopped = False
-    for (kind, _), run in groupby(_parsed(parser, texts), key=_kind):
+    for is_content, run in groupby(_parsed(parser, texts), key=lambda delta: bool(delta.content)):
         if stopped:
             continue
-        if kind == "call":
-            yield from _call(run, labels)
-        elif kind == "reasoning":
-            yield from (AnswerDelta(reasoning=each) for each in translate_stream((d.reasoning for d in run), labels))
-        else:
-            counted = _Counted(delta.content for delta in run)
-            kept = _Counted(stream_until_stop_string(counted, stops))
-            yield from map(AnswerDelta, translate_stream(kept, labels))
-            stopped = kept.characters < counted.characters
+        if not is_content or not stops:
+            yield from run
+            continue
+        counted = _Counted(delta.content for delta in run)
+        kept = _Counted(stream_until_stop_string(counted, stops))
+        yield from map(AnswerDelta, kept)
+        stopped = kept.characters < counted.characters
 
 
 def _parsed(parser: AnswerParser, texts: Iterable[str]) -> Iterator[AnswerDelta]:
     for text in texts:
         yield from parser.feed(text)
     yield from parser.finish()
-
-
-def _kind(delta: AnswerDelta) -> tuple[str, int]:
-    if delta.call:
-        return "call", delta.call.index
-    return "reasoning" if delta.reasoning else "content", 0
-
-
-def _call(run: Iterator[AnswerDelta], labels: Labels) -> Iterator[AnswerDelta]:
-    pieces = (delta.call for delta in run if delta.call)
-    first = next(pieces)
-    yield AnswerDelta(call=replace(first, arguments=""))
-    written = (each.arguments for each in (first, *pieces) if each.arguments)
-    yield from (AnswerDelta(call=CallDelta(first.index, arguments=each)) for each in translate_stream(written, labels))
 
 
 class _Counted(Iterator[str]):

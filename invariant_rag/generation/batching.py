@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -109,32 +109,52 @@ class MicroBatcher:
             CancelledError: It was abandoned.
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        events = () if abandoned is None else (abandoned,)
         given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
-        return self._answer(_Request(lm, prompt, given, streamer, events), batch_size)
+        events = () if abandoned is None else (abandoned,)
+        return self._answer([_Request(lm, prompt, given, streamer, events)], batch_size)[0]
 
-    def _answer(self, request: _Request, batch_size: int) -> Generation:
-        lm, options = check_kind("lm", request.lm, InvariantModel), request.options
+    def generate_all(
+        self,
+        lm: InvariantModel,
+        calls: Iterable[tuple[Prompt, Mapping[str, Any]]],
+        *,
+        batch_size: int = 8,
+        abandoned: Event | None = None,
+    ) -> list[Generation]:
+        """Generate for several prompts, possibly in batches with waiting prompts of other threads.
+
+        Args:
+            lm: The model.
+            calls: Prompts, each with keyword arguments of `InvariantModel.generate`.
+            batch_size: Maximum number of prompts in a batch.
+            abandoned: As for `generate`.
+
+        Raises:
+            CancelledError: They were abandoned.
+            InvalidChoice: As for `generate`.
+        """
+        events = () if abandoned is None else (abandoned,)
+        return self._answer([_Request(lm, prompt, options, None, events) for prompt, options in calls], batch_size)
+
+    def _answer(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
+        """Generate for requests to one model."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
-        check_options(options, lm.model)
-        sequences = resolve_option(options, "num_return_sequences", lm.model.generation_config) or 1
-        if sequences > 1:
-            raise InvalidChoice(
-                f"num_return_sequences: expected 1, got {sequences}",
-                hint="Call generate several times, or call generate of the model instead of the batcher.",
-            )
-        if lm.batches_calls:
-            generation = _run_alone(request)
+        for each in requests:
+            _check(each)
+        if any(each.lm.batches_calls for each in requests):
+            with ThreadPoolExecutor(len(requests)) as pool:
+                generations = list(pool.map(_run_alone, requests)) if len(requests) > 1 else [_run_alone(requests[0])]
         else:
             with self._waiting_lock:
-                self._waiting.append(request)
-            with self._generate_lock:
-                if not request.result.done():
-                    _run_batch(self._pop_batch(request, batch_size))
-            generation = request.result.result()
-        if request.abandoned:
+                self._waiting += requests
+            for each in requests:
+                with self._generate_lock:
+                    if not each.result.done():
+                        _run_batch(self._pop_batch(each, batch_size))
+            generations = [each.result.result() for each in requests]
+        if any(each.abandoned for each in requests):
             raise CancelledError
-        return generation
+        return generations
 
     def stream(
         self,
@@ -160,7 +180,7 @@ class MicroBatcher:
 
         def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
             del stopping_criteria  # the only one says that the stream is closed, and so does an event, for one row
-            return self._answer(_Request(lm, prompt, rest, streamer, events), batch_size)
+            return self._answer([_Request(lm, prompt, rest, streamer, events)], batch_size)[0]
 
         return stream_text(generate, lm.tokenizer, kept, lm.prefiller.shared.lock.check_new_thread, closed)
 
@@ -175,6 +195,17 @@ class MicroBatcher:
         for each in gone:
             each.result.set_exception(CancelledError())
         return batch
+
+
+def _check(request: _Request) -> None:
+    lm = check_kind("lm", request.lm, InvariantModel)
+    check_options(request.options, lm.model)
+    sequences = resolve_option(request.options, "num_return_sequences", lm.model.generation_config) or 1
+    if sequences > 1:
+        raise InvalidChoice(
+            f"num_return_sequences: expected 1, got {sequences}",
+            hint="Call generate several times, or call generate of the model instead of the batcher.",
+        )
 
 
 def _run_alone(request: _Request) -> Generation:

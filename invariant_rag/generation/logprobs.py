@@ -8,36 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
+from invariant_rag.generation.answers import TokenLogprob
 from invariant_rag.generation.streaming import TextQueueStreamer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from invariant_rag.generation.outputs import Generation
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A generated token, as frameworks report it.
-
-    Attributes:
-        token: Its part of the text: empty for a special token, and for a token whose character the next one completes.
-        logprob: Its log-probability under the model.
-        start: Where its part begins in the text of the generation.
-        end: Where it ends.
-    """
-
-    token: str
-    logprob: float
-    start: int
-    end: int
 
 
 def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> list[TokenLogprob]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.checks import check_kind
+from invariant_rag.generation.answers import Usage
 from invariant_rag.prompts.labels import Labels
 
 if TYPE_CHECKING:
@@ -16,24 +17,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.prepare import PreparedPrompt
 
 
-@dataclass(frozen=True)
-class Usage:
-    """Token counts of one generation.
-
-    Attributes:
-        prompt_tokens: Tokens of the prompt.
-        completion_tokens: Generated tokens.
-        cached_tokens: Tokens of the prompt whose keys and values were loaded from a cache.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of the prompt and of the answer."""
-        return self.prompt_tokens + self.completion_tokens
+__all__ = ["Generation", "Usage", "to_generations", "trim_at_stop"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +53,11 @@ class Generation:
     method: str = ""
     labels: Labels = field(default_factory=dict)
     invariant: bool = False
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What else an answer's ledger says: which branch a router took. Plain values."""
+        return {}
 
     @classmethod
     def extend(cls, generation: Generation, **extra: Any) -> Self:

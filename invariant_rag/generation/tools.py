@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from invariant_rag.checks import check_flag, check_kind, check_text
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidTool, TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.answer_parsing import (
-    Answer,
-    AnswerDelta,
-    AnswerParser,
-    CallDelta,
-    MarkerParser,
-    ResponseTemplateParser,
-)
+from invariant_rag.generation.answer_parsing import AnswerParser, MarkerParser, ResponseTemplateParser
+from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta
 from invariant_rag.generation.grammar import vocabulary
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
@@ -245,7 +239,9 @@ class ToolCalling:
             raise InvalidChoice(f"generation: expected a Generation or a text, got {shown(generation)}")
         parser = self.parser(prompt)
         text = generation if isinstance(generation, str) else self._text(generation)
-        return Answer.join([*parser.feed(text), *parser.finish()])
+        answer = Answer.join([*parser.feed(text), *parser.finish()])
+        answer.check_complete()
+        return answer
 
     def _text(self, generation: Generation) -> str:
         kept = self.kept_tokens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from invariant_rag.rag.citations import Citation, cite
+    from invariant_rag.generation.citations import Citation, cite
     from invariant_rag.rag.documents import Document, chunk_documents, load_documents
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever, Retriever
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "pipeline",
     "BM25Retriever": "retrieval",
-    "Citation": "citations",
+    "Citation": "invariant_rag.generation.citations",
     "Document": "documents",
     "FaissRetriever": "retrieval",
     "RAG": "pipeline",
     "Retriever": "retrieval",
     "chunk_documents": "documents",
-    "cite": "citations",
+    "cite": "invariant_rag.generation.citations",
     "load_documents": "documents",
 }
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag.checks import check_number, check_text
 from invariant_rag.errors import InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
 from invariant_rag.generation.choices import check_before_loading
+from invariant_rag.generation.citations import Citation, cite
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.rag.citations import Citation, cite
 from invariant_rag.rag.documents import chunk_documents, load_documents
 from invariant_rag.rag.readers import warn_skipped
 from invariant_rag.rag.retrieval import Retriever, RetrieverFactory, resolve_retriever
@@ -60,7 +60,7 @@ class Answer:
     Attributes:
         text: The answer.
         citations: The chunks of the prompt that contain the answer, best first; see
-            `invariant_rag.rag.citations.cite`.
+            `invariant_rag.generation.citations.cite`.
         segments: The retrieved chunks as the retriever ranked them, best first.
         order: Physical order of the chunks in the prompt: indices into `segments`, farthest from the question first.
         timings: Seconds of retrieval and generation.

@@ -18,9 +18,9 @@ import numpy as np
 from invariant_rag.checks import check_flag, check_items, check_number, check_text, require_extra
 from invariant_rag.errors import RetrievalError, UnknownName
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
-from invariant_rag.rag.text import split_words
 from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
 from invariant_rag.shown import shown
+from invariant_rag.words import split_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,24 +1,9 @@
-"""Split text into words, truncate text, also in scripts without spaces, and join chunks of one source."""
+"""Truncate text, and join chunks of one source."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable
 from textwrap import shorten
-
-# Scripts without spaces between words (kana, ideographs): each character counts as a word.
-_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
-
-
-def split_words(text: str) -> list[str]:
-    """Split text into words: case-folded, NFKC-normalised, without punctuation.
-
-    >>> split_words("The o\ufb03ce: 三つ")
-    ['the', 'office', '三', 'つ']
-    """
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def truncate(text: str, width: int) -> str:

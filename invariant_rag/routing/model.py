@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args, overload
 
@@ -41,6 +41,12 @@ class RoutedGeneration(Generation):
     plain_confidence: float = 0.0
     invariant_confidence: float = 0.0
     rejected: Generation | None = None
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """Which branch was taken, and how sure both were."""
+        names = ("branch", "plain_confidence", "invariant_confidence")
+        return {"routing": {name: getattr(self, name) for name in names}}
 
 
 class RoutedScores(list[float]):

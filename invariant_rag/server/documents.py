@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.api_models import PlainRequest
-from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
+from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.segments import Field, Prompt, Segment, SegmentSet, Slot, value_of
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.schemas import Document, FieldName, SetPart
@@ -149,13 +149,13 @@ def report_of_request(
     return {**kept, **named, "warnings": [*warnings, *notes]}
 
 
-def citations_of(text: str, question: str, prompt: Prompt, order: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the parts of an answer that documents hold word for word, or that name one, in Cohere v2's shape.
+def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[dict[str, Any]]:
+    """Return the parts of an answer that have a source, in Cohere v2's shape.
 
     A source has the number of its set, too, from 0: the ids of two sets may be the same.
     """
     found: dict[tuple[int, int], list[CitedSpan]] = {}
-    for span in cite_spans(text, question, prompt.segments, order, numbers_of(prompt)):
+    for span in spans:
         found.setdefault((span.start, span.end), []).append(span)
     set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each]
     return [

@@ -16,10 +16,10 @@ from invariant_rag.cli import app
 from invariant_rag.cli.ask import _print_check, _print_citations, _print_counts
 from invariant_rag.cli.console import print_table, print_text
 from invariant_rag.evaluation.order_check import OrderCheck
+from invariant_rag.generation.citations import Citation
 from invariant_rag.interventions import INTERVENTIONS
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Given
-from invariant_rag.rag.citations import Citation
 from invariant_rag.segments import Segment
 from invariant_rag.testing import families
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
 from invariant_rag.generation.answer_pieces import parse_answer
+from invariant_rag.generation.answers import Answer, AnswerDelta
 from invariant_rag.generation.logprobs import token_logprobs
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
@@ -148,7 +148,7 @@ class ChatRequest:
         if self.call.stop:  # those that `generate` got as well: they end reasoning, too
             texts = stream_until_stop_string(texts, self.call.stop)
         stops = () if self.call.stop else self._asked.stop
-        yield from self._object_as_content(parse_answer(self._calling.parser(self.prompt), texts, stops, labels))
+        yield from self._object_as_content(parse_answer(self._calling.parser(self.prompt), texts, stops))
 
     def _object_as_content(self, deltas: Iterable[AnswerDelta]) -> Iterator[AnswerDelta]:
         objects = set()

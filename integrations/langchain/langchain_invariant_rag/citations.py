@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from invariant_rag.generation.citations import CitedSpan, cite_spans, numbers_of
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
 from invariant_rag.segments import Prompt
 from langchain_core.messages.content import Citation
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
+from invariant_rag.generation.answers import Answer, AnswerDelta
 from invariant_rag.prompts import Turn
 from invariant_rag.segments import Segment
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.server.engines.base import Choices
 from invariant_rag.server.engines.model_engine import ModelEngine
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.generation.outputs import Generation
-    from invariant_rag.generation.streaming import TextStream
-    from invariant_rag.segments import Prompt
 
 
 class InProcess(ModelEngine):
@@ -42,7 +37,6 @@ class InProcess(ModelEngine):
         max_prompt_tokens: int | None = None,
     ) -> None:
         super().__init__(lm, name, together=together, max_prompt_tokens=max_prompt_tokens)
-        self.batcher = MicroBatcher()
         self.caches = dict(caches or {})
         for tenant in [*self.caches][:1]:
             self.for_tenant(lm, Choices(tenant))
@@ -57,11 +51,3 @@ class InProcess(ModelEngine):
         """Return a model with the cache of the tenant; without one if its method reads no document for itself."""
         keep = choices.keep and not lm.method.reads_ahead
         return lm.with_cache(self.caches.get(choices.tenant) if keep else None)
-
-    def generate(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> Generation:
-        """Generate, in a batch with others that wait; see `ModelEngine`."""
-        return self.batcher.generate(lm, prompt, options, batch_size=self.together, abandoned=abandoned)
-
-    def stream(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> TextStream:
-        """Stream, in a batch with others that wait; see `ModelEngine`."""
-        return self.batcher.stream(lm, prompt, options, batch_size=self.together, abandoned=abandoned)

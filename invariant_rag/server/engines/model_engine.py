@@ -1,52 +1,46 @@
-"""What engines around an `InvariantModel` share: prompts from requests, and answers taken apart."""
+"""What engines around an `InvariantModel` share: calls as requests to the model, and its answers as replies."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.answer_parsing import Answer, AnswerDelta
-from invariant_rag.generation.answer_pieces import parse_answer
-from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.logprobs import token_logprobs
-from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.outputs import Generation, Usage
-from invariant_rag.generation.schema_validation import validate_value
-from invariant_rag.generation.streaming import (
-    TextStream,
-    decode_keeping,
-    stream_until_stop_string,
-    trim_at_stop_string,
+from invariant_rag.errors import (
+    IncompleteObject,
+    InvalidObject,
+    InvalidSchema,
+    InvalidTool,
+    InvariantRAGError,
+    UnsupportedCombination,
 )
-from invariant_rag.generation.structured import check_complete, constrain
-from invariant_rag.generation.tools import ToolCalling
+from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, TokenLogprob
+from invariant_rag.generation.answers import Reply as ModelReply
+from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.schema_validation import validate_value
+from invariant_rag.generation.structured import check_complete
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
-from invariant_rag.prompts.labels import Labels, translate_stream
 from invariant_rag.segments import Prompt, document_rendering
+from invariant_rag.server.compiling import SchemaTrials
 from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
 from invariant_rag.server.errors import TooLarge
 from invariant_rag.server.fields import about
-from invariant_rag.server.schema_limits import MOST_MASKED, check_masked
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from invariant_rag.generation.prepare import PreparedPrompt
 
-_QUICK = MOST_MASKED / 20
-"""What compiles in about a second."""
-
-
 class ModelEngine(ABC):
-    """An engine whose prompts are written by an `InvariantModel`; a subclass says whose, and what decodes them.
+    """An engine around an `InvariantModel`; a subclass says where its keys and values are kept.
 
     Args:
         lm: The model. It needs a tokenizer.
@@ -62,10 +56,11 @@ class ModelEngine(ABC):
         self.name = lm.name if name is None else name
         self.together = together
         self.caches: Mapping[str, KeyValueCache] = {}
+        self.batcher = MicroBatcher()
         self._max_prompt_tokens = max_prompt_tokens
         self._chosen: dict[Choices, InvariantModel] = {}
         self._lock = Lock()
-        self._compiling = Lock()
+        self._trials = SchemaTrials(lm)
 
     @property
     def context_window(self) -> int | None:
@@ -83,6 +78,11 @@ class ModelEngine(ABC):
         return frozenset(METHODS)
 
     @property
+    def sampling(self) -> frozenset[str]:
+        """None of the fields that not all engines have."""
+        return frozenset()
+
+    @property
     def orderings(self) -> Mapping[str, frozenset[str]]:
         """All of them with each method."""
         return dict.fromkeys(self.methods, frozenset(ORDERINGS))
@@ -90,24 +90,6 @@ class ModelEngine(ABC):
     @abstractmethod
     def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
         """Return a model that stores nothing where another tenant than that of the choices finds it."""
-
-    @abstractmethod
-    def generate(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> Generation:
-        """Generate for a prompt.
-
-        Args:
-            lm: The model that was chosen.
-            prompt: The prompt.
-            options: Keywords of `InvariantModel.generate`.
-            abandoned: Once set, nobody waits for the answer any more.
-
-        Raises:
-            CancelledError: It was abandoned.
-        """
-
-    @abstractmethod
-    def stream(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> TextStream:
-        """Return the stream of a prompt's text; see `generate`."""
 
     def model_for(self, choices: Choices) -> InvariantModel:
         """Return the model as somebody wants it, for their tenant."""
@@ -120,27 +102,6 @@ class ModelEngine(ABC):
                 self._chosen[choices] = lm
             return lm
 
-    @contextmanager
-    def compiling(self, schemas: Sequence[Any], abandoned: Event) -> Iterator[None]:
-        """Wait until schemas may be compiled: those that take seconds one after another, others at once.
-
-        Raises:
-            CancelledError: It was abandoned.
-            InvalidSchema: They take too long with the vocabulary of the model.
-        """
-        size = self.lm.model.config.get_text_config(decoder=True).vocab_size
-        if check_masked(schemas, size) < _QUICK:
-            yield
-            return
-        while not abandoned.is_set():
-            if self._compiling.acquire(timeout=0.05):
-                try:
-                    yield
-                finally:
-                    self._compiling.release()
-                return
-        raise CancelledError
-
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
         """Answer a request; see `Engine.answer`.
 
@@ -148,25 +109,38 @@ class ModelEngine(ABC):
             TooLarge: The prompt is longer than the server allows.
         """
         lm = self.model_for(call.choices)
-        request = _Request(self, lm, call)
-        request.check_size(self._max_prompt_tokens)
-        found = [request.one(index, emit, abandoned) for index in range(call.count)]
-        generations = [generation for generation, _ in found]
-        first = generations[0]
+        answering = _answering(lm, call)
+        with about(call.field):
+            _check_length(answering.prepared, self._max_prompt_tokens)
+        with _about_parts(call):
+            self._trials.check(_schemas(call), abandoned)
+            answering.compile()
+            reply = self._reply(answering, call, emit, abandoned)
+            for each in reply.answers:
+                _validate(each, call)
+        first = reply.first.generation
+        if first is None or abandoned.is_set():
+            raise CancelledError
         return Reply(
-            choices=[choice for _, choice in found],
-            usage=Usage(
-                prompt_tokens=first.usage.prompt_tokens,
-                completion_tokens=sum(each.usage.completion_tokens for each in generations),
-                cached_tokens=first.usage.cached_tokens,
-            ),
-            report=report_of(first, request.prompt, lm.ordering.name, call.warnings),
+            choices=[_choice(each, answering.prompt) for each in reply.answers],
+            usage=reply.usage,
+            report=report_of(first, answering.prompt, lm.ordering.name, call.warnings),
         )
+
+    def _reply(self, answering: Answering, call: Call, emit: Emit, abandoned: Event) -> ModelReply:
+        if not call.stream:
+            return answering.reply(self.batcher, batch_size=self.together, abandoned=abandoned)
+        for piece in answering.stream(self.batcher, batch_size=self.together, abandoned=abandoned):
+            if isinstance(piece, AnswerDelta):
+                emit(piece.index, piece)
+            else:
+                return piece
+        raise CancelledError
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
         lm = self.model_for(call.choices)
-        return list(lm.prepare(_Request(self, lm, call).prompt).input_ids)
+        return list(lm.prepare(_answering(lm, call).prompt).input_ids)
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`.
@@ -206,154 +180,100 @@ def _check_length(prepared: PreparedPrompt, most: int | None) -> None:
         raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
 
 
-class _Request:
-    """One call of one model: its prompt, how its answers are decoded, and each of them taken apart."""
+def _answering(lm: InvariantModel, call: Call) -> Answering:
+    """Return a call as a request to a model."""
+    if call.schema is not None and (call.stop or (call.tools and call.tool_choice != "none")):
+        with about("response_format"):
+            raise UnsupportedCombination(
+                "expected response_format without stop and tools: the schema alone says where the answer ends",
+                hint="Leave stop and tools away, or set tool_choice to none.",
+            )
+    sampling = call.sampling
+    penalty = {name: value for name, value in sampling.more.items() if name == "repetition_penalty"}
+    drawing = {name: value for name, value in sampling.more.items() if name not in penalty}
+    request = AnswerRequest(
+        question=call.question,
+        tools=call.tools,
+        tool_choice=call.tool_choice,
+        parallel=call.parallel,
+        template_kwargs=call.template_kwargs,
+        schema=None if call.schema is None else dict(call.schema),
+        stop=call.stop,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        **drawing,
+        options=penalty,
+        n=call.count,
+        logprobs=call.logprobs,
+        citations=call.chat and call.schema is None,
+    )
+    with _about_parts(call):
+        if call.chat:
+            extra = call.extra or ({},) * len(call.turns)
+            messages = [
+                {**more, "role": turn.role, "content": list(turn.parts)}
+                for turn, more in zip(call.turns, extra, strict=True)
+            ]
+            return Answering(lm, replace(request, messages=messages))
+        (turn,) = call.turns
+        prompt = Prompt.of(*turn.parts, query=call.question, rendering=document_rendering).to_complete()
+        return Answering(lm, replace(request, prompt=prompt))
 
-    def __init__(self, engine: ModelEngine, lm: InvariantModel, call: Call) -> None:
-        self._engine, self._lm, self._call = engine, lm, call
-        self._tokenizer = cast("PreTrainedTokenizerBase", lm.tokenizer)
-        if call.schema is not None and (call.stop or (call.tools and call.tool_choice != "none")):
-            with about("response_format"):
-                raise UnsupportedCombination(
-                    "expected response_format without stop and tools: the schema alone says where the answer ends",
-                    hint="Leave stop and tools away, or set tool_choice to none.",
-                )
-        with about("tools"):
-            self._calling = ToolCalling(lm, call.tools, tool_choice=call.tool_choice, parallel=call.parallel)
+
+@contextmanager
+def _about_parts(call: Call) -> Iterator[None]:
+    """Note what part of a request an error is about: its tools, its schema or its prompt."""
+    try:
+        yield
+    except (IncompleteObject, InvalidObject, InvalidSchema, InvalidTool, UnsupportedCombination) as error:
+        of_schema = call.schema is not None and not isinstance(error, InvalidTool)
+        with about("response_format" if of_schema else "tools" if call.tools else call.field):
+            raise
+    except InvariantRAGError:
         with about(call.field):
-            self.prompt = self._chat_prompt() if call.chat else self._text_prompt()
-        # Stop strings end text, not calls: with tools, the model is not stopped, and the text is cut afterwards.
-        self._stops_model = call.stop if not call.tools else ()
-
-    def _chat_prompt(self) -> Prompt:
-        extra = self._call.extra or ({},) * len(self._call.turns)
-        messages = [
-            {**more, "role": turn.role, "content": list(turn.parts)}
-            for turn, more in zip(self._call.turns, extra, strict=True)
-        ]
-        return self._calling.prompt(messages, self._call.question, **self._call.template_kwargs)
-
-    def _text_prompt(self) -> Prompt:
-        (turn,) = self._call.turns
-        return Prompt.of(*turn.parts, query=self._call.question, rendering=document_rendering).to_complete()
-
-    def check_size(self, most: int | None) -> None:
-        """Check that the prompt fits, beside its answer, into the context window and into what the server allows.
-
-        Raises:
-            ContextOverflow: It does not fit into the context window.
-            TooLarge: It is longer than the server allows.
-        """
-        with about(self._call.field):
-            prepared = self._lm.prepare_to_generate(self.prompt, self._call.sampling.max_new_tokens)
-            _check_length(prepared, most)
-
-    def one(self, index: int, emit: Emit, abandoned: Event) -> tuple[Generation, Choice]:
-        """Generate one answer."""
-        options = self._options(index, abandoned)
-        if not self._call.stream:
-            generation = self._engine.generate(self._lm, self.prompt, options, abandoned)
-            kept = self._kept
-            text = decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
-            return generation, self._choice(Answer.join(self._deltas([text], generation.labels)), generation)
-        options["keep_tokens"] = self._kept
-        stream = self._engine.stream(self._lm, self.prompt, options, abandoned)
-        labels = self._lm.prepare(self.prompt).labels if any(each.slots for each in self.prompt.sets) else {}
-        deltas = []
-        for delta in self._deltas(stream, labels):
-            deltas.append(delta)
-            emit(index, delta)
-        if stream.generation is None or abandoned.is_set():
-            raise CancelledError
-        return stream.generation, self._choice(Answer.join(deltas), stream.generation)
-
-    @property
-    def _kept(self) -> frozenset[int]:
-        return self._calling.kept_tokens if self._call.chat and self._call.schema is None else frozenset()
-
-    def _options(self, index: int, abandoned: Event) -> dict[str, Any]:
-        """Return the keywords of `generate`."""
-        call, sampling = self._call, self._call.sampling
-        options: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens}
-        if "repetition_penalty" in sampling.more:
-            options["repetition_penalty"] = sampling.more["repetition_penalty"]
-        if sampling.temperature:
-            options |= {**sampling.more, "do_sample": True, "temperature": sampling.temperature}
-            if sampling.seed is not None:
-                options["seed"] = sampling.seed + index
-        if self._stops_model:
-            options["stop_strings"] = list(self._stops_model)
-        if call.schema is not None:
-            with about("response_format"), self._engine.compiling([call.schema], abandoned):
-                return constrain(self._lm, dict(call.schema), **options).options
-        if call.tools:
-            parameters = [each["function"].get("parameters") for each in call.tools]
-            with about("tools"), self._engine.compiling(parameters, abandoned):
-                return self._calling.constrain(self.prompt, **options).options
-        return options
-
-    def _deltas(self, texts: Iterable[str], labels: Labels) -> Iterator[AnswerDelta]:
-        """Yield the pieces of an answer, up to the first stop string, with the caller's numbers of documents."""
-        if self._call.schema is not None:
-            yield from map(AnswerDelta, translate_stream(_checked(texts, self._call), labels))
-            return
-        if self._stops_model:
-            texts = stream_until_stop_string(texts, self._stops_model)
-        if self._call.chat:
-            stops = () if self._stops_model else self._call.stop
-            yield from parse_answer(self._calling.parser(self.prompt), texts, stops, labels)
-        else:
-            yield from map(AnswerDelta, translate_stream(texts, labels))
-
-    def _choice(self, answer: Answer, generation: Generation) -> Choice:
-        _check_arguments(answer, self._call.tools)
-        stopped = trim_at_stop_string(generation.text, self._call.stop) != generation.text
-        reason = "tool_calls" if answer.tool_calls else "stop" if stopped else generation.finish_reason
-        cites = self._call.chat and self._call.schema is None and self.prompt.segments
-        question, order = self._call.question, generation.order
-        return Choice(
-            answer=answer,
-            finish_reason=reason,
-            logprobs=self._logprobs(generation) if self._call.logprobs else None,
-            citations=citations_of(answer.content, question, self.prompt, order) if cites else [],
-        )
-
-    def _logprobs(self, generation: Generation) -> list[dict[str, Any]]:
-        """Return the tokens in OpenAI's shape; none that begins after a stop string."""
-        end = len("".join(stream_until_stop_string([generation.text], self._stops_model)))
-        return [
-            {"token": each.token, "logprob": each.logprob, "bytes": list(each.token.encode()), "top_logprobs": []}
-            for each in token_logprobs(generation, self._tokenizer)
-            if each.start < end or not each.token
-        ]
+            raise
 
 
-def _checked(texts: Iterable[str], call: Call) -> Iterator[str]:
-    """Yield texts that are JSON of the schema of a call when joined.
+def _schemas(call: Call) -> list[Any]:
+    if call.schema is not None:
+        return [call.schema]
+    if call.tool_choice == "none":
+        return []
+    return [each["function"].get("parameters") or {} for each in call.tools]
+
+
+def _validate(answer: ModelAnswer, call: Call) -> None:
+    """Validate a complete answer with what no grammar expresses: its object, and its calls by the schemas of the tools.
+
+    Tools with `strict: false` have a caller who does that.
 
     Raises:
-        IncompleteObject: They are no JSON.
-        InvalidObject: They do not follow the schema, in what no grammar expresses.
+        InvalidObject: It does not follow a schema.
     """
-    whole = []
-    for text in texts:
-        whole.append(text)
-        yield text
-    with about("response_format"):
-        value = check_complete("".join(whole))
-        if call.strict:
-            validate_value(value, call.schema or {})
-
-
-def _check_arguments(answer: Answer, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Check calls with the schemas of their tools, but for tools with `strict: false`, whose caller does that.
-
-    Raises:
-        InvalidObject: Arguments do not follow a schema, in what no grammar expresses.
-    """
-    functions = {each["function"]["name"]: each["function"] for each in tools}
-    for call in answer.tool_calls:
-        function = functions.get(call.name)
+    if call.schema is not None and call.strict and answer.finish_reason != "length":
+        validate_value(check_complete(answer.content), call.schema)
+    functions = {each["function"]["name"]: each["function"] for each in call.tools}
+    for each in answer.tool_calls:
+        function = functions.get(each.name)
         if function is not None and function.get("strict") is not False:
-            with about("tools"):
-                validate_value(dict(call.arguments), {"type": "object", **(function.get("parameters") or {})})
+            validate_value(dict(each.arguments), {"type": "object", **(function.get("parameters") or {})})
+
+
+def _choice(answer: ModelAnswer, prompt: Prompt) -> Choice:
+    return Choice(
+        answer=Answer(answer.content, answer.reasoning, answer.tool_calls, answer.cut_call),
+        finish_reason=answer.finish_reason,
+        logprobs=None if answer.logprobs is None else [_token(each) for each in answer.logprobs],
+        citations=citations_of(answer.content, answer.citations or (), prompt),
+    )
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    """Return a token in OpenAI's shape."""
+    return {
+        "token": token.token,
+        "logprob": token.logprob,
+        "bytes": list(token.token.encode()),
+        "top_logprobs": [],
+    }

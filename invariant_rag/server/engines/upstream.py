@@ -29,10 +29,12 @@ from invariant_rag.api_models import (
     request_as_given,
 )
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.generation.answer_parsing import AnswerDelta
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.generation.citations import cite_spans, cited_numbers
 from invariant_rag.generation.json_schema import parse_object
 from invariant_rag.generation.outputs import Usage
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
+from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.server.documents import citations_of, report_of_request
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
@@ -91,6 +93,7 @@ class Upstream:
 
     context_window: int | None = None
     methods = METHODS
+    sampling = frozenset({"top_logprobs", "frequency_penalty", "presence_penalty", "logit_bias"})
     orderings: Mapping[str, frozenset[str]] = {
         method: frozenset(name for name, each in ORDERINGS.items() if each.invariant or method == "sequential")
         for method in METHODS
@@ -137,7 +140,7 @@ class Upstream:
             Busy: The upstream has too many requests.
             ContextOverflow: The prompt is too long for it.
             DeadlineExceeded: It does not answer in time.
-            IncompleteObject: It cut an answer that should follow a schema.
+            IncompleteObject: It ended an answer that should follow a schema too early.
             InvalidObject: Its answer does not follow the schema.
             UnsupportedCombination: The request asks for what an API cannot do.
             UpstreamFailed: It cannot be reached, or failed.
@@ -163,7 +166,7 @@ class Upstream:
         notes += [_NOT_COUNTED] if any(each.usage is None for each in asked) else []
         report = report_of_request(request, method, ordering, call.warnings, notes)
         return Reply(
-            choices=[_choice(call, each) for each in written],
+            choices=[_choice(call, each, request.labels) for each in written],
             usage=_usage([each.usage or {} for each in asked]),
             report=report if tally is None else {**report, "vote": tally.as_dict()},
         )
@@ -259,7 +262,7 @@ class Upstream:
 
     async def _ask(self, call: Call, request: PlainRequest, emit: Emit | None) -> _Asked:
         """Ask about one order. Without `emit`, nobody takes the pieces."""
-        written = [WrittenAnswer(request.labels) for _ in range(call.count)]
+        written = [WrittenAnswer() for _ in range(call.count)]
         stream = call.stream and emit is not None
 
         def pass_on(index: int, deltas: Iterable[AnswerDelta]) -> None:
@@ -275,22 +278,23 @@ class Upstream:
 
         path = "/chat/completions" if call.chat else "/completions"
         body = body_of(call, request, self._model, stream=stream)
-        usage = await self._ask_within(path, body, call.sampling.max_new_tokens, take)
+        usage = await self._ask_within(path, body, call, take)
         for index, each in enumerate(written):
             pass_on(index, each.finish())
         return _Asked(written, usage)
 
     async def _ask_within(
-        self, path: str, body: Mapping[str, Any], limit: int, take: Callable[[Mapping[str, Any]], None]
+        self, path: str, body: Mapping[str, Any], call: Call, take: Callable[[Mapping[str, Any]], None]
     ) -> Mapping[str, Any] | None:
         """Ask for so many tokens. Some models take `max_completion_tokens` only, and say so: then they get that."""
+        limit = call.sampling.max_new_tokens
         try:
-            return await self._api.ask(path, {**body, self._limit: limit}, take)
+            return await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
         except UpstreamRefused as error:
             if error.param != self._limit or "max_completion_tokens" not in str(error):
                 raise
             self._limit = "max_completion_tokens"
-            return await self._api.ask(path, {**body, self._limit: limit}, take)
+            return await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
 
 
 def _check_supported(call: Call, method: str) -> None:
@@ -307,16 +311,17 @@ def _check_supported(call: Call, method: str) -> None:
             raise UnsupportedCombination(f"expected n=1 with the method vote, which has one outcome, got {call.count}")
 
 
-def _choice(call: Call, written: WrittenAnswer) -> Choice:
+def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
     """Return an answer with its citations.
 
     Raises:
-        IncompleteObject: It is no JSON, and should follow a schema.
+        IncompleteObject: It is no JSON, should follow a schema, and was not cut off.
         InvalidObject: It does not follow the schema.
         UnsupportedCombination: Log-probabilities were asked for, and did not come.
     """
     answer = written.answer
-    if call.schema is not None and call.strict and not answer.tool_calls:
+    is_cut = written.finish_reason == "length"
+    if call.schema is not None and call.strict and not answer.tool_calls and not is_cut:
         with about("response_format"):
             parse_object(answer.content, call.schema)
     if call.logprobs and written.logprobs is None:
@@ -327,12 +332,13 @@ def _choice(call: Call, written: WrittenAnswer) -> Choice:
     parts = [part for turn in call.turns for part in turn.parts if isinstance(part, SegmentSet)]
     prompt = Prompt.of(*parts)
     cites = call.chat and call.schema is None and prompt.segments
-    order = range(len(prompt.segments))
+    numbers = cited_numbers(prompt, labels)
+    spans = cite_spans(answer.content, call.question, prompt.segments, None, numbers) if cites else ()
     return Choice(
         answer=answer,
         finish_reason=written.finish_reason,
         logprobs=written.logprobs if call.logprobs else None,
-        citations=citations_of(answer.content, call.question, prompt, order) if cites else [],
+        citations=citations_of(answer.content, spans, prompt),
     )
 
 

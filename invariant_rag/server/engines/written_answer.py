@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from invariant_rag.errors import InvalidTool
-from invariant_rag.generation.answer_parsing import Answer, AnswerDelta, CallDelta
+from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta
 from invariant_rag.prompts import ToolCall
-from invariant_rag.prompts.labels import Labels, LabelTranslator, translate_object
 from invariant_rag.server.errors import UpstreamFailed
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 class WrittenAnswer:
-    """One answer, while it is written. A whole one is a stream of a single piece.
+    """One answer, while it is written. A whole one is a stream of a single piece."""
 
-    Args:
-        labels: How numbers of documents translate to those of the conversation as given.
-    """
-
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self) -> None:
         self.finish_reason = ""
         self.logprobs: list[dict[str, Any]] | None = None
-        self._labels = labels
-        self._content, self._reasoning = LabelTranslator(labels), LabelTranslator(labels)
         self._calls: dict[int, dict[str, str]] = {}
         self.deltas: list[AnswerDelta] = []
 
@@ -49,22 +41,21 @@ class WrittenAnswer:
                 self._add_call(call.get("index", place), call)
             self._add_logprobs(choice.get("logprobs"))
             self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
-            return self._keep(self._reasoning.feed(reasoning), self._content.feed(content))
+            return self._keep(reasoning, content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UpstreamFailed("expected a choice of OpenAI's API of the upstream, got something else") from error
 
     def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end: calls, whose arguments are complete only now.
+        """Return what is known at the end: calls, whose arguments are complete only now, unless room forced the end.
 
         Raises:
             UpstreamFailed: The answer has not ended, or holds a call that is none.
         """
         if not self.finish_reason:
             raise UpstreamFailed("expected an answer of the upstream to its end, got a part of one")
-        found = self._keep(self._reasoning.finish(), self._content.finish())
         calls = [AnswerDelta(call=self._call(index, call)) for index, call in enumerate(self._calls.values())]
         self.deltas += calls
-        return found + calls
+        return calls
 
     def _keep(self, reasoning: str, content: str) -> list[AnswerDelta]:
         found = [each for each in (AnswerDelta(reasoning=reasoning), AnswerDelta(content)) if each != AnswerDelta()]
@@ -79,12 +70,13 @@ class WrittenAnswer:
         call["arguments"] += function.get("arguments") or ""
 
     def _call(self, index: int, call: Mapping[str, str]) -> CallDelta:
-        try:
-            parsed = ToolCall.of({"id": call["id"], "function": call})
-        except InvalidTool as error:
-            raise UpstreamFailed(f"expected a call of a tool of the upstream: {error}") from error
-        arguments = translate_object(dict(parsed.arguments), self._labels)
-        return CallDelta(index, parsed.id, parsed.name, json.dumps(arguments, ensure_ascii=False))
+        if self.finish_reason != "length":  # else it may be cut
+            try:
+                ToolCall.of({"id": call["id"], "function": call})
+            except InvalidTool as error:
+                raise UpstreamFailed(f"expected a call of a tool of the upstream: {error}") from error
+        whole = "" if self.finish_reason == "length" else "{}"
+        return CallDelta(index, call["id"], call["name"], call["arguments"] or whole)
 
     def _add_logprobs(self, logprobs: Mapping[str, Any] | None) -> None:
         """Keep log-probabilities, in the shape of chats: completions have one list of tokens and one of numbers."""
@@ -92,6 +84,16 @@ class WrittenAnswer:
             return
         found = logprobs.get("content")
         if found is None:
-            pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
-            found = [{"token": token, "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]
+            tops = logprobs.get("top_logprobs") or [None] * len(logprobs["tokens"])
+            found = [
+                {
+                    "token": token,
+                    "logprob": value,
+                    "bytes": None,
+                    "top_logprobs": [
+                        {"token": name, "logprob": each, "bytes": None} for name, each in (top or {}).items()
+                    ],
+                }
+                for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], tops, strict=True)
+            ]
         self.logprobs = [*(self.logprobs or []), *found]

@@ -15,10 +15,11 @@ from transformers import PreTrainedTokenizerBase
 from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidOption, TokenizerRequired
-from invariant_rag.generation.answer_parsing import Answer as ParsedAnswer
-from invariant_rag.generation.answer_parsing import AnswerDelta
 from invariant_rag.generation.answer_pieces import parse_answer
+from invariant_rag.generation.answers import Answer as ParsedAnswer
+from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.citations import CitedSpan, cite_spans, numbers_of
 from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.logprobs import TokenLogprob, token_logprobs
 from invariant_rag.generation.streaming import (
@@ -30,7 +31,6 @@ from invariant_rag.generation.streaming import (
 from invariant_rag.generation.structured import check_complete, constrain
 from invariant_rag.prompts import ToolCall
 from invariant_rag.prompts.labels import Labels, translate_stream
-from invariant_rag.rag.citations import CitedSpan, cite_spans, numbers_of
 from invariant_rag.routing import RoutedGeneration
 from llama_index.llms.invariant_rag.errors import no_swallowed_errors
 from llama_index.llms.invariant_rag.function_calling import ChatOptions
@@ -103,7 +103,7 @@ class Request:
         parser, tools = self.chat.calling(model).parser(prompt), bool(self.chat.tools)
         if not tools:  # `generate` got the stop strings, too: they end reasoning as well
             texts = stream_until_stop_string(texts, self.stops)
-        yield from parse_answer(parser, texts, self.stops if tools else (), labels)
+        yield from parse_answer(parser, texts, self.stops if tools else ())
 
     def answer(self, model: InvariantModel, prompt: Prompt, generation: Generation) -> Answer:
         """Return the answer that a generation for this request's prompt is.

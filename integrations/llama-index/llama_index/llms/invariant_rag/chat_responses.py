@@ -21,8 +21,8 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from invariant_rag.generation.answer_parsing import AnswerDelta, CallDelta
-from invariant_rag.rag.citations import CitedSpan
+from invariant_rag.generation.answers import AnswerDelta, CallDelta
+from invariant_rag.generation.citations import CitedSpan
 from llama_index.llms.invariant_rag.responses import as_logprobs, report_of
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from invariant_rag import InvariantModel
-from invariant_rag.generation.answer_parsing import AnswerDelta
+from invariant_rag.generation.answers import AnswerDelta
 from llama_index.llms.invariant_rag.answering import Answer, MicroBatches, Request, answer, answer_in_thread, stream
 
 

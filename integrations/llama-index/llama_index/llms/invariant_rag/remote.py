@@ -10,10 +10,10 @@ from typing import Any
 from llama_index.core.bridge.pydantic import BaseModel
 
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.answer_parsing import AnswerDelta, CallDelta
+from invariant_rag.generation.answers import AnswerDelta, CallDelta
+from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.generation.json_schema import json_schema
 from invariant_rag.prompts import ToolCall
-from invariant_rag.rag.citations import CitedSpan
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag.errors import no_swallowed_errors

@@ -13,8 +13,8 @@ from llama_index.core.base.llms.types import (
     LogProb,
 )
 
-from invariant_rag.generation.answer_parsing import AnswerDelta
-from invariant_rag.rag.citations import CitedSpan
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.generation.citations import CitedSpan
 from llama_index.llms.invariant_rag.remote import RemoteAnswer
 from llama_index.llms.invariant_rag.streaming import iterate_in_thread
 from llama_index.llms.invariant_rag.tracking import note_answer

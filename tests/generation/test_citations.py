@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.rag.citations import cite, cite_spans, numbers_of
+from invariant_rag.generation.citations import cite, cite_spans, numbers_of
 from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot
 
 CHUNKS = [

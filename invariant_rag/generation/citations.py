@@ -11,9 +11,9 @@ from numbers import Integral
 from typing import Any
 
 from invariant_rag.checks import check_items, check_number, check_text
-from invariant_rag.prompts.labels import find_labels, spellings_of, without_labels
-from invariant_rag.rag.text import split_words
+from invariant_rag.prompts.labels import Labels, find_labels, spellings_of, without_labels
 from invariant_rag.segments import Prompt, Segment, plain_rendering
+from invariant_rag.words import split_words
 
 _SENTENCE = re.compile(r"\S.*?(?:[.!?]+(?=\s|$)|[。\uff01\uff1f]|$)", re.MULTILINE)  # and full-width signs
 
@@ -141,6 +141,17 @@ def cite_spans(
         if index is not None and index in indices:
             found.setdefault((start, end, segments[index].canonical_key), CitedSpan(start, end, index, segments[index]))
     return sorted(found.values(), key=lambda each: (each.start, -each.end))
+
+
+def cited_numbers(prompt: Prompt, labels: Labels) -> dict[str, int]:
+    """Return which number names which segment in an answer, as the model wrote it: index in `prompt.segments`.
+
+    Args:
+        prompt: The prompt.
+        labels: `labels` of the generation: the numbers that the model got, and those of the prompt as given.
+    """
+    numbers = numbers_of(prompt)
+    return {label: numbers[given] for label, given in labels.items() if given in numbers} if labels else numbers
 
 
 def numbers_of(prompt: Prompt) -> dict[str, int]:

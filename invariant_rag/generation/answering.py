@@ -1,0 +1,339 @@
+r"""One request to a model, through all its steps: prompt, constraint, decoding, parsing, citations, ledger.
+
+LangChain, LlamaIndex and the server are thin adapters of this: they write an `AnswerRequest`, and read a `Reply`.
+
+>>> request = AnswerRequest(
+...     messages=[{"role": "user", "content": [documents, question]}], stop=("\n\n",)
+... )  # doctest: +SKIP
+>>> Answering(lm, request).reply().first.content  # doctest: +SKIP
+'At noon.'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain, islice
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
+from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired, UnsupportedCombination
+from invariant_rag.generation.answer_pieces import parse_answer
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, Reply, TokenLogprob, Usage
+from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.citations import CitedSpan, cite_spans, cited_numbers
+from invariant_rag.generation.json_schema import json_schema
+from invariant_rag.generation.ledger import ledger
+from invariant_rag.generation.logprobs import token_logprobs
+from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.options import resolve_max_new_tokens
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.streaming import (
+    StopOnEvent,
+    TextStream,
+    decode_keeping,
+    stream_until_stop_string,
+    trim_at_stop_string,
+)
+from invariant_rag.generation.structured import constrain
+from invariant_rag.generation.tools import ToolCalling
+from invariant_rag.prompts import Tool
+from invariant_rag.prompts.tools import as_tools
+from invariant_rag.segments import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from invariant_rag.generation.prepare import PreparedPrompt
+
+
+class Answering:
+    """A request to one model.
+
+    Attributes:
+        lm: The model.
+        request: The request.
+        prompt: What the model gets.
+
+    Args:
+        lm: The model.
+        request: The request.
+
+    Raises:
+        InvalidPrompt: There is not one of messages and prompt; or as for `render_chat`.
+        InvalidTool: As for `ToolCalling`.
+        TokenizerRequired: There are messages, tools or a schema, and the model has no tokenizer.
+    """
+
+    def __init__(self, lm: InvariantModel, request: AnswerRequest) -> None:
+        self.lm = check_kind("lm", lm, InvariantModel)
+        self.request = check_kind("request", request, AnswerRequest)
+        check_number("n", request.n, 1, MOST_CALLS, error=InvalidOption)
+        if (request.messages is None) == (request.prompt is None):
+            raise InvalidPrompt("expected either messages or a prompt")
+        self._object_tool: str | None = None
+        self._schema = request.schema
+        self._calling: ToolCalling | None = None
+        if request.prompt is not None:
+            if request.tools:
+                raise UnsupportedCombination(
+                    "expected a prompt without tools: only in a conversation is there a place for them",
+                    hint="Give messages.",
+                )
+            self.prompt = check_kind("prompt", request.prompt, Prompt, error=InvalidPrompt)
+            return
+        tools, choice, parallel = as_tools(request.tools), request.tool_choice, request.parallel
+        if self._schema is not None and tools and choice != "none":
+            if choice == "auto":  # decoded as the call of one more tool, so that the model knows the schema
+                tools = (*tools, _object_tool(self._schema))
+                self._object_tool, choice, parallel = tools[-1].name, "required", False
+            self._schema = None
+        self._calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
+        self.prompt = self._calling.prompt(request.messages or (), request.question, **request.template_kwargs)
+
+    @property
+    def _stops_model(self) -> tuple[str, ...]:
+        """Strings at which decoding ends. With tools the text is cut afterwards: stop strings do not cut calls."""
+        has_tools = self._calling is not None and self._calling.tools
+        return () if has_tools or self._schema is not None else self.request.stop
+
+    @property
+    def _kept_tokens(self) -> frozenset[int]:
+        return self._calling.kept_tokens if self._calling is not None and self._schema is None else frozenset()
+
+    @cached_property
+    def prepared(self) -> PreparedPrompt:
+        """The prompt as the model reads it.
+
+        Raises:
+            ContextOverflow: It does not fit into the context window, with the tokens of the answer.
+        """
+        wanted = resolve_max_new_tokens(self.request.max_new_tokens, self.request.options)
+        return self.lm.prepare_to_generate(self.prompt, wanted)
+
+    def reply(
+        self, batcher: MicroBatcher | None = None, *, batch_size: int = 8, abandoned: Event | None = None
+    ) -> Reply:
+        """Generate the answers, as one batch where that is possible.
+
+        Args:
+            batcher: Where to wait for concurrent requests, to be decoded with them. None: nowhere.
+            batch_size: The most sequences of a batch.
+            abandoned: Once set, nobody waits for the answer any more, and the generation ends.
+
+        Raises:
+            CancelledError: It was abandoned.
+            ContextOverflow: The prompt is too long.
+            IncompleteObject: The model ended its answer within a call, though there was room for more.
+            InvalidOption: As for `InvariantModel.generate`.
+            InvalidSchema: The schema, or that of a tool, uses what xgrammar does not know.
+        """
+        return reply_all([self], batcher, batch_size=batch_size, abandoned=abandoned)[0]
+
+    def stream(
+        self, batcher: MicroBatcher | None = None, *, batch_size: int = 8, abandoned: Event | None = None
+    ) -> Generator[AnswerDelta | Reply, None, None]:
+        """Generate, and yield the pieces of the answers as they come, and then the whole reply. See `reply`.
+
+        Closing the iterator ends the generation.
+
+        Raises:
+            CancelledError: It was abandoned.
+            TokenizerRequired: The model has no tokenizer.
+        """
+        queue = MicroBatcher() if batcher is None and self._drawn > 1 else batcher
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(closing(self._text_stream(index, queue, batch_size, abandoned)))
+                for index in range(self._drawn)
+            ]
+            found: list[list[AnswerDelta]] = [[] for _ in streams]
+            for delta in _interleaved([_numbered(self._deltas(each), index) for index, each in enumerate(streams)]):
+                found[delta.index].append(delta)
+                yield delta
+            generations = [each.generation for each in streams]
+            if all(generations):
+                pairs = [(each, Answer.join(deltas)) for each, deltas in zip(generations, found, strict=True) if each]
+                for index in range(self._drawn, self.request.n):
+                    yield from (replace(delta, index=index) for delta in found[0])
+                yield self._reply(pairs)
+
+    @property
+    def _drawn(self) -> int:
+        """How many answers are generated: greedy ones are all the same."""
+        is_sampled = bool(self.request.temperature or self.request.options.get("do_sample"))
+        return self.request.n if is_sampled else 1
+
+    def compile(self) -> None:
+        """Compile the grammar of schema or tools, which may take seconds; it is kept for `reply` and `stream`.
+
+        Raises:
+            InvalidSchema: As for `reply`.
+        """
+        if self._schema is not None or self._calling is not None:
+            self._options(0)
+
+    def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
+        """Return the prompt, with keywords of `InvariantModel.generate`, for each answer to generate."""
+        return [(self.prompt, self._options(index)) for index in range(self._drawn)]
+
+    def parse(self, generations: Sequence[Generation]) -> Reply:
+        """Return the reply that generations are, one for each of `calls`.
+
+        Raises:
+            IncompleteObject: As for `reply`.
+        """
+        return self._reply([(each, Answer.join(self._deltas([self._text(each)]))) for each in generations])
+
+    def _text_stream(
+        self, index: int, batcher: MicroBatcher | None, batch_size: int, abandoned: Event | None
+    ) -> TextStream:
+        options = {**self._options(index), "keep_tokens": self._kept_tokens}
+        if batcher is not None:
+            return batcher.stream(self.lm, self.prompt, options, batch_size=batch_size, abandoned=abandoned)
+        if abandoned is not None:
+            criteria = [*(options.get("stopping_criteria") or ()), StopOnEvent(abandoned)]
+            options["stopping_criteria"] = criteria
+        return self.lm.stream(self.prompt, **options)
+
+    def _options(self, index: int) -> dict[str, Any]:
+        """Return the keywords of `InvariantModel.generate` for the answer of an index."""
+        request = self.request
+        options = {"max_new_tokens": request.max_new_tokens, **request.options}
+        if check_real("temperature", request.temperature, error=InvalidOption):
+            sampling = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+            options = {
+                "do_sample": True,
+                **options,
+                **{key: value for key, value in sampling.items() if value is not None},
+            }
+            if request.seed is not None:
+                options["seed"] = check_number("seed", request.seed, error=InvalidOption) + index
+        if self._stops_model:
+            options["stop_strings"] = list(self._stops_model)
+        if self._schema is not None:
+            return constrain(self.lm, self._schema, **options).options
+        if self._calling is not None:
+            return self._calling.constrain(self.prompt, **options).options
+        return options
+
+    def _text(self, generation: Generation) -> str:
+        """Return the text of a generation, with the special tokens that the parser needs."""
+        kept = self._kept_tokens
+        return decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.lm.tokenizer is None:
+            raise TokenizerRequired("expected a model with a tokenizer: tokens are reported as text")
+        return self.lm.tokenizer
+
+    def _deltas(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
+        """Yield what pieces of a text mean, up to the first stop string."""
+        texts = stream_until_stop_string(texts, self._stops_model) if self._stops_model else texts
+        if self._calling is None or self._schema is not None:
+            yield from map(AnswerDelta, texts)
+            return
+        stops = () if self._stops_model else self.request.stop
+        deltas = parse_answer(self._calling.parser(self.prompt), texts, stops)
+        yield from _object_as_content(deltas, self._object_tool)
+
+    def _reply(self, found: list[tuple[Generation, Answer]]) -> Reply:
+        first, request = found[0][0], self.request
+        answers = [self._answer(*each) for each in found]
+        answers += answers[:1] * (request.n - len(answers))
+        return Reply(
+            answers=tuple(answers),
+            usage=Usage(
+                prompt_tokens=first.usage.prompt_tokens,
+                completion_tokens=sum(each.generation.usage.completion_tokens for each in answers if each.generation),
+                cached_tokens=first.usage.cached_tokens,
+            ),
+            ledger={**ledger(first, self.prompt, recognized=request.recognized), **first.details},
+            model=self.lm.name,
+        )
+
+    def _answer(self, generation: Generation, answer: Answer) -> ModelAnswer:
+        is_stopped = self._schema is None and trim_at_stop_string(generation.text, self.request.stop) != generation.text
+        reason = "stop" if is_stopped else generation.finish_reason
+        if reason == "stop" and answer.tool_calls:
+            reason = "tool_calls"
+        if reason != "length":
+            answer.check_complete()
+        return ModelAnswer(
+            **vars(answer),
+            finish_reason=reason,
+            logprobs=self._logprobs(generation) if self.request.logprobs else None,
+            citations=self._citations(answer.content, generation) if self.request.citations else None,
+            generation=generation,
+        )
+
+    def _logprobs(self, generation: Generation) -> list[TokenLogprob]:
+        """Return the tokens; none that begins after a stop string."""
+        end = len(trim_at_stop_string(generation.text, self._stops_model))
+        tokens = token_logprobs(generation, self._tokenizer)
+        return [each for each in tokens if each.start < end or not each.token]
+
+    def _citations(self, text: str, generation: Generation) -> list[CitedSpan] | None:
+        if self.request.schema is not None:
+            return None
+        question = self.prompt.query or ""
+        numbers = cited_numbers(self.prompt, generation.labels)
+        return cite_spans(text, question, self.prompt.segments, generation.order, numbers)
+
+
+def reply_all(
+    answerings: Sequence[Answering],
+    batcher: MicroBatcher | None = None,
+    *,
+    batch_size: int = 8,
+    abandoned: Event | None = None,
+) -> list[Reply]:
+    """Generate the answers to several requests to one model; see `Answering.reply`."""
+    queue = MicroBatcher() if batcher is None else batcher
+    calls = [each.calls() for each in answerings]
+    lm = answerings[0].lm
+    generations = iter(queue.generate_all(lm, chain(*calls), batch_size=batch_size, abandoned=abandoned))
+    return [each.parse(list(islice(generations, len(own)))) for each, own in zip(answerings, calls, strict=True)]
+
+
+def _numbered(deltas: Iterable[AnswerDelta], index: int) -> Iterator[AnswerDelta]:
+    return (replace(delta, index=index) if index else delta for delta in deltas)
+
+
+def _interleaved(streams: list[Iterator[AnswerDelta]]) -> Iterator[AnswerDelta]:
+    """Yield one piece of each in turn, until all have ended."""
+    done = object()
+    while streams:
+        for each in list(streams):
+            delta: Any = next(each, done)
+            if delta is done:
+                streams.remove(each)
+            else:
+                yield delta
+
+
+def _object_as_content(deltas: Iterable[AnswerDelta], object_tool: str | None) -> Iterator[AnswerDelta]:
+    """Yield the arguments of the tool that stands for the object of a schema as text."""
+    objects = set()
+    for delta in deltas:
+        call = delta.call
+        if call and call.name and call.name == object_tool:
+            objects.add(call.index)
+        if call and call.index in objects:
+            if call.arguments:
+                yield AnswerDelta(call.arguments)
+        else:
+            yield delta
+
+
+def _object_tool(schema: Any) -> Tool:
+    """Return a tool whose arguments are the object that a schema describes."""
+    described = json_schema(schema)
+    name = re.sub(r"[^\w./:-]+", "_", described.get("title") or "answer")
+    purpose = "Give the final answer to the user."
+    return Tool(name, " ".join(filter(None, (purpose, described.get("description")))), described)

@@ -1,0 +1,93 @@
+"""Whether JSON schemas compile in time: tried in a process that can be stopped, before the server compiles them.
+
+How long that takes is not to be seen from a schema, nor can a compiler be stopped in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.errors import InvalidSchema
+from invariant_rag.server.worker import Workers
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
+
+_SECONDS = 5.0
+_REMEMBERED = 1000
+
+COMPILERS = Workers(1)
+"""Compiles schemas, for all models of this process."""
+
+
+class SchemaTrials:
+    """Tries schemas for the vocabulary of a model, each once.
+
+    Args:
+        lm: The model. It needs a tokenizer.
+    """
+
+    def __init__(self, lm: InvariantModel) -> None:
+        self._lm = lm
+        self._compiles: dict[str, bool] = {}
+
+    def check(self, schemas: Sequence[Any], abandoned: Event) -> None:
+        """Check that schemas compile in time. Whether they mean something is seen when the server compiles them.
+
+        Raises:
+            CancelledError: It was abandoned.
+            InvalidSchema: One takes too long.
+        """
+        for schema in schemas:
+            text = json.dumps(schema, sort_keys=True)
+            key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            if key not in self._compiles:
+                try:
+                    COMPILERS.call(_SECONDS, abandoned, compile_schema, self._vocabulary, text)
+                except TimeoutError:
+                    self._remember(key, compiles=False)
+                else:
+                    self._remember(key, compiles=True)
+            if not self._compiles.get(key, True):
+                raise InvalidSchema(
+                    f"expected a schema that compiles within {_SECONDS:g} seconds for this model",
+                    hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
+                )
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        from xgrammar import TokenizerInfo
+
+        size = self._lm.model.config.get_text_config(decoder=True).vocab_size
+        text: str = TokenizerInfo.from_huggingface(self._lm.tokenizer, vocab_size=size).serialize_json()
+        return text
+
+    def _remember(self, key: str, *, compiles: bool) -> None:
+        if len(self._compiles) >= _REMEMBERED:
+            self._compiles.clear()
+        self._compiles[key] = compiles
+
+
+def compile_schema(vocabulary: str, schema: str) -> None:
+    """Compile a schema, in a worker. Errors do not matter: the server gets them, too, when it compiles it.
+
+    Args:
+        vocabulary: A serialized `TokenizerInfo`.
+        schema: The schema.
+    """
+    try:
+        _compiler(vocabulary).compile_json_schema(schema)
+    except (RuntimeError, ValueError):
+        return
+
+
+@lru_cache(maxsize=2)
+def _compiler(vocabulary: str) -> Any:
+    from xgrammar import GrammarCompiler, TokenizerInfo
+
+    return GrammarCompiler(TokenizerInfo.deserialize_json(vocabulary), cache_enabled=False)
