@@ -172,8 +172,9 @@ class Admission:
                 self._metrics.rejected.labels("queue").inc()
                 room = f"at most {self._shares.places} requests at a time"
                 raise Busy(
-                    f"expected {room}, and no tenant to take the places of others" if self._shares.own else
-                    f"expected {room}",
+                    f"expected {room}, and no tenant to take the places of others"
+                    if self._shares.own
+                    else f"expected {room}",
                     retry_after=wait,
                 )
             self._shares.take(tenant)

@@ -76,7 +76,7 @@ class SlowRequest(Refusal):
 
 
 class Ambiguous(Refusal):
-    """A request whose end two headers tell in two ways, as those that smuggle another one behind it do (RFC 9112 6.1)."""
+    """A request whose end two headers tell in two ways, which may hide another one behind it (RFC 9112 6.1)."""
 
     hint = "Send one of them."
 

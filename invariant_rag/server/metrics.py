@@ -1,4 +1,7 @@
-"""What Prometheus reads, by the names that vLLM has, behind `invariant_rag_`. Labels hold routes and outcomes, never contents, ids of requests or tenants."""
+"""What Prometheus reads, by the names that vLLM has, behind `invariant_rag_`.
+
+Labels hold routes and outcomes, never contents, ids of requests or tenants.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,11 @@ class Metrics:
         labels = ["route", "status"]
         self.requests = Counter("invariant_rag_requests", "Requests by route and status.", labels, registry=own)
         self.seconds = Histogram(
-            "invariant_rag_e2e_request_latency_seconds", "Of a whole request.", ["route"], buckets=_SECONDS, registry=own
+            "invariant_rag_e2e_request_latency_seconds",
+            "Of a request.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=own,
         )
         self.active = Gauge("invariant_rag_active_requests", "Requests that run or wait.", registry=own)
         self.rejected = Counter("invariant_rag_rejected", "Requests refused unread.", ["reason"], registry=own)

@@ -28,6 +28,7 @@ METRICS = "/metrics"
 OPEN_FOLDER = "/lab/"
 """What the page is made of."""
 _OPERATOR = "Start the server with a key in the variable INVARIANT_RAG_OPERATOR_KEY, and send it."
+_NO_KEY = Unauthorized("expected a valid key")
 _LEFT = 499
 """Status of a request whose client has left before it was answered."""
 
@@ -92,13 +93,12 @@ class Keys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, or refuse."""
         is_metrics = scope["type"] == "http" and scope["path"] == METRICS
-        needed = self._operator or self._tenants if is_metrics else self._tenants
-        if scope["type"] == "http" and needed and not _is_open(scope["path"]):
-            known = self._operator if is_metrics else self._tenants
+        known = self._operator if is_metrics else self._tenants
+        if scope["type"] == "http" and (known or self._tenants) and not _is_open(scope["path"]):
             tenant = _tenant(known, Headers(scope=scope).get("authorization", ""))
             if tenant is None:
                 self._metrics.rejected.labels("key").inc()
-                refusal = Unauthorized("expected the key of the operator", hint=_OPERATOR) if is_metrics else Unauthorized("expected a valid key")
+                refusal = Unauthorized("expected the key of the operator", hint=_OPERATOR) if is_metrics else _NO_KEY
                 await error_response(refusal)(scope, receive, send)
                 return
             scope["state"]["tenant"] = tenant
@@ -133,7 +133,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
             await self._app(scope, receive, send)
             return
-        if {"transfer-encoding", "content-length"} <= Headers(scope=scope).keys():
+        if {"transfer-encoding", "content-length"} <= set(Headers(scope=scope).keys()):
             refusal = Ambiguous("expected Transfer-Encoding or Content-Length, got both")
             await error_response(refusal)(scope, receive, send)
             return

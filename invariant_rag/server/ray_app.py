@@ -16,8 +16,8 @@ from invariant_rag.generation.overflow import Overflow
 from invariant_rag.server.application import create_app
 from invariant_rag.server.engines.building import EngineConfig
 from invariant_rag.server.keys import read_keys, read_operator_key
+from invariant_rag.server.logs import configure_logging
 from invariant_rag.server.scaling import Scale, deployment_of, engine_of, without_keys
-from invariant_rag.server.serving import configure_logging
 from invariant_rag.server.settings import Settings
 from invariant_rag.shown import shown
 

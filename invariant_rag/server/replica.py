@@ -15,7 +15,7 @@ from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.server.engines.building import EngineConfig, build_engine, build_reranker
 from invariant_rag.server.errors import ClientLeft, ReplicaFailed
-from invariant_rag.server.serving import configure_logging
+from invariant_rag.server.logs import configure_logging
 from invariant_rag.server.settings import Settings
 
 _logger = logging.getLogger("invariant_rag.server")

@@ -1,5 +1,6 @@
-"""JSON schemas from outside: whether they are any, and refer to nothing elsewhere. How long one takes to compile is seen
-when it is compiled, in a process that can be stopped.
+"""JSON schemas from outside: whether they are any, of a size, and refer to nothing elsewhere.
+
+How long one takes to compile is seen when it is compiled; see `compiling`.
 """
 
 from __future__ import annotations

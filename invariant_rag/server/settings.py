@@ -66,7 +66,8 @@ class Settings:
     log_contents: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_requests", "max_connections", "max_new_tokens", "default_new_tokens", "max_choices"):
+        counts = ("body_bytes", "requests", "connections", "new_tokens", "choices")
+        for name in ("default_new_tokens", *(f"max_{each}" for each in counts)):
             if getattr(self, name) < 1:
                 raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
         for name in ("timeout", "body_timeout"):

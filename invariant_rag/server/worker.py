@@ -74,9 +74,8 @@ class Worker:
         self.stop()
         command = [sys.executable, "-c", _MAIN.format(path=sys.path)]
         # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its input does.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603
 
     def _finish(self, asked: Future[object], seconds: float, abandoned: Event) -> object:
         deadline = monotonic() + seconds

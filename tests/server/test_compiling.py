@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from invariant_rag.server.schema_limits import MOST_MASKED, check_masked, check_schema
 
 from invariant_rag import InvariantModel
 from invariant_rag.generation.ending_search import byte_matcher
 from invariant_rag.server import InProcess
-from invariant_rag.server.schema_limits import MOST_MASKED, check_masked, check_schema
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.toy_inputs import toy_tokenizer
 from tests.server.conftest import serving

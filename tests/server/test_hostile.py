@@ -11,12 +11,12 @@ from time import monotonic
 
 import httpx
 import pytest
+from invariant_rag.server.schema_limits import check_schema, check_tools
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.schema_limits import check_schema, check_tools
 from tests.server.conftest import FLAGS, QUESTION, serving
 from tests.server.hostile import hostile_request
 

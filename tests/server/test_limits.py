@@ -24,7 +24,7 @@ from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.keys import read_keys
-from invariant_rag.server.serving import JsonLines
+from invariant_rag.server.logs import JsonLines
 from tests.server.conftest import FLAGS, QUESTION, serving
 
 CHAT = "/v1/chat/completions"

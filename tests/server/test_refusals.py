@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from invariant_rag.server.patterns import pattern_size
 
 from invariant_rag import InvariantModel
 from invariant_rag.generation.ending_search import MOST_WORK, Budget, byte_matcher, shortest_ending
@@ -17,7 +18,6 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.base import Call, Emit, Reply
-from invariant_rag.server.patterns import pattern_size
 from tests.server.conftest import QUESTION, serving
 
 CHAT, TEXT, JUDGE = "/v1/chat/completions", "/v1/completions", "/v1/judge"

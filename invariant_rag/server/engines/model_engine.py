@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +29,7 @@ from invariant_rag.generation.structured import check_complete
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
-from invariant_rag.segments import Prompt, document_rendering
+from invariant_rag.segments import Prompt, SegmentSet, document_rendering
 from invariant_rag.server.compiling import SchemaTrials
 from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
@@ -38,6 +38,11 @@ from invariant_rag.server.fields import about
 
 if TYPE_CHECKING:
     from invariant_rag.generation.prepare import PreparedPrompt
+
+
+_CHARACTERS_PER_TOKEN = 64
+"""Of the context window; more are refused before they are tokenized."""
+
 
 class ModelEngine(ABC):
     """An engine around an `InvariantModel`; a subclass says where its keys and values are kept.
@@ -109,6 +114,7 @@ class ModelEngine(ABC):
             TooLarge: The prompt is longer than the server allows.
         """
         lm = self.model_for(call.choices)
+        self._check_characters(call)
         answering = _answering(lm, call)
         with about(call.field):
             _check_length(answering.prepared, self._max_prompt_tokens)
@@ -140,7 +146,22 @@ class ModelEngine(ABC):
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
         lm = self.model_for(call.choices)
+        self._check_characters(call)
         return list(lm.prepare(_answering(lm, call).prompt).input_ids)
+
+    def _check_characters(self, call: Call) -> None:
+        """Check that a call is not so long that tokenizing it takes seconds, only to see that it does not fit."""
+        if (window := self.lm.context_window) is None:
+            return
+        parts = [part for turn in call.turns for part in turn.parts]
+        segments = [segment for part in parts if isinstance(part, SegmentSet) for segment in part]
+        found = sum(len(part) for part in parts if isinstance(part, str)) + sum(len(each.text) for each in segments)
+        if found > _CHARACTERS_PER_TOKEN * window:
+            raise TooLarge(
+                f"expected at most {_CHARACTERS_PER_TOKEN * window:,} characters for a context window of {window:,} "
+                f"tokens, got {found:,}",
+                param=call.field,
+            )
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`.
