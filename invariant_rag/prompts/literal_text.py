@@ -329,10 +329,10 @@ class _Edges:
 def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:
     """Return ids of a text. A long one is a batch of one: only then is the interpreter's lock free meanwhile."""
     clean = replace_surrogates(text)
-    encode = (
-        tokenizer.encode if len(clean) < _LONG else lambda each, **options: tokenizer.encode_batch([each], **options)[0]
-    )
-    return tuple(encode(clean, add_special_tokens=False).ids)
+    if len(clean) < _LONG:
+        return tuple(tokenizer.encode(clean, add_special_tokens=False).ids)
+    (encoded,) = tokenizer.encode_batch([clean], add_special_tokens=False)
+    return tuple(encoded.ids)
 
 
 def leading(full: list[int], bare: list[int]) -> TokenIds:

@@ -10,6 +10,10 @@ from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
+import torch
+from transformers import StoppingCriteria
+
+from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import (
     IncompleteObject,
     InvalidObject,
@@ -171,7 +175,8 @@ class ModelEngine(ABC):
         """
         lm = self.model_for(call.choices)
         explain = bool(call.explain_tokens)
-        options: dict[str, Any] = {"max_new_tokens": call.explain_tokens} if explain else {}
+        stopping = {"stopping_criteria": [_StopWhenCancelled()]}
+        options: dict[str, Any] = {"max_new_tokens": call.explain_tokens, **stopping} if explain else {}
         with about("criteria"):
             criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
             judge = _LimitedJudge(lm, criteria, call.by, self._max_prompt_tokens)
@@ -179,6 +184,15 @@ class ModelEngine(ABC):
             if call.is_choice:
                 return judge.choose(call.question or "", call.answers, explain=explain, **options)
             return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
+
+
+class _StopWhenCancelled(StoppingCriteria):
+    """Ends the explanation of a judge whose client has left."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return that no row stops `[B]`, or raise CancelledError."""
+        check_cancelled()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 class _LimitedJudge(Judge):
