@@ -18,7 +18,8 @@ from invariant_rag.server.worker import Workers
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
 
-_SECONDS = 5.0
+SECONDS = 20.0
+"""A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
 _REMEMBERED = 1000
 
 COMPILERS = Workers(1)
@@ -48,14 +49,14 @@ class SchemaTrials:
             key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
             if key not in self._compiles:
                 try:
-                    COMPILERS.call(_SECONDS, abandoned, compile_schema, self._vocabulary, text)
+                    COMPILERS.call(SECONDS, abandoned, compile_schema, self._vocabulary, text)
                 except TimeoutError:
                     self._remember(key, compiles=False)
                 else:
                     self._remember(key, compiles=True)
             if not self._compiles.get(key, True):
                 raise InvalidSchema(
-                    f"expected a schema that compiles within {_SECONDS:g} seconds for this model",
+                    f"expected a schema that compiles within {SECONDS:g} seconds for this model",
                     hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
                 )
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
+from statistics import median
 from threading import Event
 from typing import Any
 
@@ -28,9 +29,9 @@ def shared(model: InvariantModel) -> Iterator[httpx.Client]:
     """A server with two tenants, and a model whose answers never end by themselves."""
     caches = {tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS}
     settings = Settings(keys={tenant: tenant for tenant in TENANTS}, max_requests=12, timeout=120)
-    with serving(InProcess(model, caches=caches, together=2), settings) as url:
-        with httpx.Client(base_url=url, timeout=120) as http:
-            yield http
+    engine = InProcess(model, caches=caches, together=2)
+    with serving(engine, settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+        yield http
 
 
 def first_token(http: httpx.Client, tenant: str, **more: Any) -> float:
@@ -45,11 +46,10 @@ def first_token(http: httpx.Client, tenant: str, **more: Any) -> float:
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 1}], ids=["greedy", "sampled"])
-def test_one_tenants_flood_does_not_keep_another_from_its_first_token(
+def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
     more: dict[str, Any], shared: httpx.Client
 ) -> None:
-    first_token(shared, "modest")
-    alone = max(first_token(shared, "modest", **more) for _ in range(3))
+    alone = median(spaced_first_token(shared, **more) for _ in range(5))
     stop = Event()
 
     def flood() -> None:
@@ -58,15 +58,21 @@ def test_one_tenants_flood_does_not_keep_another_from_its_first_token(
             body = {"messages": messages, "documents": FLAGS, "max_tokens": 400, **more}
             shared.post(CHAT, json=body, headers={"Authorization": "Bearer greedy"})
 
-    threads = [threading.Thread(target=flood) for _ in range(20)]
+    threads = [threading.Thread(target=flood) for _ in range(10)]
     for each in threads:
         each.start()
     time.sleep(0.5)
-    late = min(max(first_token(shared, "modest", **more) for _ in range(3)) for _ in range(2))
+    late = median(spaced_first_token(shared, **more) for _ in range(5))
     stop.set()
     for each in threads:
         each.join()
-    assert late < TIMES_AS_LATE * alone + 0.1, (late, alone)
+    assert late < TIMES_AS_LATE * alone, (late, alone)
+
+
+def spaced_first_token(http: httpx.Client, **more: Any) -> float:
+    """Ask after a while: whoever asks again at once shares the model with the flood, half and half."""
+    time.sleep(0.5)
+    return first_token(http, "modest", **more)
 
 
 def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:

@@ -1,4 +1,4 @@
-"""The two laws of every route: the event loop is free while hostile bodies are read, and nothing outlives its client."""
+"""Two laws of every route: the event loop is free while hostile bodies are parsed, and nothing outlives its client."""
 
 from __future__ import annotations
 
@@ -41,10 +41,8 @@ def tool(name: str, properties: int) -> dict[str, Any]:
 
 
 def schema(part: Any) -> dict[str, Any]:
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "s", "schema": {"type": "object", "properties": {"a": part}}},
-    }
+    whole = {"type": "object", "properties": {"a": part}}
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": whole}}
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
@@ -83,9 +81,9 @@ def body_of(path: str, name: str) -> bytes:
 def target(embedded: InvariantModel) -> Iterator[httpx.Client]:
     engine = InProcess(embedded, "small", caches={"": KeyValueCache()})
     settings = Settings(timeout=60)
-    with serving(engine, settings, MonoT5(EMBEDDED["monot5"], batch_size=4)) as url:
-        with httpx.Client(base_url=url, timeout=90) as http:
-            yield http
+    monot5 = MonoT5(EMBEDDED["monot5"], batch_size=4)
+    with serving(engine, settings, monot5) as url, httpx.Client(base_url=url, timeout=90) as http:
+        yield http
 
 
 def test_every_route_that_takes_a_body_is_among_these() -> None:
@@ -140,11 +138,9 @@ def test_nothing_runs_on_when_its_client_has_left(path: str, stream: bool, targe
     more = {"stream": True} if stream and "completions" in path else {}
     content = json.dumps({**ABANDONED[path], **more}).encode()
     wait_until(lambda: active(target) == 0, 20)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with socket.create_connection((target.base_url.host, target.base_url.port)) as leaving:
-        leaving.sendall(head.encode() + content)
+        leaving.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         wait_until(lambda: active(target) == 1, 5)
         time.sleep(0.3)
     left = time.monotonic()
