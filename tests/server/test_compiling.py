@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from invariant_rag import InvariantModel
-from invariant_rag.errors import InvalidChoice
 from invariant_rag.server import InProcess, Settings, compiling
+from invariant_rag.server.errors import InvalidRequest
+from invariant_rag.server.parsing import parse
 from invariant_rag.server.worker import Worker, WorkerFailed, Workers
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.toy_inputs import toy_tokenizer
@@ -62,14 +63,6 @@ def worker() -> Iterator[Worker]:
     found.stop()
 
 
-def fail(text: str) -> None:
-    raise ZeroDivisionError(text)
-
-
-def refuse(text: str) -> None:
-    raise InvalidChoice(text, hint="a hint")
-
-
 def test_a_call_that_takes_too_long_is_stopped_and_the_next_one_answered(worker: Worker) -> None:
     assert worker.call(5, Event(), divmod, 7, 2) == (3, 1)
     with pytest.raises(TimeoutError):
@@ -88,11 +81,11 @@ def test_a_call_that_nobody_waits_for_is_stopped(worker: Worker) -> None:
 
 
 def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker: Worker) -> None:
-    with pytest.raises(InvalidChoice, match="blue") as found:
-        worker.call(5, Event(), refuse, "blue")
-    assert found.value.hint == "a hint"
-    with pytest.raises(WorkerFailed, match="ZeroDivisionError at .*test_compiling.py") as failed:
-        worker.call(5, Event(), fail, "secret")
+    with pytest.raises(InvalidRequest, match="body of JSON") as found:
+        worker.call(5, Event(), parse, "chat", b"{", Settings(), "")
+    assert "openapi.json" in found.value.hint
+    with pytest.raises(WorkerFailed, match="ValueError") as failed:
+        worker.call(5, Event(), int, "secret")
     assert "secret" not in str(failed.value)
 
 
