@@ -45,13 +45,14 @@ class RateLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
+        self.now = time.monotonic
         self._lock = Lock()
         self._seen: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether a record is written."""
         most = _MOST_REQUESTS if record.msg == "request" else _MOST
-        place, now = (record.pathname, record.lineno), time.monotonic()
+        place, now = (record.pathname, record.lineno), self.now()
         with self._lock:
             begun, count = self._seen.get(place, (-_WINDOW_SECONDS, 0))
             if now - begun >= _WINDOW_SECONDS:

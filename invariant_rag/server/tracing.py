@@ -17,18 +17,14 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 class Tracing:
-    """Makes spans of requests, as parts of the traces that their `traceparent` names.
+    """Makes spans of requests, as parts of the traces that their `traceparent` names."""
 
-    Args:
-        provider: OpenTelemetry's `TracerProvider`. None: that of the program, if it has one.
-    """
-
-    def __init__(self, provider: Any = None) -> None:
+    def __init__(self) -> None:
         self._tracer: Any = None
         if find_spec("opentelemetry") is not None:
             from opentelemetry import trace
 
-            self._tracer = trace.get_tracer("invariant_rag.server", tracer_provider=provider)
+            self._tracer = trace.get_tracer("invariant_rag.server")
 
     @contextmanager
     def span(self, name: str, headers: Mapping[str, str]) -> Iterator[None]:
