@@ -18,10 +18,8 @@ from invariant_rag.testing.families import probe_families
 DOCS = Path(__file__).parent.parent / "docs"
 GUARANTEES = DOCS.parent / "tests" / "laws" / "guarantees.toml"
 PAGES = [
-    DOCS / "explanation" / "guarantees.md",
-    DOCS / "reference" / "methods.md",
-    DOCS / "reference" / "models.md",
-    DOCS / "numbers" / "published.md",
+    DOCS / page
+    for page in ("explanation/guarantees.md", "reference/methods.md", "reference/models.md", "numbers/published.md")
 ]
 
 HEADINGS = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0
 """A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
+_START_SECONDS = 120.0
 _REMEMBERED = 1000
 
 COMPILERS = Workers(1)
@@ -48,6 +49,7 @@ class SchemaTrials:
             text = json.dumps(schema, sort_keys=True)
             key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
             if key not in self._compiles:
+                COMPILERS.call(_START_SECONDS, abandoned, prepare, self._vocabulary)
                 try:
                     COMPILERS.call(SECONDS, abandoned, compile_schema, self._vocabulary, text)
                 except TimeoutError:
@@ -72,6 +74,11 @@ class SchemaTrials:
         if len(self._compiles) >= _REMEMBERED:
             self._compiles.clear()
         self._compiles[key] = compiles
+
+
+def prepare(vocabulary: str) -> None:
+    """Import the compiler, and make the one of a vocabulary, in a worker, before the time of a schema is taken."""
+    _compiler(vocabulary)
 
 
 def compile_schema(vocabulary: str, schema: str) -> None:

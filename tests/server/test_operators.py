@@ -1,4 +1,4 @@
-"""What who runs a server sees: metrics by their usual names, traces, lines of JSON, and whether the model can answer."""
+"""What operators see: metrics by their usual names, traces, lines of JSON, and whether the model can answer."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def test_spans_belong_to_the_trace_of_the_client(embedded: InvariantModel) -> No
 
 
 def test_a_full_queue_is_no_reason_to_be_taken_out_of_service(embedded: InvariantModel) -> None:
-    with serving(InProcess(embedded), Settings(max_requests=1)) as url, httpx.Client(base_url=url, timeout=60) as http:
-        with http.stream("POST", CHAT, json={**BODY, "stream": True, "max_tokens": 2000, "temperature": 2.0}):
-            assert httpx.post(f"{url}{CHAT}", json=BODY).status_code == 429
-            assert httpx.get(f"{url}/ready").status_code == 200
+    long = {**BODY, "stream": True, "max_tokens": 2000, "temperature": 2.0}
+    with serving(InProcess(embedded), Settings(max_requests=1)) as url, httpx.stream("POST", f"{url}{CHAT}", json=long):
+        assert httpx.post(f"{url}{CHAT}", json=BODY).status_code == 429
+        assert httpx.get(f"{url}/ready").status_code == 200
 
 
 def test_every_line_is_json_and_what_comes_again_and_again_is_counted() -> None:
