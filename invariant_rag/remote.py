@@ -14,12 +14,15 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from invariant_rag import errors
 from invariant_rag.checks import check_number, check_real, check_text
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, RemoteError
+from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, Reply
+from invariant_rag.generation.openai_format import parse_chunks, parse_reply, request_fields
 from invariant_rag.prompts.tools import ToolCall
 from invariant_rag.segments import Field, Segment, SegmentSet, Slot, field_text
 
@@ -89,6 +92,32 @@ class RemoteModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(RemoteModel, **self._settings), (str(self._client.base_url).rstrip("/"),)
+
+    def reply(self, request: AnswerRequest, *, choices: Mapping[str, Any] = MappingProxyType({})) -> Reply:
+        """Answer a request as `invariant_rag.generation.answering` does for a model of this process.
+
+        Args:
+            request: The request.
+            choices: Method, ordering and overflow to ask for.
+
+        Raises:
+            UnsupportedCombination: The request has options that a server does not take.
+            RemoteError: As for `chat`.
+        """
+        fields = request_fields(request, choices)
+        if request.messages is not None:
+            return parse_reply(self.chat(request.messages, **fields), request)
+        return parse_reply(self.complete(_parts(request), **fields), request)
+
+    def stream_reply(
+        self, request: AnswerRequest, *, choices: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[AnswerDelta | Reply]:
+        """Answer a request, and yield the pieces of the answers as they come, and then the whole reply. See `reply`."""
+        fields = request_fields(request, choices)
+        if request.messages is not None:
+            yield from parse_chunks(self.stream_chat(request.messages, **fields), request)
+        else:
+            yield from parse_chunks(self.stream_complete(_parts(request), **fields), request)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
         """Answer a conversation; return a `chat.completion` of OpenAI's, with `invariant` and citations.
@@ -176,6 +205,19 @@ class RemoteModel:
                 pause = _retry_after(response.headers.get("retry-after", ""), 0.5 * 2**attempt)
             time.sleep(min(pause, _LONGEST_PAUSE))
         raise RemoteError(f"{self._client.base_url} cannot be reached")  # for mypy: the last attempt has returned
+
+
+def _parts(request: AnswerRequest) -> list[str | Segment | SegmentSet]:
+    """Return a prompt to continue as texts and sets.
+
+    Raises:
+        InvalidPrompt: There is none, or it has token ids.
+    """
+    prompt = request.prompt
+    if prompt is None or not all(isinstance(text, str) for text in prompt.texts):
+        raise InvalidPrompt("expected messages, or a prompt of text: a server takes no token ids beside segments")
+    parts = [part for pair in zip(prompt.texts, (*prompt.sets, ""), strict=True) for part in pair]
+    return [part for part in parts if len(part) and not isinstance(part, tuple)]
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

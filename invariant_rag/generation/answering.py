@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
@@ -155,6 +156,8 @@ class Answering:
             for delta in _interleaved([_numbered(self._deltas(each), index) for index, each in enumerate(streams)]):
                 found[delta.index].append(delta)
                 yield delta
+            if abandoned is not None and abandoned.is_set():
+                raise CancelledError
             generations = [each.generation for each in streams]
             if all(generations):
                 pairs = [(each, Answer.join(deltas)) for each, deltas in zip(generations, found, strict=True) if each]
@@ -294,9 +297,10 @@ def reply_all(
     abandoned: Event | None = None,
 ) -> list[Reply]:
     """Generate the answers to several requests to one model; see `Answering.reply`."""
-    queue = MicroBatcher() if batcher is None else batcher
+    if not answerings:
+        return []
+    queue, lm = batcher or MicroBatcher(), answerings[0].lm
     calls = [each.calls() for each in answerings]
-    lm = answerings[0].lm
     generations = iter(queue.generate_all(lm, chain(*calls), batch_size=batch_size, abandoned=abandoned))
     return [each.parse(list(islice(generations, len(own)))) for each, own in zip(answerings, calls, strict=True)]
 

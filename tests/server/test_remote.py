@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
-from invariant_rag import InvariantModel, RemoteModel, Segment, SegmentSet
-from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, InvalidTool, RemoteError
-from invariant_rag.segments import Field, Slot
+from invariant_rag import InvariantModel, Prompt, RemoteModel, Segment, SegmentSet
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidChoice,
+    InvalidSegment,
+    InvalidTool,
+    RemoteError,
+    UnsupportedCombination,
+)
+from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answers import AnswerRequest
+from invariant_rag.segments import Field, Slot, document_rendering
 from tests.server.conftest import FLAGS, QUESTION
 
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 SEGMENTS = [Segment(text, title=f"Sheet {number}") for number, text in enumerate(FLAGS)]
 
 
@@ -31,6 +43,43 @@ def test_a_remote_answer_is_that_of_the_model(remote: RemoteModel, embedded: Inv
         chunks = list(remote.stream_chat(messages, max_tokens=16))
         assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]) == local.text
         assert chunks[-1]["usage"]["completion_tokens"] == local.usage.completion_tokens
+
+
+READ = Prompt.of("Read:\n", SegmentSet(FLAGS), f"\n{QUESTION}", rendering=document_rendering)
+REQUESTS = {
+    "a conversation": AnswerRequest(
+        messages=[{"role": "user", "content": [SegmentSet(SEGMENTS), QUESTION]}], citations=True, logprobs=True
+    ),
+    "several sampled answers": AnswerRequest(
+        messages=[{"role": "user", "content": QUESTION}], temperature=1.0, top_p=0.9, seed=1, n=3
+    ),
+    "a completion": AnswerRequest(prompt=READ, logprobs=True, stop=(".",)),
+    "an object": AnswerRequest(
+        messages=[{"role": "user", "content": QUESTION}], schema=NUMBERS, temperature=1.0, seed=2
+    ),
+    "calls": AnswerRequest(messages=[{"role": "user", "content": QUESTION}], tools=[TOOL], tool_choice="required"),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_has_the_same_reply_here_and_there(name: str, remote: RemoteModel, embedded: InvariantModel) -> None:
+    request = replace(REQUESTS[name], max_new_tokens=48)
+    local = Answering(embedded, request).reply()
+    *deltas, streamed = remote.stream_reply(request)
+    for reply in (remote.reply(request), streamed):
+        for own, other in zip(local.answers, reply.answers, strict=True):
+            assert replace(own, generation=None, logprobs=None) == replace(other, logprobs=None)
+            assert [each.logprob for each in own.logprobs or ()] == [each.logprob for each in other.logprobs or ()]
+        assert reply.usage == replace(local.usage, cached_tokens=reply.usage.cached_tokens)
+        kept = reply.ledger.keys() - {"cached_tokens"}
+        assert {key: reply.ledger[key] for key in kept} == {key: local.ledger[key] for key in kept}
+    for index, answer in enumerate(streamed.answers):
+        assert "".join(each.content for each in deltas if each.index == index) == answer.content
+
+
+def test_options_that_a_server_does_not_take_are_refused(remote: RemoteModel) -> None:
+    with pytest.raises(UnsupportedCombination, match="num_beams"):
+        remote.reply(replace(REQUESTS["a completion"], options={"num_beams": 2}))
 
 
 def test_numbers_around_documents_stay_where_they_are(remote: RemoteModel, embedded: InvariantModel) -> None:

@@ -193,7 +193,7 @@ def test_the_order_of_a_share_of_requests_is_checked(plain_url: str) -> None:
     assert 'order_flipped_total{model="served"} 0.0' in page
 
 
-def test_numbers_in_an_answer_are_those_of_the_request(api: ScriptedAPI, http: httpx.Client) -> None:
+def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api: ScriptedAPI, http: httpx.Client) -> None:
     def numbered(order: list[str]) -> dict[str, Any]:
         slots = [{"before": [f"[{n}] "], "after": ["\n"], "number": str(n)} for n in range(1, 4)]
         part = {"type": "documents", "documents": [{"text": text} for text in order], "slots": slots}
@@ -207,7 +207,9 @@ def test_numbers_in_an_answer_are_those_of_the_request(api: ScriptedAPI, http: h
             pieces = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
         text = "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces)
         second = api.bodies[0]["messages"][0]["content"].split("[2] ")[1].split("\n")[0]
-        assert text == f"White [{order.index(second) + 1}]."
+        assert text == "White [2]."
+        cited = [each for piece in pieces for each in piece["choices"][0]["delta"].get("citations", ())]
+        assert [each["sources"][0]["document"]["text"] for each in cited if each["text"] == "[2]"] == [second]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,136 @@
+"""One request: whole equals streamed, and an answer is what the model wrote, with citations of the right documents."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from itertools import permutations
+from threading import Event
+from typing import Any
+
+import pytest
+
+from invariant_rag import Prompt, Segment, SegmentSet
+from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.generation.answering import Answering, reply_all
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
+from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.segments import Slot
+from tests.generation.test_tools import QUESTION, TOOLS, Writing, lm_of
+
+DOCUMENTS = [Segment("The mill grinds barley."), Segment("The ferry leaves at noon."), Segment("Salt is dear.")]
+CHAT = [{"role": "user", "content": [SegmentSet(DOCUMENTS), "When does the ferry leave?"]}]
+PLAIN = Prompt("Read: ", DOCUMENTS, "When does the ferry leave?")
+SCHEMA = {"type": "object", "properties": {"hour": {"type": "integer"}}, "required": ["hour"]}
+
+REQUESTS = {
+    "a prompt": AnswerRequest(prompt=PLAIN, max_new_tokens=24, logprobs=True),
+    "a conversation": AnswerRequest(messages=CHAT, max_new_tokens=24, citations=True),
+    "several sampled answers": AnswerRequest(messages=CHAT, max_new_tokens=12, temperature=1.0, seed=3, n=3),
+    "several greedy answers": AnswerRequest(messages=CHAT, max_new_tokens=12, n=2),
+    "a forced call": AnswerRequest(messages=QUESTION, tools=TOOLS, tool_choice="required", max_new_tokens=160),
+    "a call or text": AnswerRequest(messages=QUESTION, tools=TOOLS, max_new_tokens=40, temperature=1.0, seed=1),
+    "an object": AnswerRequest(messages=CHAT, schema=SCHEMA, max_new_tokens=64, temperature=1.0, seed=2),
+    "an object or calls": AnswerRequest(messages=CHAT, schema=SCHEMA, tools=TOOLS, max_new_tokens=160),
+}
+
+
+def split(pieces: Any) -> tuple[list[AnswerDelta], Reply]:
+    *deltas, reply = pieces
+    assert isinstance(reply, Reply)
+    return deltas, reply
+
+
+def without_generations(reply: Reply) -> Reply:
+    return replace(reply, answers=tuple(replace(each, generation=None) for each in reply.answers))
+
+
+@pytest.mark.parametrize("batcher", [None, MicroBatcher()], ids=["alone", "queued"])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_streamed_reply_is_the_whole_one(name: str, batcher: MicroBatcher | None) -> None:
+    lm, request = lm_of("hermes"), REQUESTS[name]
+    whole = Answering(lm, request).reply(batcher)
+    deltas, streamed = split(Answering(lm, request).stream(batcher))
+    assert without_generations(streamed) == without_generations(whole)
+    assert len(whole.answers) == request.n
+    for index, answer in enumerate(whole.answers):
+        joined = Answer.join(delta for delta in deltas if delta.index == index)
+        assert joined == Answer(answer.content, answer.reasoning, answer.tool_calls, answer.cut_call)
+    assert whole.usage.completion_tokens == sum(each.generation.usage.completion_tokens for each in whole.answers)
+
+
+def test_sampled_answers_have_seeds_of_their_own() -> None:
+    lm, request = lm_of("hermes"), REQUESTS["several sampled answers"]
+    reply = Answering(lm, request).reply()
+    singles = [Answering(lm, replace(request, seed=3 + index, n=1)).reply().first for index in range(3)]
+    assert [each.content for each in reply.answers] == [each.content for each in singles]
+    assert len({each.content for each in reply.answers}) == 3
+
+
+def test_several_requests_are_answered_as_each_alone() -> None:
+    lm = lm_of("hermes")
+    requests = [
+        replace(REQUESTS["a prompt"], prompt=Prompt("Read: ", DOCUMENTS[:count], "And?")) for count in (1, 2, 3)
+    ]
+    together = reply_all([Answering(lm, each) for each in requests])
+    alone = [Answering(lm, each).reply() for each in requests]
+    assert [each.first.content for each in together] == [each.first.content for each in alone]
+    assert reply_all([]) == []
+
+
+WRITTEN = "At noon [2], as `row[1]` says; see [1] and [3]."
+
+
+def test_an_answer_stays_as_written_and_its_numbers_lead_to_the_documents() -> None:
+    lm = lm_of("hermes")
+    slots = [Slot((f"[{number}] ",), ("\n",), number=str(number)) for number in (1, 2, 3)]
+    cited = set()
+    for order in permutations(DOCUMENTS):
+        messages = [{"role": "user", "content": [SegmentSet(order, slots=slots), "When?"]}]
+        answering = Answering(lm, AnswerRequest(messages=messages, citations=True, max_new_tokens=47))
+        read = answering.prepared.order
+        writing = {"logits_processor": [Writing(lm, WRITTEN)]}
+        reply = Answering(lm, replace(answering.request, options=writing)).reply()
+        assert reply.first.content == WRITTEN
+        found = {(WRITTEN[each.start : each.end], each.segment.text) for each in reply.first.citations or ()}
+        assert found >= {(f"[{place + 1}]", order[index].text) for place, index in enumerate(read)}
+        cited.add(frozenset(found))
+    assert len(cited) == 1
+
+
+def test_a_stop_string_ends_text_and_neither_calls_nor_objects() -> None:
+    lm = lm_of("hermes")
+    options = {"logits_processor": [Writing(lm, "one. two. three")]}
+    stopped = (
+        Answering(lm, AnswerRequest(prompt=PLAIN, stop=(". t",), max_new_tokens=30, options=options)).reply().first
+    )
+    assert (stopped.content, stopped.finish_reason) == ("one", "stop")
+    forced = REQUESTS["a forced call"]
+    assert Answering(lm, replace(forced, stop=("{", '"'))).reply().first.tool_calls
+    assert Answering(lm, replace(REQUESTS["an object"], stop=("{",))).reply().first.content.startswith("{")
+
+
+def test_an_abandoned_request_has_no_reply() -> None:
+    abandoned = Event()
+    answering = Answering(lm_of("hermes"), replace(REQUESTS["a prompt"], max_new_tokens=1000))
+    pieces = answering.stream(abandoned=abandoned)
+    next(pieces)
+    abandoned.set()
+    with pytest.raises(CancelledError):
+        list(pieces)
+    with pytest.raises(CancelledError):
+        answering.reply(abandoned=abandoned)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"messages": None}, InvalidPrompt),
+        ({"prompt": PLAIN}, InvalidPrompt),
+        ({"messages": None, "prompt": PLAIN, "tools": TOOLS}, UnsupportedCombination),
+        ({"n": 0}, InvalidOption),
+    ],
+)
+def test_a_wrong_request_is_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Answering(lm_of("hermes"), replace(REQUESTS["a conversation"], **wrong))
