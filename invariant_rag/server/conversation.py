@@ -48,9 +48,10 @@ def check_known(names: Sequence[str], settings: Settings) -> None:
         InvalidRequest: It has not.
     """
     for name in names:
+        most = 1 if name == "logprobs" else 0
         if name not in settings.sampling:
             raise InvalidRequest(
-                f"{name}: not supported by the engine of this server, expected 0 or nothing",
+                f"{name}: not supported by the engine of this server, expected {most} or nothing",
                 param=name,
                 hint="Leave it away. An engine behind an API (`serve --upstream`) has it.",
             )
@@ -101,9 +102,8 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
         InvalidRequest: As for `chat_call`; or there are documents beside token ids, or too many prompts.
     """
     prompts = _prompts(request.prompt)
-    if (request.logprobs or 0) > 1:
-        with about("logprobs"):
-            check_known(["top_logprobs"], settings)
+    if (request.logprobs or 0) > 1 and "top_logprobs" not in settings.sampling:
+        check_known(["logprobs"], settings)
     if len(prompts) * request.n > settings.max_choices:
         raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
     if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):

@@ -75,7 +75,7 @@ class DeadlineProtocol(H11Protocol):
     """
 
     head_seconds = 20.0
-    connections: Connections
+    open_connections: Connections
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -84,7 +84,7 @@ class DeadlineProtocol(H11Protocol):
         if hasattr(transport, "max_size"):
             transport.max_size = _MOST_READ
         self._await_head()
-        self.connections.add(self)
+        self.open_connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Read what came, and wait for the rest of a head."""
@@ -97,7 +97,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_waiting()
-        self.connections.remove(self)
+        self.open_connections.remove(self)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -169,7 +169,7 @@ def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn
     """
     AppStatus.enable_automatic_graceful_drain = False  # streams end by themselves, and are not cut at SIGTERM
     connections = Connections(settings.max_connections, settings.trusted_proxies)
-    limits = {"head_seconds": settings.body_timeout, "connections": connections}
+    limits = {"head_seconds": settings.body_timeout, "open_connections": connections}
     protocol = type("Protocol", (DeadlineProtocol,), limits)
     config = uvicorn.Config(
         app,

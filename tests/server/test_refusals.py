@@ -88,7 +88,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
     "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
     "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
-    "logprobs": (TEXT, {"prompt": "a", "logprobs": 5}, 400, "logprobs", "top_logprobs: not supported by the engine"),
+    "logprobs": (TEXT, {"prompt": "a", "logprobs": 5}, 400, "logprobs", "logprobs: not supported by the engine of this server, expected 1"),
     "score": (CHAT, chat(documents=["a"], invariant={"ordering": "score"}), 400, "documents", "expects a score"),
     "method": (CHAT, chat(invariant={"method": "x"}), 400, "invariant.method", "invariant.method: expected one of"),
     "seed": (CHAT, chat(seed=1 << 64), 400, "seed", f"{-(1 << 63)} to {(1 << 64) - 1}"),
