@@ -30,6 +30,10 @@ LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
   tests/generation/test_model.py tests/rag/test_retrieval.py tests/rag/test_documents.py tests/models/test_embedders.py \
   tests/orderings/test_relevance.py tests/cli/test_ask.py tests/evaluation/audit/test_report.py
 
+# `make test-rounding`: tests whose bounds are computed by invariant_rag.testing.rounding, of every kind of sum.
+ROUNDING_TESTS ?= tests/testing/test_rounding.py tests/attention/test_fused.py tests/interventions/test_ms_poe.py \
+  tests/laws/test_families.py::test_sdpa_agrees_with_the_reference
+
 # KEEP_TORCH=1 takes the torch of constraints.txt all the same. The lowest one has a CPU build only where TORCH_INDEX has
 # it; from PyPI, Linux gets its CUDA build, with 3 GB of packages.
 KEEP_TORCH ?=
@@ -50,7 +54,7 @@ LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-
 VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-ray test-clients test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
+.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-ray test-rounding test-clients test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -76,6 +80,16 @@ fuzz: $(VENV)/.test ## Fuzz files, faults and orders: fixed rounds, or for HOURS
 test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and LlamaIndex packages
 	for each in langchain llama-index; do \
 	  (cd integrations/$$each && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest $(PYTEST_ARGS)) || exit 1; \
+	done
+
+# Kernels of PyTorch for other machines, and sums that are split among threads: in three pairs of processes, a minute.
+test-rounding: $(VENV)/.test ## Run tests that rounding decides with the kernels of other machines, and on two threads
+	for kernels in default avx2 own; do \
+	  if [ $$kernels = own ]; then unset ATEN_CPU_CAPABILITY; else export ATEN_CPU_CAPABILITY=$$kernels; fi; \
+	  echo "kernels: $$kernels, on one thread and on two"; \
+	  HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q $(ROUNDING_TESTS) & \
+	  HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(ROUNDING_TESTS) || { wait; exit 1; }; \
+	  wait $$! || exit 1; \
 	done
 
 test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)

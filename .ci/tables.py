@@ -24,7 +24,6 @@ PAGES = [
 
 HEADINGS = {
     "fair": "fair by construction",
-    "training_free": "training-free",
     "cost": "extra cost",
     "stock_decoding": "stock decoding",
 }

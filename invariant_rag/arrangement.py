@@ -9,7 +9,7 @@ so that no layer has to recognise it again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
@@ -44,27 +44,20 @@ class Layout:
     Attributes:
         texts: Lengths, in tokens, of the `len(sets) + 1` texts.
         sets: For each set, the lengths of its segments in physical order (farthest from the suffix first).
-        sources: For each set and each of its segments, the segments that it builds on; empty where no segment has any.
-        drafts: For each set, the segments that lie in memory twice: in front of the set, each once more as a *draft*,
-            which others may see instead of the segment itself. Empty where there are none.
     """
 
     texts: tuple[int, ...]
     sets: tuple[tuple[int, ...], ...]
-    sources: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    drafts: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
-    def _parts(self) -> tuple[tuple[Span, ...], tuple[tuple[Span, ...], ...], tuple[tuple[Span, ...], ...]]:
-        """The texts, and for each set its drafts and its segments, one behind the other."""
-        texts, drafts, sets = [Span(0, self.texts[0])], [], []
-        copied = self.drafts or ((),) * len(self.sets)
-        for segments, twice, text in zip(self.sets, copied, self.texts[1:], strict=True):
-            drafts.append(_consecutive(texts[-1].stop, [segments[index] for index in twice]))
-            start = texts[-1].stop + sum(map(len, drafts[-1]))
+    def _parts(self) -> tuple[tuple[Span, ...], tuple[tuple[Span, ...], ...]]:
+        """The texts, and the segments of each set, one behind the other."""
+        texts, sets = [Span(0, self.texts[0])], []
+        for segments, text in zip(self.sets, self.texts[1:], strict=True):
+            start = texts[-1].stop
             sets.append(_consecutive(start, segments))
             texts.extend(_consecutive(start + sum(segments), [text]))
-        return tuple(texts), tuple(drafts), tuple(sets)
+        return tuple(texts), tuple(sets)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -82,18 +75,9 @@ class Layout:
         return self._parts[0]
 
     @property
-    def draft_spans(self) -> tuple[tuple[Span, ...], ...]:
-        """For each set, one span for each of its drafts."""
-        return self._parts[1]
-
-    @property
     def set_spans(self) -> tuple[tuple[Span, ...], ...]:
         """For each set, one span for each segment, in physical order."""
-        return self._parts[2]
-
-    def sources_of(self, number: int) -> tuple[tuple[int, ...], ...]:
-        """For each segment of a set, the segments that it builds on."""
-        return self.sources[number] if self.sources else ((),) * len(self.sets[number])
+        return self._parts[1]
 
 
 def _consecutive(start: int, lengths: Iterable[int]) -> tuple[Span, ...]:
@@ -120,12 +104,10 @@ class Row:
     Attributes:
         queries: The span.
         runs: The keys.
-        both_ways: Whether every token of the span sees all keys of the row instead; then these may lie in any order.
     """
 
     queries: Span
     runs: tuple[Run, ...]
-    both_ways: bool = False
 
     @property
     def length(self) -> int:
@@ -135,7 +117,7 @@ class Row:
     @property
     def is_causal(self) -> bool:
         """Whether the span sees everything before it at its natural position, as in a plain causal model."""
-        return self.runs == (Run(0, self.queries.stop, 0),) and not self.both_ways
+        return self.runs == (Run(0, self.queries.stop, 0),)
 
 
 class Block(Protocol):
@@ -187,7 +169,7 @@ class Arrangement(Protocol):
         ...
 
     @property
-    def positions(self) -> tuple[float, ...]:
+    def positions(self) -> tuple[int, ...]:
         """Rotary position of every token of the prompt; generated tokens count on from the last one."""
         ...
 
@@ -216,7 +198,7 @@ class RowArrangement:
 
     layout: Layout
     blocks: tuple[Block, ...]
-    positions: tuple[float, ...]
+    positions: tuple[int, ...]
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -246,23 +228,6 @@ class RowArrangement:
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
         """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
         return backend.rows(self, call)
-
-
-@dataclass(frozen=True)
-class HidingArrangement(RowArrangement):
-    """Rows, with keys that no text sees.
-
-    Attributes:
-        hidden: These keys, in memory order.
-    """
-
-    hidden: tuple[Span, ...]
-
-    def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
-        """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text."""
-        start = query_start or self.layout.length
-        behind = (Rows((Row(Span(start, stop), all_but(self.hidden, stop)),)),) if start < stop else ()
-        return behind if query_start else (*self.blocks, *behind)
 
 
 @dataclass(frozen=True)
@@ -306,35 +271,18 @@ def natural_positions(layout: Layout) -> tuple[int, ...]:
     return tuple(range(layout.length))
 
 
-def shared_positions(
-    layout: Layout, later: Sequence[Collection[int]] = (), *, align: Literal["left", "right", "spread"] = "left"
-) -> tuple[float, ...]:
-    """Return positions at which the segments of a set start alike, or end alike; the next text follows the longest.
-
-    Positions of a text are whole numbers.
-
-    Args:
-        layout: Where the texts and segments lie in memory. A draft starts where the segments do.
-        later: For each set, the segments that start after the longest of the others instead.
-        align: Whether the other segments start or end alike, or both: `spread` evenly, at fractional positions.
-    """
-    positions: list[float] = []
+def shared_positions(layout: Layout, *, align: Literal["left", "right"] = "left") -> tuple[int, ...]:
+    """Return positions at which the segments of a set start alike, or end alike; the next text follows the longest."""
+    positions: list[int] = []
     start = 0
-    for number, (text, segments) in enumerate(zip(layout.texts, (*layout.sets, ()), strict=True)):
+    for text, segments in zip(layout.texts, (*layout.sets, ()), strict=True):
         positions += range(start, start + text)
         start += text
-        second = later[number] if number < len(later) else ()
-        drafts = [len(span) for span in layout.draft_spans[number]] if segments else []
-        reach = max(drafts + [length for index, length in enumerate(segments) if index not in second], default=0)
-        offsets = [reach - length if align == "right" else 0 for length in (*drafts, *segments)]
-        for index in second:
-            offsets[len(drafts) + index] = reach
-        starts = [start + offset for offset in offsets]
-        ends = [at + length for at, length in zip(starts, [*drafts, *segments], strict=True)]
-        for at, end in zip(starts, ends, strict=True):
-            step = reach / (end - at) if align == "spread" and at < end < at + reach else 1
-            positions += [at + index * step for index in range(end - at)]
-        start = max(ends, default=start)
+        longest = max(segments, default=0)
+        for length in segments:
+            at = start + longest - length if align == "right" else start
+            positions += range(at, at + length)
+        start += longest
     return tuple(positions)
 
 
@@ -363,44 +311,6 @@ def arrange_rows(
             rows.append(Row(segment, place(text.stop, [spans[j] for j in seen])))
     positions = shared_positions(layout) if slots == "shared" else natural_positions(layout)
     return RowArrangement(layout, _blocks(row for row in rows if len(row.queries)), positions)
-
-
-def arrange_views(
-    layout: Layout,
-    views: Sequence[Sequence[Sequence[Span]]],
-    positions: tuple[float, ...],
-    *,
-    hide_drafts: bool = False,
-) -> RowArrangement:
-    """Arrange every segment by the spans that it sees, all of them where `positions` put them.
-
-    A draft sees the texts before its set and itself.
-
-    Args:
-        layout: Where the texts, drafts and segments lie in memory.
-        views: For each set and each of its segments, the spans of the set that it sees besides itself.
-        positions: Rotary position of every token.
-        hide_drafts: Whether only segments of the set see its drafts. Otherwise, everything after the set does too.
-    """
-    hidden = tuple(span for spans in layout.draft_spans for span in spans) if hide_drafts else ()
-    rows: list[Row] = []
-    parts = zip(layout.text_spans, (*layout.draft_spans, ()), (*layout.set_spans, ()), (*views, ()), strict=True)
-    for text, drafts, segments, seen in parts:
-        rows.append(Row(text, all_but(hidden, text.stop)))
-        before = [(run.start, run.stop, 0) for run in all_but(hidden, text.stop)]
-        for own, others in [*((draft, ()) for draft in drafts), *zip(segments, seen, strict=True)]:
-            rows.append(Row(own, _joined([*before, *((span.start, span.stop, 0) for span in (*others, own))])))
-    blocks = _blocks(row for row in rows if len(row.queries))
-    return HidingArrangement(layout, blocks, positions, hidden) if hidden else RowArrangement(layout, blocks, positions)
-
-
-def all_but(hidden: Iterable[Span], stop: int) -> tuple[Run, ...]:
-    """Return the keys before `stop` that are not in one of the hidden spans, as they lie in memory."""
-    shown = [Span(0, stop)]
-    for span in hidden:
-        if len(span) and span.stop <= stop:
-            shown[-1:] = [Span(shown[-1].start, span.start), Span(span.stop, stop)]
-    return _joined((span.start, span.stop, 0) for span in shown)
 
 
 def _blocks(rows: Iterable[Row]) -> tuple[Block, ...]:

@@ -87,9 +87,6 @@ class Segment:
         metadata: Other fields of the chunk (source, page...), with str keys. Never part of the model's input.
         score: The retriever's score, used by the `score` ordering. Higher is better.
         token_ids: Token ids to use instead of text; they are not tokenized again.
-        sources: Segments of the same set that this one builds on (the references of a paper, the premises of a claim),
-            for the method `graph-kv`: segments, strings or token ids, in any order. A source is found by equality, so
-            the order of the set does not matter, and no segment can be its own source, directly or in a circle.
 
     Raises:
         InvalidSegment: A field has the wrong type, or both text and token ids were given.
@@ -100,7 +97,6 @@ class Segment:
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     score: float | None = None
     token_ids: TokenIds | None = None
-    sources: tuple[Segment, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -115,10 +111,6 @@ class Segment:
             if self.text or self.title:
                 raise InvalidSegment("expected text or token ids, got both")
             object.__setattr__(self, "token_ids", as_token_ids(self.token_ids, InvalidSegment))
-        if isinstance(self.sources, str | bytes | Segment | Mapping) or not is_iterable(self.sources):
-            raise InvalidSegment(f"sources: expected a collection of segments, got {type(self.sources).__name__}")
-        unique = {each.canonical_key: each for each in map(Segment.of, self.sources)}
-        object.__setattr__(self, "sources", tuple(unique[key] for key in sorted(unique)))
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
     @classmethod
@@ -134,7 +126,7 @@ class Segment:
 
     @cached_property
     def canonical_key(self) -> tuple[Any, ...]:
-        """Sort key that depends on the content alone: text, token ids, title, metadata, score, sources.
+        """Sort key that depends on the content alone: text, token ids, title, metadata, score.
 
         Segments with equal keys are equal, and slots render them alike: scores of 1, 1.0 and True are three scores.
         """
@@ -151,7 +143,6 @@ class Segment:
             _none_first(self.title),
             metadata,
             _none_first(self.score),
-            tuple(each.canonical_key for each in self.sources),
             rendered,
             str(self.score),
         )
@@ -170,7 +161,7 @@ class Segment:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # MappingProxyType cannot be pickled, so the segment is rebuilt through its constructor.
-        fields = (self.text, self.title, dict(self.metadata), self.score, self.token_ids, self.sources)
+        fields = (self.text, self.title, dict(self.metadata), self.score, self.token_ids)
         return (type(self), fields)
 
 

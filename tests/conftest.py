@@ -1,8 +1,9 @@
-"""One thread: the models are tiny, and threads that wait for each other only make them slow."""
+"""One thread, unless told: the models are tiny, and threads that wait for each other only make them slow."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ DOCUMENTS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -40,7 +40,7 @@ from invariant_rag.evaluation.audit import Question
 from invariant_rag.generation import LazyModel, ToolCalling, constrain, generate_structured
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension
-from invariant_rag.methods import APE, METHODS, Sequential, SharedSinkTopK, resolve_method
+from invariant_rag.methods import APE, METHODS, Sequential, resolve_method
 from invariant_rag.orderings import ORDERINGS, Candidate, CrossEncoder, Embedding, MonoT5, resolve_ordering
 from invariant_rag.prompts import Tool, ToolCall
 from invariant_rag.rag import BM25Retriever, Document, FaissRetriever, chunk_documents, cite, load_documents
@@ -175,7 +175,7 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
         "sampling": (sampled, dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"))),
         "Segment": (
             lambda **given: parts_of(Segment(**given)),
-            {"text": "", "title": None, "metadata": {}, "score": None, "token_ids": None, "sources": ()},
+            {"text": "", "title": None, "metadata": {}, "score": None, "token_ids": None},
         ),
         "Segment.of": (Segment.of, {"value": "a"}),
         "metadata": (lambda value: parts_of(Segment("a", None, {"k": value})), {"value": 1}),
@@ -215,7 +215,6 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
         "CrossEncoder": (CrossEncoder, {"model": "x", "batch_size": 1, "device": None}),
         "Embedding": (Embedding, {"model": "x", "batch_size": 1, "device": None}),
         "APE": (lambda **given: with_method(APE(**given)), {"temperature": 0.9, "scale": 0.9}),
-        "SharedSinkTopK": (lambda **given: with_method(SharedSinkTopK(**given)), {"top": 2}),
         "HiddenScaling": (
             scaling,
             {"dimensions": 1, "factor": 0.5, "layers": [0], "last_tokens": 1, "skip_first": 0, "scale_values": False},

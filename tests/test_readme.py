@@ -27,7 +27,7 @@ def test_every_method_that_the_readme_recommends_exists() -> None:
     section = README.split("## Which method when")[1].split("\n## ")[0]
     named = set(re.findall(r"`([a-z-]+)`", section)) - {"canonical", "vote"}
     assert {"rotor", "pine", "sequential"} <= named <= set(METHODS)
-    assert len(METHODS) == 14, "the README says fourteen"
+    assert len(METHODS) == 10, "the README says ten"
 
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B-Instruct", "Qwen1.5-7B-Chat", "Qwen1.5-4B-Chat"])

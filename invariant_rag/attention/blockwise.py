@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from invariant_rag.arrangement import Causal, Row, Rows, Run
 from invariant_rag.attention.call import AttentionCall, BatchCall
-from invariant_rag.attention.choosing import attention_to_segments
 from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.pine import attend_ranked
 from invariant_rag.attention.weighted import attend_weighted_row
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement, RowArrangement, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
     from invariant_rag.methods.rotor import Ring
-    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 
 
 class Blockwise(ABC):
@@ -62,10 +59,6 @@ class Blockwise(ABC):
         """Return `[H, Q, D_v]` for PINE."""
         return attend_ranked(arrangement, call)
 
-    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows whose texts choose among the segments."""
-        return self.rows(arrangement.resolve(call, partial(attention_to_segments, arrangement, call)), call)
-
     def causal(self, block: Causal, call: AttentionCall, out: torch.Tensor) -> None:
         """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
         start, stop = block.queries.start - call.query_start, block.queries.stop - call.query_start
@@ -77,9 +70,7 @@ class Blockwise(ABC):
         rotated = _RotatedKeys(call, block.rows)
         for row in block.rows:
             start, stop = row.queries.start - call.query_start, row.queries.stop - call.query_start
-            out[:, start:stop] = attend(
-                call, call.queries[:, start:stop], *rotated.seen_by(row), both_ways=row.both_ways
-            )
+            out[:, start:stop] = attend(call, call.queries[:, start:stop], *rotated.seen_by(row))
 
 
 class _RotatedKeys:

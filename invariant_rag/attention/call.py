@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement, Causal, RowArrangement, Rows, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
     from invariant_rag.methods.rotor import Ring
-    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,6 @@ class Backend(Protocol):
 
     def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement in which every head ranks the segments: PINE."""
-        ...
-
-    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows whose texts choose among the segments in each layer: shared-sink-topk."""
         ...
 
 

@@ -16,8 +16,6 @@ def attend(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    *,
-    both_ways: bool = False,
 ) -> torch.Tensor:
     """Attend causally, within the layer's sliding window, from the last Q of S tokens.
 
@@ -26,23 +24,20 @@ def attend(
         queries: `[H, Q, D]`.
         keys: `[H_kv, S, D]`, rotated to their positions relative to the queries.
         values: `[H_kv, S, D_v]`.
-        both_ways: Attend from Q tokens to all keys instead. Not for a layer with a sliding window.
 
     Returns:
         `[H, Q, D_v]`.
     """
     count, length = queries.shape[1], keys.shape[1]
     if can_split(call, length):
-        if both_ways:
-            return partial_attention(call, queries, keys, values).out
         return _attend_unmasked(call, queries, keys, values)
-    unmasked = both_ways or (count == length and (call.sliding_window or length) >= length)
+    unmasked = count == length and (call.sliding_window or length) >= length
     if call.softcap is None and call.sinks is None and unmasked:
         return F.scaled_dot_product_attention(
             queries[None],
             keys[None],
             values[None],
-            is_causal=not both_ways,
+            is_causal=True,
             scale=call.scaling,
             dropout_p=call.dropout,
             enable_gqa=call.num_key_value_groups > 1,
@@ -50,10 +45,6 @@ def attend(
     blocks = []
     for start in range(0, count, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, count)
-        if both_ways:
-            everything = torch.ones(stop - start, length, dtype=torch.bool, device=queries.device)
-            blocks.append(_attend_masked(call, queries[:, start:stop], keys, values, everything))
-            continue
         last = length - count + stop
         first = 0 if call.sliding_window is None else max(0, length - count + start + 1 - call.sliding_window)
         visible = causal_mask(stop - start, last - first, call.sliding_window, queries.device)

@@ -23,7 +23,7 @@ from invariant_rag.attention.inline import inline_attention
 from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.positions import PositionEncoding
-from invariant_rag.attention.rope import POSITION_TABLE, Rotation, candidates, identify
+from invariant_rag.attention.rope import Rotation, candidates, identify
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
 
@@ -149,12 +149,6 @@ def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Position
 def takes_position_ids(model: PreTrainedModel) -> bool:
     """Return whether the model is told the positions of tokens. With ALiBi alone, it takes their indices."""
     return "position_ids" in inspect.signature(model.forward).parameters
-
-
-@once_per_model
-def looks_up_positions(model: PreTrainedModel) -> bool:
-    """Return whether the model has a table of positions, which has no fractional ones (GPT-J, CodeGen)."""
-    return any(name.rpartition(".")[2] == POSITION_TABLE for name, _ in model.named_buffers())
 
 
 def input_device(model: PreTrainedModel) -> torch.device:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -11,9 +10,8 @@ import torch
 from invariant_rag.attention.call import AttentionCall
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import RowArrangement, Span, Weighted, WeightedArrangement
+    from invariant_rag.arrangement import RowArrangement, Weighted, WeightedArrangement
     from invariant_rag.methods.pine import RankedArrangement
-    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 
 
 class Reference:
@@ -31,7 +29,7 @@ class Reference:
         for row in arrangement.rows_from(call.query_start, call.keys.shape[1]):
             keys = [(index, run.shift) for run in row.runs for index in range(run.start, run.stop)]
             for query in range(row.queries.start, row.queries.stop):
-                hidden = 0 if row.both_ways else row.queries.stop - 1 - query
+                hidden = row.queries.stop - 1 - query
                 visible = [(i, i + shift) for i, shift in keys[: row.length - hidden]]
                 for head in range(out.shape[0]):
                     out[head, query - call.query_start] = _attend_one_query(call, head, query, query, visible)
@@ -58,37 +56,6 @@ class Reference:
                 keys = ranking.row(head, query)
                 out[head, query - call.query_start] = _attend_one_query(call, head, query, keys[-1][1], keys)
         return out.to(call.queries)
-
-    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return outputs `[H, Q, D_v]` for rows whose texts choose among the segments."""
-
-        def choose(queries: Span) -> list[list[float]]:
-            weights = [
-                _weights_of_one_query(call, head, query)
-                for head in range(call.queries.shape[0])
-                for query in range(queries.start, queries.stop)
-            ]
-            sets = arrangement.sets_before(queries)
-            return [[_largest(_largest(each[s.start : s.stop]) for each in weights) for s in spans] for spans in sets]
-
-        return self.rows(arrangement.resolve(call, choose), call)
-
-
-def _largest(values: Iterable[float]) -> float:
-    """Return the sum of the five largest values."""
-    return math.fsum(sorted(values)[-5:])
-
-
-def _weights_of_one_query(call: AttentionCall, head: int, query: int) -> list[float]:
-    """Return the attention weights of one query over all keys up to its own, in float64."""
-    keys = call.keys[head // call.num_key_value_groups, : query + 1].double()
-    scores = (keys @ call.queries[head, query - call.query_start].double()) * call.scaling
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    if call.sinks is not None:
-        scores = torch.cat((scores, call.sinks[head : head + 1].double()))
-    weights: list[float] = torch.softmax(scores, dim=0).tolist()
-    return weights
 
 
 def _attend_one_query(

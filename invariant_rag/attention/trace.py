@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement, RowArrangement, WeightedArrangement
     from invariant_rag.attention.call import AttentionCall, Backend, BatchCall
     from invariant_rag.methods.pine import RankedArrangement
-    from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 
 Distances: TypeAlias = list[list[list[float]]]
 """For each reader and each segment, the distances at which the one sees the other."""
@@ -77,10 +76,6 @@ class TracingBackend:
         """Return `[H, Q, D_v]` for rows that weigh some of their keys."""
         return self._measure_rows(arrangement, call, partial(self._backend.weighted, arrangement))
 
-    def chosen(self, arrangement: ChoosingArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows whose texts choose among the segments."""
-        return self._measure_rows(arrangement, call, partial(self._backend.chosen, arrangement))
-
     def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]` for an arrangement in which every head ranks the segments."""
         self._distances.append(self._ranked_distances(arrangement, call))
@@ -107,9 +102,8 @@ class TracingBackend:
     def _measure(self, call: AttentionCall, attend: Callable[[AttentionCall], torch.Tensor]) -> torch.Tensor:
         count, width = len(self._segments), call.values.shape[-1]
         owners = torch.full((call.keys.shape[1],), count, device=call.keys.device)
-        for index, spans in enumerate(self._spans_of_segments()):
-            for span in spans:
-                owners[span.start : span.stop] = index
+        for index, span in enumerate(self._segments):
+            owners[span.start : span.stop] = index
         indicators = torch.nn.functional.one_hot(owners, count + 1)[:, :count].to(call.values)
         shares = []
         for some in indicators.split(width, dim=1):  # values of the layer's own width, which any kernel takes
@@ -123,26 +117,17 @@ class TracingBackend:
         self._attention.append(torch.stack(means).cpu())
         return attend(call)
 
-    def _spans_of_segments(self) -> list[tuple[Span, ...]]:
-        """Return where each segment lies in memory: once, or with a draft of it."""
-        layout, found = self._layout, list[tuple[Span, ...]]()
-        for number, spans in enumerate(layout.set_spans):
-            drafts = dict(zip(layout.drafts[number], layout.draft_spans[number], strict=True)) if layout.drafts else {}
-            found += [(span, drafts[index]) if index in drafts else (span,) for index, span in enumerate(spans)]
-        return found
-
     def _row_distances(self, arrangement: RowArrangement) -> Distances:
-        """Return for each reader and each segment the distance; two where its draft is seen, too."""
-        segments = self._spans_of_segments()
+        """Return for each reader and each segment the distance; none where it is not seen."""
 
         def seen_by(token: int) -> list[list[float]]:
             (row,) = (row for row in arrangement.rows if row.queries.start <= token < row.queries.stop)
-            ahead = range(token + 1, token + 1 if row.both_ways else row.queries.stop)
+            ahead = range(token + 1, row.queries.stop)
             shifts = {key: run.shift for run in row.runs for key in range(run.start, run.stop) if key not in ahead}
-            at, ends = arrangement.positions, [[span.stop - 1 for span in spans if len(span)] for spans in segments]
+            at, ends = arrangement.positions, [[span.stop - 1] if len(span) else [] for span in self._segments]
             return [[float(at[token] - at[key] - shifts[key]) for key in keys if key in shifts] for keys in ends]
 
-        unseen: list[list[float]] = [[] for _ in segments]
+        unseen: list[list[float]] = [[] for _ in self._segments]
         readers = [seen_by(span.stop - 1) if len(span) else unseen for span in self._segments]
         return [*readers, seen_by(self._layout.length - 1)]
 

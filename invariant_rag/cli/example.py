@@ -25,9 +25,11 @@ def asked(question: str | None, paths: Iterable[Path], retriever: str | None) ->
     """Return what the user asks or, without a question and documents, the example, with a retriever without a model.
 
     Raises:
-        BadParameter: One of question and documents is missing.
+        BadParameter: One of question and documents is missing, or the question is blank.
     """
     given = list(paths)
+    if question is not None and not question.strip():
+        raise typer.BadParameter("expected a question, got blank text")
     if question is None and not given:
         return Asked(EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS], retriever or "bm25")
     if question is None or not given:

@@ -31,7 +31,6 @@ def method_rows() -> list[dict[str, Any]]:
             "method": name,
             "invariant": each.invariant,
             "fair": each.fair,
-            "training_free": each.training_free,
             "cost": each.cost,
             "stock_decoding": each.stock_decoding,
             "ordering": each.default_ordering,
@@ -101,7 +100,6 @@ def methods(as_json: options.Json = False) -> None:
     \b
     invariant       with an ordering by content, the answer does not depend on the order of the segments
     fair            by construction, accuracy does not depend on the slot of a segment
-    training_free   it works with the weights of any supported model
     cost            computation beyond the plain model: attention in both directions between segments, of
                     which the plain model has one; rankings of segments for every head and new token
     stock_decoding  after the prefill, decoding is that of the plain model

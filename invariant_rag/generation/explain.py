@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from invariant_rag.attention.trace import Sight, TracingBackend
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.scoring import continuation_logits
-from invariant_rag.segments import Prompt, Segment, SegmentSet
+from invariant_rag.segments import Prompt, SegmentSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,7 +216,6 @@ def _only(prompt: Prompt, index: int | None) -> Prompt:
 
 
 def _one(segments: SegmentSet, place: int) -> SegmentSet:
-    """Return a set with one of its segments, which cannot build on others there."""
-    kept: Segment = replace(segments[place], sources=())
+    """Return a set with one of its segments."""
     slots = None if segments.slots is None else segments.slots[place : place + 1]
-    return SegmentSet([kept], slots=slots)
+    return SegmentSet([segments[place]], slots=slots)

@@ -18,8 +18,7 @@ from invariant_rag.arrangement import natural_positions
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import once_per_model
-from invariant_rag.attention.probe import input_device, looks_up_positions, takes_position_ids
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.attention.probe import input_device, takes_position_ids
 from invariant_rag.generation.padding import batch_caches, left_pad, unbatch_cache
 from invariant_rag.generation.prefix_cache import load_prefixes, prompt_prefix, warn_of_foreign_code
 from invariant_rag.generation.prepare import PreparedPrompt
@@ -80,17 +79,7 @@ class Prefiller:
         return all(each.positions == natural_positions(each.layout) for each in arrangements)
 
     def position_ids(self, positions: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the keyword that tells the model the positions `[B, T]` of tokens, if it has one.
-
-        Raises:
-            UnsupportedCombination: Positions are fractional, and the model looks them up in a table.
-        """
-        if positions.is_floating_point() and looks_up_positions(self.model):
-            raise UnsupportedCombination(
-                f"expected whole positions for {self.model.config.model_type}, which looks them up in a table; "
-                f"{self.choices.method.name!r} spreads segments over fractional ones",
-                hint="Choose another method, such as 'rotor'.",
-            )
+        """Return the keyword that tells the model the positions `[B, T]` of tokens, if it has one."""
         return {"position_ids": positions} if takes_position_ids(self.model) else {}
 
     @contextmanager

@@ -27,18 +27,13 @@ if TYPE_CHECKING:
     from invariant_rag.methods import Method
 
 
-def check_cacheable(model: PreTrainedModel, method: Method, intervention: Intervention | None) -> None:
+def check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -> None:
     """Check that the keys and values of a prefix can be reused by other prompts.
 
     Raises:
-        UnsupportedCombination: They depend on what comes after it, an intervention changes them, the model's rotary
-            frequencies depend on the length of the prompt, or the model is spread over several devices.
+        UnsupportedCombination: An intervention changes them, the model's rotary frequencies depend on the length of the
+            prompt, or the model is spread over several devices.
     """
-    if method.reads_ahead:
-        raise UnsupportedCombination(
-            f"expected a method whose tokens see earlier ones only for a key-value cache, got {method.name!r}",
-            hint="Use with_cache(None), or another method.",
-        )
     if intervention is not None:
         raise UnsupportedCombination(
             f"expected a model without an intervention for a key-value cache, got {intervention.name!r}",

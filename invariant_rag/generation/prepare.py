@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -16,7 +15,7 @@ from invariant_rag.orderings import Ordering
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.literal_text import CUT
-from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +51,7 @@ class PreparedPrompt:
         return tuple(len(lengths) for lengths in self.arrangement.layout.sets if lengths)
 
     @property
-    def positions(self) -> tuple[float, ...]:
+    def positions(self) -> tuple[int, ...]:
         """Rotary position of each token."""
         return self.arrangement.positions
 
@@ -89,7 +88,7 @@ def prepare(
         new_tokens: Tokens to reserve for the answer.
 
     Raises:
-        InvalidPrompt: The prompt has no token, or a source of a segment is not in its set.
+        InvalidPrompt: The prompt has no token.
         ContextOverflow: The prompt is too long and the overflow strategy cannot shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
@@ -105,15 +104,11 @@ def prepare(
 
     input_ids = list(tokens.texts[0])
     layout: list[tuple[int, ...]] = []
-    sources: list[tuple[tuple[int, ...], ...]] = []
-    drafts: list[tuple[int, ...]] = []
     order: list[int] = []
     dropped: list[int] = []
     trimmed: list[int] = []
     offset = 0
-    for segments, rank, ranked, fitted_lengths, text in zip(
-        prompt.sets, ranks, ranked_ids, fitted, tokens.texts[1:], strict=True
-    ):
+    for rank, ranked, fitted_lengths, text in zip(ranks, ranked_ids, fitted, tokens.texts[1:], strict=True):
         kept: list[int] = []
         kept_ids: list[tuple[int, ...]] = []
         for index, ids, length in reversed(list(zip(rank, ranked, fitted_lengths, strict=True))):
@@ -126,20 +121,12 @@ def prepare(
             kept_ids.append(ids[:length])
         order += (offset + index for index in kept)
         layout.append(tuple(map(len, kept_ids)))
-        sources.append(_sources(segments, kept))
-        drafts.append(tuple(method.drafts(sources[-1])))
-        input_ids += chain.from_iterable([*(kept_ids[place] for place in drafts[-1]), *kept_ids, text])
+        input_ids += chain.from_iterable([*kept_ids, text])
         offset += len(rank)
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
     stand_apart = len(order) > 1 and max(map(len, layout)) == 1  # several sets of one: their order is that given
-    arranged = Layout(
-        texts=tuple(map(len, tokens.texts)),
-        sets=tuple(layout),
-        sources=tuple(sources) if any(chain.from_iterable(sources)) else (),
-        drafts=tuple(drafts) if any(drafts) else (),
-    )
-    arrangement = method.arrange(arranged)
+    arrangement = method.arrange(Layout(texts=tuple(map(len, tokens.texts)), sets=tuple(layout)))
     return PreparedPrompt(
         input_ids=tuple(input_ids),
         arrangement=arrangement,
@@ -149,30 +136,6 @@ def prepare(
         method=method.name,
         labels=labels_of([(each.slots, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
         invariant=bool(order or dropped) and ordering.invariant and not stand_apart,
-    )
-
-
-def _sources(segments: SegmentSet, kept: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return for each segment in memory the places of those that it builds on.
-
-    Args:
-        segments: The set.
-        kept: The segments in memory, in physical order.
-
-    Raises:
-        InvalidPrompt: A source is not in the set.
-    """
-    if not any(segment.sources for segment in segments):
-        return ((),) * len(kept)
-    known = set(segments)
-    missing = [source for segment in segments for source in segment.sources if source not in known]
-    if missing:
-        raise InvalidPrompt(
-            f"expected the sources of a segment in its own set, got {missing[0]!r}",
-            hint="A source is found by equality: put the same segment, with its title and metadata, into the set.",
-        )
-    return tuple(
-        tuple(place for place, other in enumerate(kept) if segments[other] in segments[index].sources) for index in kept
     )
 
 

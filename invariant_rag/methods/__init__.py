@@ -5,16 +5,12 @@ from __future__ import annotations
 from invariant_rag.checks import check_name
 from invariant_rag.methods.ape import APE
 from invariant_rag.methods.base import Method, RowMethod
-from invariant_rag.methods.graph_kv import GraphKV
-from invariant_rag.methods.invicl import InvICL
 from invariant_rag.methods.isolated import Isolated
 from invariant_rag.methods.parallel_windows import ParallelWindows
 from invariant_rag.methods.pine import PINE, PINEInPlace, PINEReverse
 from invariant_rag.methods.rotor import RoToR
 from invariant_rag.methods.sequential import Sequential
 from invariant_rag.methods.set_based import SetBased
-from invariant_rag.methods.set_llm import SetLLM
-from invariant_rag.methods.shared_sink_topk import SharedSinkTopK
 from invariant_rag.methods.structured import Structured
 from invariant_rag.orderings import Ordering, resolve_ordering
 
@@ -31,10 +27,6 @@ METHODS: dict[str, type[Method]] = {
         SetBased,
         Structured,
         APE,
-        GraphKV,
-        SetLLM,
-        InvICL,
-        SharedSinkTopK,
     )
 }
 
@@ -42,8 +34,6 @@ __all__ = [
     "APE",
     "METHODS",
     "PINE",
-    "GraphKV",
-    "InvICL",
     "Isolated",
     "Method",
     "PINEInPlace",
@@ -53,8 +43,6 @@ __all__ = [
     "RowMethod",
     "Sequential",
     "SetBased",
-    "SetLLM",
-    "SharedSinkTopK",
     "Structured",
     "check_method_and_ordering",
     "resolve_method",

@@ -274,7 +274,6 @@ def test_methods_are_listed_with_what_they_promise_and_cost() -> None:
     assert listed["rotor"] == {
         "invariant": True,
         "fair": False,
-        "training_free": True,
         "cost": "attention both ways",
         "stock_decoding": True,
         "ordering": "lexical",
@@ -315,3 +314,17 @@ def test_the_cards_of_the_embedded_models_are_printed() -> None:
     assert [*cards] == ["generator", "native", "monot5"]
     assert all(Path(each["folder"]).is_dir() and each["card"].startswith("# Embedded") for each in cards.values())
     assert "What it cannot do" in run("models", "--embedded").stdout
+
+
+def test_a_model_that_is_not_there_is_found_out_before_documents_are_read(docs: Path, tmp_path: Path) -> None:
+    result = run("ask", QUESTION, "--docs", docs, "--retriever", "bm25", "--model", tmp_path / "no-model")
+    assert result.exit_code == 2
+    assert "no-model" in result.stderr
+    assert "There is no such folder, or no model in it" in result.stderr
+    assert "Loading model" not in result.stderr
+
+
+def test_a_blank_question_is_refused(docs: Path) -> None:
+    result = run("ask", "  ", "--docs", docs)
+    assert result.exit_code == 2
+    assert "expected a question, got blank text" in result.stderr

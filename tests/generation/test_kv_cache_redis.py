@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import redis
 import torch
 from transformers import PreTrainedModel
 
@@ -27,7 +28,6 @@ from invariant_rag.generation.kv_cache_files import stem_of, to_bytes
 from invariant_rag.testing import random_prompt, tiny_model
 from tests.generation.test_kv_cache_files import entry
 
-redis = pytest.importorskip("redis", reason="needs the extra redis")
 pytestmark = pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 
 

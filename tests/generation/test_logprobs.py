@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.testing import random_prompt, tiny_model
+from invariant_rag.testing.rounding import rounding
 
 DECODING: list[dict[str, Any]] = [
     {},
@@ -36,11 +37,12 @@ def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(
     for seed in range(3):
         prompt = random_prompt(random.Random(seed), (4, 2, 5))
         answers = lm.generate(prompt, max_new_tokens=10, **decoding)
+        bound = 2 * rounding(lm.logits, prompt)
         for answer in answers if isinstance(answers, list) else [answers]:
             logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *answer.token_ids]))
             logprobs = torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1)
             expected = logprobs.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0].tolist()
-            assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+            assert answer.logprobs == pytest.approx(expected, abs=bound)
             lengths.append(len(answer.logprobs))
     assert min(lengths) > 0
     if not decoding.get("do_sample"):

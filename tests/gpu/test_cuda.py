@@ -104,8 +104,6 @@ def test_a_batch_a_static_cache_and_a_warm_cache_answer_as_a_single_call(method:
     if lm.method.stock_decoding:
         static = [lm.generate(each, max_new_tokens=6, cache_implementation="static").token_ids for each in prompts()]
         assert static == alone
-    if lm.method.reads_ahead:
-        return  # nothing of it can be cached
     warm, cold = (lm.with_cache(KeyValueCache()) for _ in range(2))
     for _ in range(2):
         assert [warm.generate(each, max_new_tokens=6).token_ids for each in prompts()] == alone

@@ -138,11 +138,9 @@ def test_harmless_conversations_have_the_ids_that_the_template_gives_them(name: 
         assert [*chain(*tokenize_prompt(render_chat(messages, tokenizer), tokenizer).texts)] == ids
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if LAYOUTS[name].lossless])
 def test_a_hostile_question_is_read_word_for_word(name: str) -> None:
     tokenizer = layout_tokenizer(name)
-    if not LAYOUTS[name].lossless:
-        pytest.skip("its normalizer or its template changes the text")
     for text in hostile_texts(tokenizer, 20, seed=5):
         shown = "q" + "".join(each for each in text if each not in "\ueca4\ueca5\ueca6") + "q"
         prompt = render_chat([{"role": "user", "content": f"q{text}q"}], tokenizer)

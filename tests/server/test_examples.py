@@ -103,7 +103,8 @@ def test_the_service_selects_the_pod() -> None:
 def test_ray_serve_and_the_application_accept_the_configuration(
     ray_service: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schema = pytest.importorskip("ray.serve.schema")
+    from ray.serve import schema
+
     config = schema.ServeDeploySchema.model_validate(yaml.safe_load(ray_service["serveConfigV2"]))
     (application,) = config.applications
     assert application.import_path == "invariant_rag.server:app"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from invariant_rag.cli import app
 from typer.testing import CliRunner
 
@@ -18,3 +19,13 @@ def test_the_bench_measures_plain_and_arranged_requests_and_our_own_engine(serve
     measured = json.loads((tmp_path / "serve.json").read_text())
     assert len(measured["ratios"]) == len(measured["rows"]) == 6
     assert all(min(each["throughput"]) > 0 < min(each["first_token"]) for each in measured["rows"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("http://127.0.0.1:9", "expected an answer of vLLM"), ("http://127.0.0.1:9 --requests 5 --sets 2", "multiple")],
+)
+def test_the_command_says_what_is_wrong(words: str, expected: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "vllm", *words.split()])
+    assert result.exit_code == 2
+    assert expected in " ".join(result.output.split())

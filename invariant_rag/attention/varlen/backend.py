@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from invariant_rag.arrangement import Arrangement, HidingArrangement, RowArrangement, WeightedArrangement
+from invariant_rag.arrangement import Arrangement, RowArrangement, WeightedArrangement
 from invariant_rag.attention.call import BatchCall
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.sdpa import SDPA
@@ -19,7 +19,7 @@ from invariant_rag.attention.varlen.windows import lay_windows
 from invariant_rag.methods.pine import RankedArrangement
 
 _MOST_PLANS = 4
-_TOLD_BY_WINDOWS = (RowArrangement, HidingArrangement, WeightedArrangement)
+_TOLD_BY_WINDOWS = (RowArrangement, WeightedArrangement)
 
 
 class Varlen(SDPA):
@@ -103,7 +103,7 @@ def _plan(arrangements: Sequence[Arrangement], padding: Sequence[int], call: Bat
     rows = [each for each in arrangements if isinstance(each, RowArrangement) and type(each) in _TOLD_BY_WINDOWS]
     if len(rows) == len(arrangements):
         windows = lay_windows(rows, padding, num_queries, num_keys)
-        return None if windows is None else make_plan(windows, len(rows) * num_queries, call.queries.device)
+        return make_plan(windows, len(rows) * num_queries, call.queries.device)
     ranked = _ranked(arrangements)
     return make_ranked_plan(ranked, padding, num_queries, num_keys, call.queries.device) if ranked else None
 

@@ -53,7 +53,7 @@ class Windows:
 
 def lay_windows(
     arrangements: Sequence[RowArrangement], padding: Sequence[int], num_queries: int, num_keys: int
-) -> Windows | None:
+) -> Windows:
     """Return the windows of a left-padded batch, whose queries `[B, num_queries]` are the last of its tokens.
 
     Args:
@@ -63,7 +63,7 @@ def lay_windows(
         num_keys: Keys of each row.
 
     Returns:
-        The windows; None where tokens see all keys of their row both ways, which no causal window is.
+        The windows.
     """
     tape: list[Run] = []
     causal: list[Window] = []
@@ -71,8 +71,6 @@ def lay_windows(
     unasked = num_keys - num_queries  # tokens of each row, padding among them, that have no query
     for number, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
         blocks = arrangement.blocks_from(max(0, unasked - padded), num_keys - padded)
-        if any(row.both_ways for block in blocks for row in block.rows):
-            return None
         row_tape = _Tape(blocks, padded, num_keys)
         # Where the first token of the row, behind its padding, is among the queries, on the tape, and among the keys.
         query, place = number * num_queries + padded - unasked, sum(map(_length, tape)) + padded

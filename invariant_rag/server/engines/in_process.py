@@ -48,6 +48,5 @@ class InProcess(ModelEngine):
         """Do nothing: there is nothing to end."""
 
     def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
-        """Return a model with the cache of the tenant; without one if its method reads no document for itself."""
-        keep = choices.keep and not lm.method.reads_ahead
-        return lm.with_cache(self.caches.get(choices.tenant) if keep else None)
+        """Return a model with the cache of the tenant."""
+        return lm.with_cache(self.caches.get(choices.tenant) if choices.keep else None)

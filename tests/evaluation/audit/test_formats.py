@@ -87,7 +87,7 @@ def test_tests_of_promptfoo_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_folder_of_a_saved_dataset_is_read(streamed: bool, tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     from pyarrow import ipc, parquet
 
     table = pa.Table.from_pylist(

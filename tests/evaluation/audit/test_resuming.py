@@ -202,21 +202,6 @@ def test_a_name_vouches_for_a_system(tmp_path: Path) -> None:
     assert changed.reused.answers == changed.calls
 
 
-def test_changed_chains_of_langchain_are_told_apart(tmp_path: Path) -> None:
-    pytest.importorskip("langchain_core")
-    from langchain_core.prompts import PromptTemplate
-    from langchain_core.runnables import RunnableLambda
-
-    def chain(template: str) -> Any:
-        joined = RunnableLambda(lambda given: {"documents": given["context"][0].page_content, **given})
-        return joined | PromptTemplate.from_template(template) | RunnableLambda(lambda prompt: prompt.text)
-
-    audit(chain("Say {documents}"), records(2), remedies=[], out=tmp_path)
-    assert audit(chain("Repeat {documents}"), records(2), remedies=[], out=tmp_path).reused.answers == 0
-    again = audit(chain("Say {documents}"), records(2), remedies=[], out=tmp_path)
-    assert again.reused.answers == again.calls
-
-
 def test_an_estimate_counts_what_will_be_asked(tmp_path: Path) -> None:
     estimate = estimate_calls(first, records(4), remedies=["sort"], out=tmp_path)
     assert estimate.seconds is None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 from invariant_rag import InvariantModel
-from invariant_rag.cli import app
 from invariant_rag.evaluation.benchmarks.vllm import (
     ARRANGED,
     LOCAL,
@@ -59,14 +56,3 @@ def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_s
     ]
     found = [(each["throughput"], each["lowest"], each["highest"], each["first token"]) for each in ratios(rows)]
     assert found == [(1, 1, 1, 1), (1, 0.5, 2, 0.5), (1, 1, 1, 1), (1, 0.5, 1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [("http://127.0.0.1:9", "expected an answer of vLLM"), ("http://127.0.0.1:9 --requests 5 --sets 2", "multiple")],
-)
-def test_the_command_says_what_is_wrong(words: str, expected: str) -> None:
-    pytest.importorskip("vllm_invariant_rag")
-    result = CliRunner().invoke(app, ["bench", "vllm", *words.split()])
-    assert result.exit_code == 2
-    assert expected in " ".join(result.output.split())
