@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import StoppingCriteria
 
-from invariant_rag.cancellation import check_cancelled
+from invariant_rag.cancellation import cancellable, check_cancelled
 from invariant_rag.errors import (
     IncompleteObject,
     InvalidObject,
@@ -120,7 +120,7 @@ class ModelEngine(ABC):
         lm = self.model_for(call.choices)
         self._check_characters(call)
         answering = _answering(lm, call)
-        with about(call.field):
+        with about(call.field), cancellable(abandoned):  # only here: batches are decoded for others, too
             _check_length(answering.prepared, self._max_prompt_tokens)
         with _about_parts(call):
             self._trials.check(_schemas(call), abandoned)
