@@ -162,7 +162,8 @@ class MarkerParser:
             return True
         if last:
             rest, self._buffer = self._buffer, ""
-            is_part = "".join(self._format.end.split()).startswith("".join(rest.split()))
+            ends = (self._format.end, *(f"{self._format.between}{name}{self._format.middle}" for name in self._tools))
+            is_part = any("".join(each.split()).startswith("".join(rest.split())) for each in ends)
             self._emit(found, "" if is_part else rest, "content")
         return False
 

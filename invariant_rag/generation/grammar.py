@@ -1,121 +1,139 @@
-"""A JSON text under a grammar of xgrammar: which tokens may come next, and how the text can be finished soonest.
-
-Two matchers follow the text. One is compiled for the model's vocabulary and yields token masks. The other is compiled
-for single bytes, whatever the tokenizer; in it, the shortest ending is searched.
-"""
+"""Texts that follow a grammar of xgrammar while they are generated: a JSON object, or text that may turn into calls."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from transformers import LogitsProcessor, StoppingCriteria
 
-from invariant_rag.errors import InvalidSchema, UnsupportedCombination
-from invariant_rag.generation.ending_search import (
-    BROKEN,
-    CACHE_BYTES,
-    LONGEST,
-    PENDINGS,
-    TOKEN_SECONDS,
-    Budget,
-    byte_matcher,
-    finishes,
-    import_xgrammar,
-    new_matcher,
-    pending,
-    shortest_ending,
-)
+from invariant_rag.errors import ExtraRequired, InvalidSchema, UnsupportedCombination
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_KNOWN = 256
-"""Endings to remember: more than one step can find. Most tokens can be followed by one that is known."""
+_CACHE_BYTES = 1 << 28  # of grammars that a compiler keeps: schemas from outside are without number
+_SECONDS, _TOKEN_SECONDS = 2.0, 0.02  # of a processor, to follow a text, and more for each of its tokens
+_ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and place in xgrammar's source
+
+# What xgrammar lets into strings of JSON though it is none in UTF-8: control characters, overlong forms, halves of
+# surrogate pairs; and \u escapes, which may be such halves (any character can be written as itself).
+_BROKEN = re.compile(
+    rb"[\x00-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|\xf4[\x90-\xbf]|(?<!\\)(?:\\\\)*\\u", re.DOTALL
+)
+_LEADS = (b"\xe0", b"\xed", b"\xf0", b"\xf4")  # ends of a text after which some bytes would be broken
 
 _lock = ForkSafeLock()
 
+before_compiling: ContextVar[Callable[[str], None] | None] = ContextVar("before_compiling", default=None)
+"""Called with the structural tag of a grammar before this process compiles it: a server tries it elsewhere first."""
 
-class Vocabulary:
-    """The tokens of a model as bytes, and those that may occur inside an object.
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a text follows.
 
     Attributes:
-        size: Number of logits.
-        words: The bytes of each token.
+        format: A format of xgrammar's structural tags; vLLM takes them, too.
+        trigger: The text is free until it holds this, and what comes then follows the format. Empty: all of it does.
+        anchored: Whether the trigger only counts at the beginning of the text.
+        reasoning: Markers around reasoning, in which no trigger counts; the first is empty if the prompt has it.
+        literals: The text around the JSON of the format, which may have control tokens.
     """
+
+    format: Mapping[str, Any]
+    trigger: str = ""
+    anchored: bool = False
+    reasoning: tuple[str, str] | None = None
+    literals: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The structural tag, as JSON."""
+        return json.dumps({"type": "structural_tag", "format": self.format})
+
+    def trigger_ends(self, text: bytes, word: bytes) -> list[int]:
+        """Return where triggers end, outside of reasoning, that the last word of a text completes."""
+        trigger, start = self.trigger.encode(), len(text) - len(word) - len(self.trigger.encode()) + 1
+        if self.reasoning is not None and text.lstrip().startswith(self.reasoning[0].encode()):
+            end = text.find(self.reasoning[1].encode())
+            start = max(start, len(text) if end < 0 else end + len(self.reasoning[1].encode()))
+        found = re.compile(re.escape(trigger)).finditer(text, max(start, 0))
+        return [each.end() for each in found if not self.anchored or each.start() == 0]
+
+
+def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the format of JSON that follows a schema, with at most one character of white space between its parts."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+
+
+def import_xgrammar() -> Any:
+    """Return the package.
+
+    Raises:
+        ExtraRequired: It is not installed.
+    """
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ExtraRequired("xgrammar", "structured") from error
+    return xgrammar
+
+
+class Vocabulary:
+    """The tokens of a model as bytes, and which of them may stand where."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int, ends: frozenset[int]) -> None:
         xgrammar = import_xgrammar()
-        forbidden = {index for index in {*control_tokens(tokenizer), *ends} if index < size}
-        stop = sorted(forbidden) or [size - 1]
+        stop = sorted(index for index in ends if index < size) or [size - 1]
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=stop)
-        self.size = size
         self.words: list[bytes] = info.decoded_vocab
-        self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
-        allowed = np.array([bool(word) for word in self.words] + [False] * (-size % 32))
-        allowed[stop] = False
-        self._masks: dict[bytes, torch.Tensor] = {}
-        for before in PENDINGS:
-            kept = allowed.copy()
-            for index in allowed.nonzero()[0].tolist():
-                word = self.words[index]
-                if (not before or word[0] >= 0x80 or word[0] in b"u\\") and BROKEN.search(before + word):
-                    kept[index] = False
-            if not before:
-                allowed = kept
-            self._masks[before] = _packed(kept)
-        self._ids = {self.words[index]: index for index in allowed.nonzero()[0].tolist()}
-        self._longest = max(map(len, self._ids), default=0)
-        self.segment = lru_cache(maxsize=4096)(self._segment)
-        self.at_marker = lru_cache(maxsize=256)(self._at_marker)
+        self._controls = {index for index in control_tokens(tokenizer) if index < size}
+        self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=_CACHE_BYTES)
+        self.allowed = lru_cache(maxsize=64)(self._allowed)
 
-    def matcher(self, schema: str) -> Any:
-        """Return a matcher of a schema that follows tokens."""
-        return new_matcher(self._compiler, schema)
+    def compile(self, grammar: Grammar) -> Any:
+        """Compile a grammar, which is kept. Several threads may compile at the same time.
 
-    def mask_after(self, text: bytes) -> torch.Tensor:
-        """Return which tokens may ever follow a text inside an object: bits `[1, size / 32]`."""
-        return self._masks[pending(text)]
+        Raises:
+            InvalidSchema: xgrammar does not take it.
+        """
+        if (check := before_compiling.get()) is not None:
+            check(grammar.tag)
+        try:
+            return self._compiler.compile_structural_tag(grammar.tag)
+        except RuntimeError as error:
+            said = _ORIGIN.sub("", str(error)).strip().rstrip(":")
+            raise InvalidSchema(f"xgrammar does not take this schema: {said}") from error
 
-    def _at_marker(self, marker: bytes, before: bytes, *, anchored: bool) -> tuple[list[int], list[int]]:
-        """Return the tokens that complete a marker in a text, and those that go beyond its end.
+    def _allowed(self, before: bytes | None, literals: str, stops: frozenset[int]) -> torch.Tensor:
+        """Return which tokens may follow where the grammar allows them: bits `[1, size / 32]`.
 
         Args:
-            marker: The marker.
-            before: The end of the text, as far as it is a part of the marker.
-            anchored: Whether the marker only counts at the beginning of `before`.
+            before: Within a string of JSON: its end, if that is a backslash or the lead byte of a character. Else None.
+            literals: Text outside of JSON, which may have control tokens.
+            stops: Tokens that end a text.
         """
-        completing: list[int] = []
-        beyond: list[int] = []
-        for index, word in enumerate(self.words):
-            text = before + word
-            start = text.find(marker)
-            if start == 0 or (start > 0 and not anchored):
-                (completing if start + len(marker) == len(text) else beyond).append(index)
-        return completing, beyond
-
-    def _segment(self, text: bytes) -> tuple[int, ...] | None:
-        """Return the fewest tokens that spell a text; None if there are none."""
-        best: list[tuple[int, int]] = [(0, 0)] * (len(text) + 1)  # tokens from here to the end, length of the first
-        for start in reversed(range(len(text))):
-            lengths = range(1, min(self._longest, len(text) - start) + 1)
-            options = ((best[start + n][0] + 1, n) for n in lengths if text[start : start + n] in self._ids)
-            best[start] = min(options, default=(LONGEST, 1))
-        if best[0][0] >= LONGEST:
-            return None
-        tokens, start = [], 0
-        while start < len(text):
-            length = best[start][1]
-            tokens.append(self._ids[text[start : start + length]])
-            start += length
-        return tuple(tokens)
+        allowed = np.ones(-(-len(self.words) // 32) * 32, dtype=bool)
+        for index in self._controls:
+            name = self.words[index].decode(errors="replace")
+            allowed[index] = before is None and bool(name) and name in literals
+        for index, word in enumerate(self.words) if before is not None else ():
+            allowed[index] &= not _BROKEN.search(before + word)
+        allowed[list(stops)] = True
+        return torch.from_numpy(np.packbits(allowed, bitorder="little").view(np.int32).copy()).unsqueeze(0)
 
 
 _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, frozenset[int]], Vocabulary]]
@@ -141,153 +159,157 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, ends: Iterable[int
         return known[key]
 
 
-class GrammarText:
-    """A text that grows token by token and follows a schema.
+class GrammarProcessor(LogitsProcessor):
+    """Leaves only tokens that continue the texts of a batch, each of which follows the grammar.
 
     Attributes:
-        schema: A JSON schema.
+        grammar: The grammar.
+        stops: Tokens that end a text.
 
     Args:
-        tokens: The vocabulary that it is written in.
-        schema: A JSON schema.
-        budget: What searching for endings may cost; several texts may share one. None: as much as for one text.
+        words: The vocabulary.
+        grammar: The grammar.
+        stops: Tokens that end a text.
 
     Raises:
-        InvalidSchema: xgrammar does not take the schema, or no text of it was found.
+        InvalidSchema: xgrammar does not take the grammar.
     """
 
-    def __init__(self, tokens: Vocabulary, schema: str, budget: Budget | None = None) -> None:
-        self.schema = schema
-        self._budget = Budget() if budget is None else budget
-        self._tokens = tokens
-        self._matcher = tokens.matcher(schema)
-        self._bytes = byte_matcher(schema)
-        self._mask = import_xgrammar().allocate_token_bitmask(1, tokens.size)
-        self._endings: tuple[bytes, ...] = ()
-        self._seen: list[int] | None = None
-        self._start = 0
-        self._text = b""
-        self._check_ending()
+    def __init__(self, words: Vocabulary, grammar: Grammar, stops: frozenset[int]) -> None:
+        self.words, self.grammar, self.stops = words, grammar, stops
+        self.compiled = words.compile(grammar)
+        self._seen: torch.Tensor | None = None
+        self._texts: list[_Text] = []
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GrammarText:
-        """Return a text that has not begun: a routed model writes two, and copies what it needs for the other."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrammarProcessor:
+        """Return a processor of texts that have not begun: a routed model writes two answers."""
         other = copy.copy(self)
-        other._matcher, other._bytes = self._matcher.fork(), self._bytes.fork()
-        other._mask = self._mask.clone()
-        other._begin([])
-        other._seen = None
+        other._seen, other._texts = None, []
         return other
 
-    def _check_ending(self) -> None:
-        with self._budget.timed():
-            ending = shortest_ending(self._bytes, b"", self._budget)
-        if ending is None or self._tokens.segment(ending) is None:
-            raise InvalidSchema("expected a schema with a finite text in the tokens of the model, found none")
-        try:
-            json.loads(ending)
-        except ValueError as error:
-            raise InvalidSchema(
-                f"expected a schema of which xgrammar writes JSON, got {ending!r}: {error}",
-                hint='A pattern cannot ask for quotes, backslashes and control characters: ", \\ and \\n.',
-            ) from error
-        self._endings = (ending,)
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores `[B, vocabulary]`, minus infinity but for tokens that may be chosen."""
+        texts = self.follow(input_ids)
+        return torch.cat([text.constrain(scores[row : row + 1]) for row, text in enumerate(texts)])
 
-    @property
-    def complete(self) -> bool:
-        """Whether the text is finished."""
-        return bool(self._matcher.is_terminated())
+    def follow(self, input_ids: torch.Tensor) -> Sequence[_Text]:
+        """Follow what was appended to prompts and texts `[B, L]`. Where they are others, new texts begin."""
+        seen = self._seen
+        if seen is None or len(input_ids) != len(seen) or not torch.equal(input_ids[:, : seen.shape[1]], seen):
+            self._texts = [_Text(self) for _ in input_ids]
+        else:
+            for text, tokens in zip(self._texts, input_ids[:, seen.shape[1] :].tolist(), strict=True):
+                for token in tokens:
+                    text.advance(token)
+        self._seen = input_ids
+        return self._texts
 
-    @property
-    def written(self) -> int:
-        """Tokens of the text."""
-        return len(self._seen or ()) - self._start
 
-    def advance(self, tokens: list[int]) -> None:
-        """Follow what was appended to prompt and text. Where that is not what was seen before, a new text begins.
+class GrammarComplete(StoppingCriteria):
+    """Ends a text of a processor where nothing can follow."""
+
+    def __init__(self, processor: GrammarProcessor) -> None:
+        self.processor = processor
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return whether each text is finished `[B]`."""
+        return torch.tensor([text.done for text in self.processor.follow(input_ids)], device=input_ids.device)
+
+
+class _Text:
+    """One text that grows token by token."""
+
+    def __init__(self, processor: GrammarProcessor) -> None:
+        self._of = processor
+        self._written = b""
+        self._quoted = self._escaped = self.done = False
+        self._seconds = _SECONDS
+        self._next: torch.Tensor | None = None
+        self._matcher: Any = None if processor.grammar.trigger else self._new_matcher()
+
+    def _new_matcher(self) -> Any:
+        stops = sorted(self._of.stops) or None
+        return import_xgrammar().GrammarMatcher(self._of.compiled, override_stop_tokens=stops)
+
+    def advance(self, token: int) -> None:
+        """Follow a token.
 
         Raises:
-            UnsupportedCombination: A token was appended that the grammar does not allow.
+            InvalidSchema: Following the grammar takes too long.
+            UnsupportedCombination: The grammar does not allow the token.
         """
-        if self._seen is None or len(tokens) <= self._start or tokens[: len(self._seen)] != self._seen:
-            self._begin(tokens)
-        for token in tokens[len(self._seen or ()) :]:
-            word = self._tokens.words[token]
-            self._budget.seconds += TOKEN_SECONDS
-            with self._budget.timed():
-                accepted = self._matcher.accept_token(token) and self._bytes.accept_string(word)
-            if not accepted:
-                raise UnsupportedCombination(
-                    f"expected a token that continues {self._text!r}, got {word!r}, which something else than the "
-                    "schema chose",
-                    hint="Leave other logits processors and stopping criteria away.",
-                )
-            self._text += word
-            self._remember(*(known[len(word) :] for known in self._endings if known.startswith(word)))
-        self._seen = tokens
+        if self.done:
+            return
+        word, began = self._of.words.words[token], thread_time()
+        before, self._written, self._next = self._written, self._written + word, None
+        if self._matcher is None:
+            self._begin(word)
+        elif self._matcher.accept_token(token):
+            self._note_quotes(word)
+        else:
+            raise UnsupportedCombination(
+                f"expected a token that continues {before!r}, got {word!r}, which something else than the schema chose",
+                hint="Leave other logits processors and stopping criteria away.",
+            )
+        if self._matcher is not None:
+            self.done = bool(self._matcher.is_terminated()) or (self._matcher.is_completed() and self._only_stops())
+        self._seconds += _TOKEN_SECONDS - (thread_time() - began)
+        if self._seconds < 0:
+            raise InvalidSchema(
+                f"expected a schema whose answers are followed in {_SECONDS:g} seconds, got one that takes longer",
+                hint="Leave away nested repetitions in patterns.",
+            )
 
-    def _begin(self, prompt: list[int]) -> None:
-        self._matcher.reset()
-        self._bytes.reset()
-        self._seen, self._start, self._text = prompt, len(prompt), b""
+    def _begin(self, word: bytes) -> None:
+        """Begin to follow the grammar behind a trigger, unless it does not allow what is there already."""
+        for end in self._of.grammar.trigger_ends(self._written, word):
+            matcher, rest = self._new_matcher(), self._written[end:]
+            if not rest or matcher.accept_string(rest):
+                self._matcher = matcher
+                self._note_quotes(rest)
+                return
 
-    def mask_scores(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores `[1, vocabulary]` in which tokens that cannot continue the text are minus infinity."""
-        with self._budget.timed():
-            self._matcher.fill_next_token_bitmask(self._mask)
-        allowed = (self._mask & self._tokens.mask_after(self._text)).to(scores.device)
-        masked = scores.clone()
-        import_xgrammar().apply_token_bitmask_inplace(masked, allowed, vocab_size=self._tokens.size)
-        return masked
+    def _note_quotes(self, word: bytes) -> None:
+        for byte in word:
+            if self._quoted:
+                self._quoted = self._escaped or byte != ord('"')
+                self._escaped = byte == ord("\\") and not self._escaped
+            else:
+                self._quoted = byte == ord('"')
 
-    def ending(self, token: int | None = None, most: int = LONGEST) -> tuple[int, ...] | None:
-        """Return tokens that finish the text, after this one if it is given.
+    def _allowed(self) -> torch.Tensor:
+        """Return which tokens the grammar allows next: bits `[1, size / 32]`."""
+        if self._next is None:
+            bits: torch.Tensor = import_xgrammar().allocate_token_bitmask(1, len(self._of.words.words))
+            self._matcher.fill_next_token_bitmask(bits)
+            self._next = bits
+        return self._next
 
-        Args:
-            token: A token that the grammar allows.
-            most: How many tokens they may be.
+    def _only_stops(self) -> bool:
+        bits = np.unpackbits(self._allowed().numpy().view(np.uint8), bitorder="little").nonzero()[0]
+        return not self._of.stops or self._of.stops.issuperset(bits.tolist())
 
-        Returns:
-            The tokens; none of them if the text is complete then; None if no ending of at most that many is known or,
-            where none is known at all, found.
+    def constrain(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores `[1, vocabulary]`, minus infinity for tokens that cannot continue the text.
+
+        Raises:
+            InvalidSchema: None can.
         """
-        word = b"" if token is None else self._tokens.words[token]
-        if not word:
-            with self._budget.timed():
-                return self._ending(b"", most)
-        with self._budget.timed():
-            if not self._bytes.accept_string(word):
-                return None
-            try:
-                return self._ending(word, most)
-            finally:
-                self._bytes.rollback(1)
-
-    def _ending(self, word: bytes, most: int) -> tuple[int, ...] | None:
-        matcher = self._bytes
-        if matcher.is_terminated():
-            return ()
-        before = pending(self._text + word)
-        shorter = (known[len(word) :] for known in self._endings if word)  # where characters are counted
-        too_long = []
-        for known in (*self._endings, *shorter):
-            tokens = self._tokens.segment(known)
-            if tokens is None or len(tokens) > most:
-                too_long.append(known)
-            elif finishes(matcher, known) and not BROKEN.search(before + known[:1]):
-                self._remember(known)
-                return tokens
-        if any(finishes(matcher, known) for known in too_long):
-            return None
-        found = shortest_ending(matcher, self._text + word, self._budget)
-        tokens = None if found is None else self._tokens.segment(found)
-        if found is None or tokens is None:
-            return None
-        self._remember(found)
-        return tokens if len(tokens) <= most else None
-
-    def _remember(self, *endings: bytes) -> None:
-        self._endings = tuple(dict.fromkeys((*endings, *self._endings)))[:_KNOWN]
-
-
-def _packed(bits: Any) -> torch.Tensor:
-    return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32).copy()).unsqueeze(0)
+        if self._matcher is None or self.done:
+            return scores
+        before = self._written[-1:] if self._written[-1:] in _LEADS else b"\\" * self._escaped
+        place = before if self._quoted else None
+        kept = self._allowed() & self._of.words.allowed(place, self._of.grammar.literals, self._of.stops)
+        if self._escaped and not kept.any():  # a constant with an escaped control character
+            kept = self._allowed()
+        if not kept.any():
+            raise InvalidSchema(
+                f"expected a schema of which a text begins with {self._written!r}, got one of which none does",
+                hint='A pattern cannot ask for quotes, backslashes and control characters: ", \\ and \\n.',
+            )
+        kept = kept.to(scores.device)
+        for candidate in (scores.clone(), torch.zeros_like(scores)):  # zeros: other processors ban all that may follow
+            import_xgrammar().apply_token_bitmask_inplace(candidate, kept)
+            if candidate.max() > -torch.inf:
+                break
+        return candidate

@@ -12,7 +12,7 @@ none, in a format that the system message describes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -20,15 +20,14 @@ from invariant_rag.checks import check_flag, check_kind, check_text
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidTool, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import AnswerParser, MarkerParser, ResponseTemplateParser
 from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta
-from invariant_rag.generation.grammar import vocabulary
+from invariant_rag.generation.grammar import Grammar, json_format
+from invariant_rag.generation.json_schema import json_schema
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.options import resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import TextStream, decode_keeping
-from invariant_rag.generation.structured import NEUTRAL, Constraint, check_keywords
-from invariant_rag.generation.tool_decoding import CallComplete, CallDecoding, CallProcessor
-from invariant_rag.generation.tool_grammar import call_grammar
+from invariant_rag.generation.streaming import decode_keeping
+from invariant_rag.generation.structured import Constraint, follow
 from invariant_rag.prompts import Message, TemplateFormat, Tool, ToolCall, render_chat, template_format
 from invariant_rag.prompts.template_format import parses_calls
 from invariant_rag.prompts.tools import as_tools
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-__all__ = ["Answer", "AnswerDelta", "AnswerStream", "CallDelta", "Tool", "ToolCall", "ToolCalling", "ToolChoice"]
+__all__ = ["Answer", "AnswerDelta", "CallDelta", "Tool", "ToolCall", "ToolCalling", "ToolChoice"]
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required", "any"] | str
 """Whether the answer holds calls: as the model likes, never, always (two names for it), or of the tool of this name."""
@@ -109,7 +108,8 @@ class ToolCalling:
         if self._uses_response_template:
             return frozenset(special)
         written, reasoning = self.form.call_format, self.form.reasoning
-        markers = [written.begin, written.middle, written.between or "", written.end] if self.tools else []
+        offers = bool(self.tools) and self.tool_choice != "none"
+        markers = [written.begin, written.middle, written.between or "", written.end] if offers else []
         markers += [reasoning.open, reasoning.close] if reasoning else []
         return frozenset(index for index, name in special.items() if any(name in marker for marker in markers))
 
@@ -136,7 +136,8 @@ class ToolCalling:
         """Return keywords with which a model answers a prompt with well-formed calls.
 
         A forced answer is nothing but calls; it skips the reasoning that the prompt opened. With `auto`, text is free
-        until a call begins, and no call begins that cannot be finished. After a call there are only more calls.
+        until a call begins. After a call there are only more calls. An answer that needs more tokens than there are
+        ends with `finish_reason` "length".
 
         Args:
             prompt: The prompt.
@@ -146,63 +147,46 @@ class ToolCalling:
         Raises:
             ExtraRequired: xgrammar is not installed.
             InvalidSchema: The parameters of a tool use what xgrammar does not know.
-            UnsupportedCombination: No forced call is known to fit into `max_new_tokens`; or there are keywords that
-                would break a call, as for `invariant_rag.generation.structured.constrain`.
+            UnsupportedCombination: There are keywords that would break a call, as for `structured.constrain`.
         """
         check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         check_options(kwargs, self.lm.model)
-        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         free = self._uses_response_template and self.form.calls is None  # a format that only its parser knows
-        if not self.tools or (free and not self.forced):
-            return Constraint({**kwargs, "max_new_tokens": wanted}, 0)
-        defaults = self.lm.model.generation_config
-        check_keywords(kwargs, defaults)
-        decoding = self._decoding(prompt, wanted, kwargs)
-        if self.forced and decoding.shortest > wanted:
-            raise UnsupportedCombination(
-                f"expected max_new_tokens of at least {decoding.shortest} for a call of these tools, got {wanted}",
-                hint="Raise it, or ask for less: fewer arguments, shorter names.",
-            )
-        rules = NEUTRAL.items() if self.forced else ()
-        neutral = {name: value for name, value in rules if resolve_option(kwargs, name, defaults) not in (None, value)}
-        options = {
-            **kwargs,
-            **neutral,
-            "max_new_tokens": wanted,
-            "logits_processor": [*(kwargs.get("logits_processor") or ()), CallProcessor(decoding)],
-            "stopping_criteria": [*(kwargs.get("stopping_criteria") or ()), CallComplete(decoding)],
-        }
-        return Constraint(options, decoding.shortest if self.forced else 0)
+        if not self.tools or self.tool_choice == "none" or (free and not self.forced):
+            return Constraint({**kwargs, "max_new_tokens": resolve_max_new_tokens(max_new_tokens, kwargs)})
+        return follow(self.lm, self._grammar(prompt), max_new_tokens, kwargs, self._turn_ends())
 
-    def _decoding(self, prompt: Prompt, max_new_tokens: int, kwargs: dict[str, Any]) -> CallDecoding:
-        model, tokenizer = self.lm.model, self._tokenizer
-        size = model.config.get_text_config(decoder=True).vocab_size
-        defaults = model.generation_config
-        ends = {index for each in (kwargs, {}) for index in as_ids(resolve_option(each, "eos_token_id", defaults))}
-        named = next((token for token in self._turn_ends() if token is not None and token < size), None)
-        stops = frozenset(ends | ({named} if named is not None else set()))
-        chosen = [tool for tool in self.tools if tool.name == self.tool_choice] or self.tools
-        is_open = self._reasoning_open(prompt)
-        before = self.form.reasoning.closing if is_open and self.forced and self.form.reasoning else ""
-        words = vocabulary(tokenizer, size, ends)
-        return CallDecoding(
-            call_grammar(words, tokenizer, self.form.call_format, chosen, before),
-            max_new_tokens,
-            forced=self.forced,
-            allowed=self.tool_choice != "none",
-            parallel=self.parallel,
-            stops=stops,
-            reasoning=self.form.reasoning,
-            reasoning_open=is_open,
-            sampled=bool(resolve_option(kwargs, "do_sample")),
+    def _grammar(self, prompt: Prompt) -> Grammar:
+        """Return the grammar of calls, `begin NAME middle JSON (between NAME middle JSON)* end`, after free text."""
+        written, reasoning, is_open = self.form.call_format, self.form.reasoning, self._reasoning_open(prompt)
+        named = [tool for tool in self.tools if tool.name == self.tool_choice] or self.tools
+        schemas = {tool.name: json_schema({"type": "object", **tool.parameters}) for tool in named}
+        calls = [_sequence(_text(name + written.middle), json_format(each)) for name, each in schemas.items()]
+        call = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
+        further = []
+        if self.parallel and written.between is not None:
+            further = [{"type": "star", "content": _sequence(_text(written.between), call)}]
+        begin = written.begin.lstrip()
+        if self.forced:
+            before = reasoning.closing if is_open and reasoning else ""
+            trigger, begin = "", before + begin
+        else:
+            trigger = written.trigger
+            begin = begin[begin.index(trigger) + len(trigger) :]
+        return Grammar(
+            format=_sequence(_text(begin), call, *further, _text(written.end)),
+            trigger=trigger,
+            anchored=written.anchored,
+            reasoning=None if reasoning is None else ("" if is_open else reasoning.open, reasoning.close),
+            literals="".join((begin, written.middle, written.between or "", written.end)),
         )
 
-    def _turn_ends(self) -> Iterator[int | None]:
-        """Yield tokens that end an answer: the one that the template writes there, and the tokenizer's."""
+    def _turn_ends(self) -> list[int]:
+        """Return the token that ends an answer: the one that the template writes there, else the tokenizer's."""
         ending = self.form.turn_end.lstrip()
         special = self._tokenizer.added_tokens_decoder.items()
-        yield next((index for index, token in special if token.content and ending.startswith(token.content)), None)
-        yield self._tokenizer.eos_token_id
+        written = [index for index, token in special if token.content and ending.startswith(token.content)]
+        return [index for index in (*written, self._tokenizer.eos_token_id) if index is not None][:1]
 
     def _reasoning_open(self, prompt: Prompt) -> bool:
         """Return whether the prompt ends within reasoning, as some templates leave it."""
@@ -258,45 +242,13 @@ class ToolCalling:
             raise UnsupportedCombination(f"expected one answer, got {len(generation)}", hint="Give one prompt.")
         return generation, self.answer(generation, prompt)
 
-    def stream(self, prompt: Prompt, *, seed: int | None = None, **kwargs: Any) -> AnswerStream:
-        """Generate an answer, and yield its pieces. Joined, they are the answer of `generate`.
 
-        Raises:
-            UnsupportedCombination: As for `constrain`.
-        """
-        options = self.constrain(prompt, **kwargs).options
-        stream = self.lm.stream(prompt, seed=seed, keep_tokens=self.kept_tokens, **options)
-        return AnswerStream(stream, self.parser(prompt))
+def _text(text: str) -> dict[str, Any] | None:
+    return {"type": "const_string", "value": text} if text else None
 
 
-class AnswerStream(Iterator[AnswerDelta]):
-    """An iterator over the pieces of an answer. Closing it stops the generation.
-
-    Args:
-        pieces: The text, with the `kept_tokens` in it: a `TextStream`.
-        parser: A fresh parser.
-    """
-
-    def __init__(self, pieces: TextStream, parser: AnswerParser) -> None:
-        self._pieces = pieces
-        self._deltas = self._parse(parser)
-
-    @property
-    def generation(self) -> Generation | None:
-        """The complete generation once the stream is exhausted; None before, and after `close`."""
-        return self._pieces.generation
-
-    def __next__(self) -> AnswerDelta:
-        return next(self._deltas)
-
-    def close(self) -> None:
-        """Stop the generation."""
-        self._pieces.close()
-
-    def _parse(self, parser: AnswerParser) -> Iterator[AnswerDelta]:
-        for piece in self._pieces:
-            yield from parser.feed(piece)
-        yield from parser.finish()
+def _sequence(*parts: dict[str, Any] | None) -> dict[str, Any]:
+    return {"type": "sequence", "elements": [part for part in parts if part is not None]}
 
 
 def _last_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,4 +1,4 @@
-"""Whether JSON schemas compile in time: tried in a process that can be stopped, before the server compiles them.
+"""Whether grammars of schemas and tools compile in time: tried in a process that can be stopped, before this one does.
 
 How long that takes is not to be seen from a schema, nor can a compiler be stopped in a thread.
 """
@@ -6,8 +6,6 @@ How long that takes is not to be seen from a schema, nor can a compiler be stopp
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -38,29 +36,27 @@ class SchemaTrials:
         self._lm = lm
         self._compiles: dict[str, bool] = {}
 
-    def check(self, schemas: Sequence[Any], abandoned: Event) -> None:
-        """Check that schemas compile in time. Whether they mean something is seen when the server compiles them.
+    def check(self, abandoned: Event, tag: str) -> None:
+        """Check that a structural tag compiles in time. Whether it means something is seen when the server compiles it.
 
         Raises:
             CancelledError: It was abandoned.
-            InvalidSchema: One takes too long.
+            InvalidSchema: It takes too long.
         """
-        for schema in schemas:
-            text = json.dumps(schema, sort_keys=True)
-            key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-            if key not in self._compiles:
-                COMPILERS.call(_START_SECONDS, abandoned, prepare, self._vocabulary)
-                try:
-                    COMPILERS.call(SECONDS, abandoned, compile_schema, self._vocabulary, text)
-                except TimeoutError:
-                    self._remember(key, compiles=False)
-                else:
-                    self._remember(key, compiles=True)
-            if not self._compiles.get(key, True):
-                raise InvalidSchema(
-                    f"expected a schema that compiles within {SECONDS:g} seconds for this model",
-                    hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
-                )
+        key = hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()
+        if key not in self._compiles:
+            COMPILERS.call(_START_SECONDS, abandoned, prepare, self._vocabulary)
+            try:
+                COMPILERS.call(SECONDS, abandoned, compile_tag, self._vocabulary, tag)
+            except TimeoutError:
+                self._remember(key, compiles=False)
+            else:
+                self._remember(key, compiles=True)
+        if not self._compiles.get(key, True):
+            raise InvalidSchema(
+                f"expected a schema that compiles within {SECONDS:g} seconds for this model",
+                hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
+            )
 
     @cached_property
     def _vocabulary(self) -> str:
@@ -81,15 +77,15 @@ def prepare(vocabulary: str) -> None:
     _compiler(vocabulary)
 
 
-def compile_schema(vocabulary: str, schema: str) -> None:
-    """Compile a schema, in a worker. Errors do not matter: the server gets them, too, when it compiles it.
+def compile_tag(vocabulary: str, tag: str) -> None:
+    """Compile a structural tag, in a worker. Errors do not matter: the server gets them, too, when it compiles it.
 
     Args:
         vocabulary: A serialized `TokenizerInfo`.
-        schema: The schema.
+        tag: The structural tag.
     """
     try:
-        _compiler(vocabulary).compile_json_schema(schema)
+        _compiler(vocabulary).compile_structural_tag(tag)
     except (RuntimeError, ValueError):
         return
 

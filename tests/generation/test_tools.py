@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, permutations
 from typing import Any
@@ -18,6 +19,8 @@ from transformers import LogitsProcessor
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import IncompleteObject, InvalidTool, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import MarkerParser
+from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answers import AnswerRequest, ModelAnswer
 from invariant_rag.generation.logprobs import token_logprobs
 from invariant_rag.generation.tools import Answer, Tool, ToolCall, ToolCalling
 from invariant_rag.prompts import ReasoningFormat, template_format
@@ -85,7 +88,7 @@ def test_a_forced_answer_is_nothing_but_calls_in_the_format_of_the_template(kind
     calling = ToolCalling(lm, TOOLS, tool_choice="required")
     prompt = calling.prompt(QUESTION)
     generation, answer = calling.generate(
-        prompt, max_new_tokens=150, do_sample=seed > 0, temperature=2.0, top_k=0, seed=seed
+        prompt, max_new_tokens=900, do_sample=seed > 0, temperature=2.0, top_k=0, seed=seed
     )
     check(answer.tool_calls, TOOLS)
     assert (answer.content, answer.reasoning) == ("", "")
@@ -93,16 +96,28 @@ def test_a_forced_answer_is_nothing_but_calls_in_the_format_of_the_template(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forced_call_fits_into_as_few_tokens_as_are_known_and_into_no_fewer(kind: str) -> None:
-    calling = ToolCalling(lm_of(kind), [SEARCH, NOWHERE], tool_choice="search")
-    prompt = calling.prompt(QUESTION)
-    fewest = calling.constrain(prompt, max_new_tokens=1000).min_new_tokens
-    for limit in (fewest, fewest + 1, fewest + 9):
-        generation, answer = calling.generate(prompt, max_new_tokens=limit)
-        check(answer.tool_calls, [SEARCH])
-        assert len(generation.token_ids) <= limit
-    with pytest.raises(UnsupportedCombination, match=f"max_new_tokens of at least {fewest}"):
-        calling.generate(prompt, max_new_tokens=fewest - 1)
+def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind: str) -> None:
+    request = AnswerRequest(messages=QUESTION, tools=[SEARCH], tool_choice="search", parallel=False)
+    lm = lm_of(kind)
+    whole = Answering(lm, replace(request, max_new_tokens=200)).reply().first
+    assert (whole.finish_reason, len(whole.tool_calls), whole.cut_call) == ("tool_calls", 1, None)
+    length = len(whole.generation.token_ids)
+    for limit in (*range(1, 12), *range(length - 8, length + 1)):
+        answering = Answering(lm, replace(request, max_new_tokens=limit))
+        answer = answering.reply().first
+        assert answer.finish_reason == ("length" if limit < length else "tool_calls")
+        check_cut(answer, whole)
+        *_, streamed = answering.stream()
+        assert replace(streamed.first, generation=None) == replace(answer, generation=None)
+
+
+def check_cut(answer: ModelAnswer, whole: ModelAnswer) -> None:
+    if answer.tool_calls:  # nothing but the closing marker is missing
+        assert answer.tool_calls == whole.tool_calls
+    elif answer.cut_call:
+        assert answer.cut_call.name == "search"
+        with pytest.raises(IncompleteObject, match="call 0"):
+            answer.check_complete()
 
 
 @pytest.mark.parametrize(
@@ -182,8 +197,11 @@ def test_every_forced_call_parses_and_validates(schemas: list[Any], kind: str, s
     tools = [{"function": {"name": f"tool_{i}", "parameters": schema}} for i, schema in enumerate(schemas)]
     calling = ToolCalling(lm_of(kind, seed), tools, tool_choice="required")
     prompt = calling.prompt(QUESTION)
-    limit = calling.constrain(prompt, max_new_tokens=2000).min_new_tokens + more
-    _, answer = calling.generate(prompt, max_new_tokens=limit, do_sample=True, temperature=2.0, top_k=0, seed=seed)
+    options = {"max_new_tokens": 20 + 20 * more, "do_sample": True, "temperature": 2.0, "top_k": 0, "seed": seed}
+    generation = lm_of(kind, seed).generate(prompt, **calling.constrain(prompt, **options).options)
+    if generation.finish_reason == "length":
+        return
+    answer = calling.answer(generation, prompt)
     check(answer.tool_calls, tools)
 
 
@@ -199,7 +217,7 @@ def test_schemas_may_refer_to_their_own_parts_and_to_themselves(kind: str) -> No
     tools = [NOW, {"function": {"name": "go", "parameters": schema}}]
     for seed in range(4):
         calling = ToolCalling(lm_of(kind, seed), tools, tool_choice="required", parallel=False)
-        options = {"max_new_tokens": 140, "do_sample": seed > 0, "seed": seed}
+        options = {"max_new_tokens": 600, "do_sample": True, "seed": seed}
         check(calling.generate(calling.prompt(QUESTION), **options)[1].tool_calls, tools)
         calling = ToolCalling(lm_of(kind, seed), tools, tool_choice="go", parallel=False)
         check(calling.generate(calling.prompt(QUESTION), **options)[1].tool_calls, tools)
@@ -223,16 +241,13 @@ def test_a_call_that_the_model_begins_is_well_formed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_call_begins_that_cannot_be_finished_and_none_where_there_shall_be_none(kind: str) -> None:
+def test_no_call_is_parsed_where_there_shall_be_none(kind: str) -> None:
     lm = lm_of(kind)
     trigger = ToolCalling(lm, [SEARCH]).form.call_format.trigger
-    for choice, limit in (("auto", len(trigger) + 20), ("none", 150)):
-        calling = ToolCalling(lm, [SEARCH], tool_choice=choice)
-        prompt = calling.prompt(QUESTION)
-        generation, answer = calling.generate(prompt, max_new_tokens=limit, logits_processor=[Writing(lm, trigger * 2)])
-        assert answer.tool_calls == ()
-        assert len(generation.token_ids) == limit  # it went on as text
-        assert answer.content == generation.text
+    calling = ToolCalling(lm, [SEARCH], tool_choice="none")
+    prompt = calling.prompt(QUESTION)
+    generation, answer = calling.generate(prompt, max_new_tokens=60, logits_processor=[Writing(lm, trigger * 2)])
+    assert answer == Answer(generation.text)
 
 
 def test_text_without_a_call_is_what_the_model_writes_without_tools() -> None:
@@ -269,7 +284,7 @@ def test_a_forced_call_leaves_the_reasoning_that_the_prompt_opened() -> None:
 
 @pytest.mark.parametrize("kind", ["hermes", "named", "chatml"])
 def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result(kind: str) -> None:
-    calling = ToolCalling(lm_of(kind), TOOLS, tool_choice="required")
+    calling = ToolCalling(lm_of(kind), TOOLS, tool_choice="required", parallel=False)
     call = {"id": "call_1", "name": "search", "args": {"query": "ferry"}}
     answers = set()
     for order in permutations(["It leaves at noon.", "In winter it does not sail.", "The mill is old."]):
@@ -281,7 +296,7 @@ def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result(kind
         ]
         prompt = calling.prompt(messages)
         assert [len(each) for each in prompt.sets] == [3, 3]
-        generation, answer = calling.generate(prompt, max_new_tokens=100)
+        generation, answer = calling.generate(prompt, max_new_tokens=200)
         assert answer.tool_calls
         answers.add((generation.token_ids, generation.logprobs, repr(answer)))
     assert len(answers) == 1
@@ -292,18 +307,18 @@ def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result(kind
 )
 def test_a_stream_joins_to_the_answer(kind: str, choice: str) -> None:
     lm = lm_of(kind)
-    calling = ToolCalling(lm, TOOLS, tool_choice=choice)
-    prompt = calling.prompt(QUESTION)
-    text = calling.form.call_format.trigger
-    begun = [text if calling.form.call_format.anchored else f"Well  {text}"]
+    form = ToolCalling(lm, TOOLS).form.call_format
+    begun = [form.trigger if form.anchored else f"Well  {form.trigger}"]
     for written in {"required": [[]], "auto": [begun], "none": [[], begun]}[choice]:
-        limits = {"max_new_tokens": 130}
-        whole = calling.generate(prompt, logits_processor=[Writing(lm, each) for each in written], **limits)
-        stream = calling.stream(prompt, logits_processor=[Writing(lm, each) for each in written], **limits)
-        deltas = list(stream)
-        assert (stream.generation, Answer.join(deltas)) == whole
-        named = [delta.call for delta in deltas if delta.call and delta.call.name]
-        assert [(call.id, call.name) for call in named] == [(call.id, call.name) for call in whole[1].tool_calls]
+        replies = []
+        for _ in range(2):
+            options = {"logits_processor": [Writing(lm, each) for each in written]}
+            request = AnswerRequest(messages=QUESTION, tools=TOOLS, tool_choice=choice, max_new_tokens=130)
+            replies.append(Answering(lm, replace(request, options=options)))
+        whole = replies[0].reply().first
+        *deltas, streamed = replies[1].stream()
+        assert streamed.first == whole
+        assert Answer.join(deltas) == Answer(whole.content, whole.reasoning, whole.tool_calls, whole.cut_call)
 
 
 def test_ids_are_the_same_again_and_others_in_the_next_turn() -> None:
@@ -371,8 +386,10 @@ def test_what_is_no_call_is_text_and_half_a_call_is_an_error() -> None:
     for text in ("a <tool_call> b", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "<tool_call", "a  "):
         assert parse(text) == Answer(text)
     assert parse('x <tool_call>{"name":"now","arguments":{}}</tool_call> y').content == "x y"
+    cut = parse('<tool_call>\n{"name": "now", "arguments": {"a": ')
+    assert (cut.tool_calls, cut.cut_call.arguments) == ((), '{"a": ')
     with pytest.raises(IncompleteObject, match="call 0"):
-        parse('<tool_call>\n{"name": "now", "arguments": {"a": ')
+        cut.check_complete()
 
 
 def test_the_tokenizers_response_template_parses_where_there_is_one() -> None:
@@ -387,10 +404,8 @@ def test_the_tokenizers_response_template_parses_where_there_is_one() -> None:
     message = tokenizer.parse_response(tokenizer.decode(generation.token_ids), prefix=prompt.suffix)
     assert message["tool_calls"][0]["function"]["name"] == answer.tool_calls[0].name
     assert (answer.reasoning, answer.content) == ("Hm.", "I look.")
-    stream = calling.stream(prompt, max_new_tokens=200, logits_processor=[Writing(lm, writing)])
-    assert Answer.join(stream) == answer
-    forced = ToolCalling(lm, TOOLS, tool_choice="search")
-    check(forced.generate(prompt, max_new_tokens=150)[1].tool_calls, [SEARCH])
+    forced = ToolCalling(lm, TOOLS, tool_choice="search", parallel=False)
+    check(forced.generate(prompt, max_new_tokens=300)[1].tool_calls, [SEARCH])
 
 
 def test_without_tools_an_answer_is_its_reasoning_and_its_text() -> None:
@@ -424,8 +439,6 @@ def test_tools_that_are_none_and_keywords_that_break_calls_are_refused() -> None
     for keywords in ({"num_beams": 2}, {"stop_strings": ["}"]}):
         with pytest.raises(UnsupportedCombination, match="expected"):
             calling.constrain(prompt, **keywords)
-    with pytest.raises(UnsupportedCombination, match="a batch of 2"):
-        lm.generate([prompt, prompt], **calling.constrain(prompt, max_new_tokens=8).options)
 
 
 def test_tokens_of_an_answer_join_to_its_text_with_their_log_probabilities() -> None:
@@ -446,22 +459,15 @@ def test_a_routed_model_writes_two_answers_and_keeps_one() -> None:
     assert json.dumps([dict(call.arguments) for call in answer.tool_calls])
 
 
-@pytest.mark.parametrize("kind", ["hermes", "bare"])
-def test_no_token_goes_beyond_the_beginning_of_a_call(kind: str) -> None:
-    tokenizer = templated(kind)
-    trigger = template_format(tokenizer).call_format.trigger
-    beyond = f'{trigger}{{"q'
+@pytest.mark.parametrize(("behind", "calls"), [('\n{"na', True), ('{"q', False)])
+def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_text(behind: str, calls: bool) -> None:
+    tokenizer = templated("hermes")
+    beyond = f"<tool_call>{behind}"
     tokenizer.add_tokens([AddedToken(beyond, normalized=False)])
-    lm = InvariantModel(lm_of(kind).model, tokenizer)
+    lm = InvariantModel(lm_of("hermes").model, tokenizer)
     calling = ToolCalling(lm, TOOLS, parallel=False)
     prompt = calling.prompt(QUESTION)
-    wanted = tokenizer.convert_tokens_to_ids(beyond)
-    assert lm.generate(prompt, max_new_tokens=1, logits_processor=[Writing(lm, beyond)]).token_ids == (wanted,)
-    generation, answer = calling.generate(prompt, max_new_tokens=100, logits_processor=[Writing(lm, beyond)])
-    assert wanted not in generation.token_ids[:1]
-    assert answer.content == generation.text
-    for choice, limit in (("none", 100), ("auto", len(trigger) + 8)):
-        other = ToolCalling(lm, [SEARCH], tool_choice=choice)
-        generation, answer = other.generate(prompt, max_new_tokens=limit, logits_processor=[Writing(lm, beyond)])
-        assert wanted not in generation.token_ids[:1]
-        assert answer == Answer(generation.text)
+    generation, answer = calling.generate(prompt, max_new_tokens=300, logits_processor=[Writing(lm, beyond)])
+    assert generation.token_ids[0] == tokenizer.convert_tokens_to_ids(beyond)
+    assert len(answer.tool_calls) == calls
+    assert calls or answer.content == generation.text

@@ -1,29 +1,24 @@
 """Answers that are objects or calls of tools: the grammars of the core, as structural tags that vLLM follows itself.
 
 `constrain` and `ToolCalling.constrain` hold a text by logits processors, which cannot run in vLLM. The same grammars
-run there with xgrammar. Two things differ. vLLM does not look ahead to `max_new_tokens`, so a text may be cut there; it
-then ends with `finish_reason` "length", and parsing it raises IncompleteObject. And log-probabilities are those among
-the tokens that the grammar allows.
+run there with xgrammar. One thing differs: log-probabilities are those among the tokens that the grammar allows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.ending_search import import_xgrammar
-from invariant_rag.generation.options import as_ids, resolve_option
-from invariant_rag.generation.structured import ContinuingText, TextComplete
-from invariant_rag.generation.tool_decoding import CallComplete, CallProcessor
+from invariant_rag.generation.grammar import GrammarComplete, GrammarProcessor
 from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
+    from invariant_rag.generation.grammar import Grammar
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.generation.tool_decoding import CallDecoding
     from transformers import StoppingCriteria
 
 _UNLIKELY = -100.0  # the least that vLLM takes
@@ -66,17 +61,13 @@ def structure_of(lm: InvariantModel, processors: Sequence[Any], criteria: Sequen
     """
     if not processors:
         return None
-    complete = [each for each in criteria if isinstance(each, TextComplete | CallComplete)]
-    if len(processors) == len(complete) == 1:
-        if isinstance(processors[0], ContinuingText):
-            fields = _fields(_json(processors[0].text.schema)) | _without_control_tokens(lm)
-            return Structure(fields, frozenset(), complete[0])
-        if isinstance(processors[0], CallProcessor):
-            decoding = processors[0].decoding
-            if not decoding.forced:
-                return Structure(_fields(_text_or_calls(decoding)), decoding.stops, complete[0])
-            banned = _without_control_tokens(lm, decoding.stops, _literals(decoding))
-            return Structure(_fields(_calls(decoding, "first")) | banned, decoding.stops, complete[0])
+    complete = [each for each in criteria if isinstance(each, GrammarComplete)]
+    if len(processors) == len(complete) == 1 and isinstance(processors[0], GrammarProcessor):
+        processor = processors[0]
+        banned = {} if processor.grammar.trigger else _without_control_tokens(lm, processor)
+        tag = {"type": "structural_tag", "format": _format(processor.grammar)}
+        fields = {"structured_outputs": {"structural_tag": json.dumps(tag)}}
+        return Structure(fields | banned, processor.stops, complete[0])
     raise UnsupportedCombination(
         f"expected no logits processors, got {', '.join(type(each).__name__ for each in processors)}: they change "
         "scores while tokens are made, and vLLM makes them elsewhere",
@@ -84,68 +75,25 @@ def structure_of(lm: InvariantModel, processors: Sequence[Any], criteria: Sequen
     )
 
 
-def _fields(tag: dict[str, Any]) -> dict[str, Any]:
-    return {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", "format": tag})}}
-
-
-def _without_control_tokens(lm: InvariantModel, *needed: Iterable[int]) -> dict[str, Any]:
+def _without_control_tokens(lm: InvariantModel, processor: GrammarProcessor) -> dict[str, Any]:
     """Return what bans control tokens, which xgrammar would take for their names inside strings."""
     if lm.tokenizer is None:
         return {}
-    ends = as_ids(resolve_option({}, "eos_token_id", lm.model.generation_config))
-    banned = set(control_tokens(lm.tokenizer)).difference(ends, *needed)
+    names = control_tokens(lm.tokenizer)
+    banned = [
+        token for token in names if token not in processor.stops and names[token] not in processor.grammar.literals
+    ]
     return {"logit_bias": {str(token): _UNLIKELY for token in sorted(banned)}}
 
 
-def _literals(decoding: CallDecoding) -> set[int]:
-    """Return the tokens of literals, some of which are control tokens."""
-    grammar = decoding.grammar
-    literals = [(*each.first, *each.resumed, *(each.again or ())) for each in grammar.openings]
-    return {token for tokens in (*literals, grammar.closing) for token in tokens}
-
-
-def _json(schema: str) -> dict[str, Any]:
-    """Return JSON of a schema, written as `constrain` has it written."""
-    return {
-        "type": "grammar",
-        "grammar": str(import_xgrammar().Grammar.from_json_schema(schema, any_whitespace=False)),
-    }
-
-
-def _calls(decoding: CallDecoding, literal: str) -> dict[str, Any]:
-    """Return `literal JSON (again JSON)* closing`."""
-    openings = decoding.grammar.openings
-    words = decoding.grammar.words.words
-
-    def text(tokens: Sequence[int]) -> list[dict[str, Any]]:
-        # By its bytes. xgrammar 0.2.8 takes the mask of another grammar for one whose tokens are told by their ids.
-        return (
-            [{"type": "const_string", "value": b"".join(words[token] for token in tokens).decode()}] if tokens else []
-        )
-
-    first = [_sequence(*text(getattr(each, literal)), _json(each.json.schema)) for each in openings]
-    again = [_sequence(*text(each.again), _json(each.json.schema)) for each in openings if each.again is not None]
-    further = [{"type": "star", "content": _either(again)}] if again and decoding.parallel else []
-    return _sequence(_either(first), *further, *text(decoding.grammar.closing))
-
-
-def _text_or_calls(decoding: CallDecoding) -> dict[str, Any]:
-    """Return any text, until a call begins."""
-    trigger = decoding.grammar.trigger.decode()
-    if decoding.grammar.anchored or decoding.reasons:
+def _format(grammar: Grammar) -> Any:
+    """Return the format of the whole text: behind a trigger, that of the grammar."""
+    if not grammar.trigger:
+        return grammar.format
+    if grammar.anchored or grammar.reasoning is not None:
         raise UnsupportedCombination(
             "expected calls behind a marker, of a model that does not reason, for text with tools on vLLM, got "
-            + ("a model that reasons" if decoding.reasons else f"calls that begin with {trigger!r}"),
+            + (f"calls that begin with {grammar.trigger!r}" if grammar.anchored else "a model that reasons"),
             hint="Use tool_choice='required' or the name of a tool, or run this call without vLLM.",
         )
-    if not decoding.allowed:
-        return {"type": "any_text", "excludes": [trigger]}
-    return {"type": "dispatch", "rules": [[trigger, _calls(decoding, "resumed")]], "loop": False}
-
-
-def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "sequence", "elements": list(elements)}
-
-
-def _either(elements: list[dict[str, Any]]) -> dict[str, Any]:
-    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
+    return {"type": "dispatch", "rules": [[grammar.trigger, grammar.format]], "loop": False}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, TokenLogprob
 from invariant_rag.generation.answers import Reply as ModelReply
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.grammar import before_compiling
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.schema_validation import validate_value
@@ -123,8 +125,11 @@ class ModelEngine(ABC):
         with about(call.field), cancellable(abandoned):  # only here: batches are decoded for others, too
             _check_length(answering.prepared, self._max_prompt_tokens)
         with _about_parts(call):
-            self._trials.check(_schemas(call), abandoned)
-            answering.compile()
+            hook = before_compiling.set(partial(self._trials.check, abandoned))
+            try:
+                answering.compile()
+            finally:
+                before_compiling.reset(hook)
             reply = self._reply(answering, call, emit, abandoned)
             for each in reply.answers:
                 _validate(each, call)
@@ -268,14 +273,6 @@ def _about_parts(call: Call) -> Iterator[None]:
     except InvariantRAGError:
         with about(call.field):
             raise
-
-
-def _schemas(call: Call) -> list[Any]:
-    if call.schema is not None:
-        return [call.schema]
-    if call.tool_choice == "none":
-        return []
-    return [each["function"].get("parameters") or {} for each in call.tools]
 
 
 def _validate(answer: ModelAnswer, call: Call) -> None:
