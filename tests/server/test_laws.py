@@ -23,6 +23,7 @@ from tests.server.conftest import serving
 
 HEALTH_SECONDS = 0.2
 END_SECONDS = 1.0
+DEADLINE_SECONDS = 0.5
 PATTERN = {"type": "string", "pattern": "^([a-z]?){400}(a|b|[c-z]{1,90}){80}$"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "When does the ferry leave?"}]}
 ROUTES: dict[str, dict[str, Any]] = {
@@ -83,6 +84,16 @@ def target(embedded: InvariantModel) -> Iterator[httpx.Client]:
     settings = Settings(timeout=60)
     monot5 = MonoT5(EMBEDDED["monot5"], batch_size=4)
     with serving(engine, settings, monot5) as url, httpx.Client(base_url=url, timeout=90) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def hasty(embedded: InvariantModel) -> Iterator[httpx.Client]:
+    """A server whose requests have little time."""
+    engine, monot5 = InProcess(embedded, "small"), MonoT5(EMBEDDED["monot5"], batch_size=4)
+    settings = Settings(timeout=DEADLINE_SECONDS)
+    with serving(engine, settings, monot5) as url, httpx.Client(base_url=url, timeout=90) as http:
+        http.post("/tokenize", json=CHAT)  # a worker starts
         yield http
 
 
@@ -149,6 +160,19 @@ def test_nothing_runs_on_when_its_client_has_left(path: str, stream: bool, targe
     start = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - start < 0.2  # it has stopped, and its place is free
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_nothing_runs_on_when_its_deadline_has_passed(path: str, hasty: httpx.Client) -> None:
+    start = time.monotonic()
+    response = hasty.post(path, json=ABANDONED[path])
+    assert response.status_code == 504 or time.monotonic() - start < DEADLINE_SECONDS
+    left = time.monotonic()
+    wait_until(lambda: active(hasty) == 0, END_SECONDS)
+    time.sleep(max(left + END_SECONDS - time.monotonic(), 0))
+    start = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - start < 0.2
 
 
 def active(http: httpx.Client) -> float:
