@@ -218,7 +218,8 @@ class MicroBatcher:
             waiting = [each for each in self._waiting if not each.abandoned and each.goes_before(running)]
         if not waiting:
             return False
-        _run_batch(self._pop_batch(waiting[0], batch_size))
+        with torch.random.fork_rng():  # the batch may draw from the global state, too
+            _run_batch(self._pop_batch(waiting[0], batch_size))
         return True
 
     def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
