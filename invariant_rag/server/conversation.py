@@ -53,7 +53,7 @@ def check_known(names: Sequence[str], settings: Settings) -> None:
             raise InvalidRequest(
                 f"{name}: not supported by the engine of this server, expected {most} or nothing",
                 param=name,
-                hint="Leave it away. An engine behind an API (`serve --upstream`) has it.",
+                hint="Leave it away. A server of a model behind an API has it.",
             )
 
 

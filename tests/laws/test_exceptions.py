@@ -20,7 +20,7 @@ def test_falcon_with_alibi_itself_decodes_otherwise_than_it_reads_beyond_256_tok
         with torch.no_grad():
             whole = model(ids).logits[0, -1]
             cache = model(ids[:, :-1], use_cache=True).past_key_values
-            step = model(ids[:, -1:], torch.ones_like(ids), past_key_values=cache).logits[0, -1]
+            step = model(ids[:, -1:], attention_mask=torch.ones_like(ids), past_key_values=cache).logits[0, -1]
         return float((whole.log_softmax(-1) - step.log_softmax(-1)).abs().max())
 
     assert difference(200) < 1e-5
