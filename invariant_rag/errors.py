@@ -314,7 +314,7 @@ class InvalidSchema(InvariantRAGError):
 class IncompleteObject(InvariantRAGError):
     """An answer that should be JSON ended before it was complete."""
 
-    hint = "Leave away what ends a generation early, such as max_time and stopping criteria."
+    hint = "Give it more tokens (max_new_tokens), and leave away what ends a generation early, such as max_time."
 
 
 class InvalidObject(InvariantRAGError):

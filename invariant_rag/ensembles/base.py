@@ -94,6 +94,24 @@ class Ensemble(ABC, Generic[G]):
         """The model with the ordering `given`."""
         return self.lm.with_method(ordering="given")
 
+    @property
+    def _one_batch_lm(self) -> InvariantModel:
+        """The model with the ordering `given`, for prompts that have to be one batch, since their scores are combined.
+
+        Nothing else is in that batch, so an answer is as deterministic as that of one prompt.
+
+        Raises:
+            UnsupportedCombination: The model computes prompts one by one whatever is chosen.
+        """
+        lm = self._given_order_lm.with_method(deterministic=False)
+        if lm.prefiller.one_by_one:
+            raise UnsupportedCombination(
+                "expected a model whose rotary frequencies do not depend on the length: in a batch, the longest prompt "
+                "would change the others",
+                hint="Use a vote over permutations, or another model.",
+            )
+        return lm
+
     def _max_candidate_tokens(self, candidates: Candidates) -> int:
         """Return the number of tokens of the longest candidate."""
         return max(map(len, self.lm.candidate_ids(candidates)), default=0)

@@ -94,7 +94,7 @@ class ContextExperts(Ensemble[ExpertGeneration]):
         experts = self._experts(prompt, max_new_tokens)
         fusion = ExpertFusion(experts.priors, self.beta)
         options = averaging_options(options, fusion)
-        rows = self._given_order_lm.generate(experts.prompts, max_new_tokens=max_new_tokens, **options)
+        rows = self._one_batch_lm.generate(experts.prompts, max_new_tokens=max_new_tokens, **options)
         chosen = fusion.chosen(rows[0].token_ids)
         return ExpertGeneration.extend(
             rows[0],

@@ -93,7 +93,7 @@ class PermutationAverage(_PermutationEnsemble[EnsembleGeneration]):
         options = averaging_options(options)
         permuted = self.permute(prompt, max_new_tokens)
         prompts = [each.prompt for each in permuted]
-        rows = self._given_order_lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
+        rows = self._one_batch_lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
         first = permuted[0].to_input_indices(rows[0])
         return EnsembleGeneration.extend(replace(first, logprobs=mean_logprobs(rows), order=permuted[0].base.order))
 

@@ -22,6 +22,7 @@ from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.sampling import samples_rows
 from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
 from invariant_rag.segments import Prompt
 
@@ -49,6 +50,16 @@ class _Request:
         return identity(self.lm)
 
     @property
+    def samples_rows(self) -> bool:
+        """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
+        return self.lm.samples_rows and samples_rows(self.options, self.lm.model)
+
+    @property
+    def shared_options(self) -> dict[str, Any]:
+        """The options that requests of a batch have in common: all but the seed of a sampled one."""
+        return {name: value for name, value in self.options.items() if name != "seed" or not self.samples_rows}
+
+    @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
         return any(event.is_set() for event in self.events)
@@ -69,13 +80,14 @@ class _Request:
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
 
-        Sampled requests cannot: the result of a seed would depend on the other rows. Nor can those of a model that
-        computes prompts one by one, and requests with different caches: they may belong to tenants that must not see
-        what the other one has stored.
+        Sampled requests can, each with a seed of its own, if `samples_rows` takes their options. Those of a model that
+        computes prompts one by one cannot, nor can requests with different caches: they may belong to tenants that must
+        not see what the other one has stored.
         """
         return (
-            not (resolve_option(self.options, "do_sample") or self.lm.prefiller.one_by_one)
-            and self.options == other.options
+            (self.samples_rows or not resolve_option(self.options, "do_sample"))
+            and not self.lm.prefiller.one_by_one
+            and self.shared_options == other.shared_options
             and self.lm.model is other.lm.model
             and self.lm.cache is other.lm.cache
             and (self.lm is other.lm or self.identity == other.identity)
@@ -88,7 +100,7 @@ class MicroBatcher:
     There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
     the next thread then generates for its own prompt and for the waiting calls with the same weights, choices and
     options. A request that is short beside a running batch, or another tenant's, is generated between two steps of it.
-    In a batch, an answer equals that of a single call up to rounding. Prompts with sampling are not batched.
+    In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own.
     A model on an engine that puts calls together itself, such as vLLM, is called at once.
     Pickling gives a batcher with an empty queue.
 
@@ -268,6 +280,8 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
         return
     first, rows = batch[0], _Rows(batch, run_between)
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), rows]}
+    if len(batch) > 1 and first.samples_rows:
+        options["seed"] = [each.options.get("seed") for each in batch]
     try:
         generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads

@@ -22,7 +22,7 @@ from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState, own_attention
 from invariant_rag.attention.probe import input_device
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
-from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.errors import InvalidChoice, InvalidOption, InvalidPrompt
 from invariant_rag.generation.choices import Choices, ReadOnlyChoices, check_before_loading
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.explain import Explanation, explain
@@ -34,6 +34,7 @@ from invariant_rag.generation.overflow import Overflow
 from invariant_rag.generation.padding import batch_caches, left_pad, to_static
 from invariant_rag.generation.prefill import Prefiller
 from invariant_rag.generation.prepare import PreparedPrompt, prepare
+from invariant_rag.generation.sampling import sample_rows
 from invariant_rag.generation.scoring import score_continuations
 from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.generation.streaming import TextStream, stream_text
@@ -253,6 +254,11 @@ class InvariantModel(ReadOnlyChoices):
         return False
 
     @property
+    def samples_rows(self) -> bool:
+        """Whether `generate` takes a seed for each prompt."""
+        return True
+
+    @property
     def choices(self) -> Choices:
         """Method, ordering, backend, token limits, intervention and cache of this wrapper."""
         return self.prefiller.choices
@@ -352,7 +358,12 @@ class InvariantModel(ReadOnlyChoices):
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+        self,
+        prompt: Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        seed: int | Sequence[int | None] | None = None,
+        **kwargs: Any,
     ) -> list[Generation]: ...
 
     def generate(
@@ -360,7 +371,7 @@ class InvariantModel(ReadOnlyChoices):
         prompt: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int | None] | None = None,
         **kwargs: Any,
     ) -> Generation | list[Generation]:
         """Generate with the model's own `generate`, from an arranged prefill.
@@ -370,7 +381,8 @@ class InvariantModel(ReadOnlyChoices):
             max_new_tokens: Maximum number of tokens to generate per prompt. None: that of `generation_config`, or 64.
             seed: Seed for sampling; the global random state is restored afterwards. The state is shared by the whole
                 process, so results are reproducible only if no other thread uses it at the same time. None: sample from
-                the global state.
+                the global state. A list: a seed for each prompt, which draws from a generator of its own, the same
+                tokens as alone.
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
                 `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
                 With `compile=True`, transformers compiles decoding, from a static cache, where it can (on CUDA).
@@ -386,19 +398,27 @@ class InvariantModel(ReadOnlyChoices):
                 loops from elsewhere, assisted decoding, `token_healing`, `use_cache=False` or `prefill_chunk_size`;
                 `guidance_scale` with a method without stock decoding; or the model dropped its cache while decoding.
         """
-        check_seed(seed)
-        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
+        seeds = list(seed) if isinstance(seed, Sequence) else [seed]
+        for each in seeds:
+            check_seed(each)
+        if isinstance(seed, Sequence) and len(seeds) != len(prompts):
+            raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seeds)}")
+        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
         generations: list[Generation] = []
-        for batch in [[each] for each in prepared] if self.prefiller.one_by_one else [prepared]:
+        for start, batch in enumerate([each] for each in prepared) if self.prefiller.one_by_one else [(0, prepared)]:
             stock = self.prefiller.stock_decoding(batch)
             options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
             if not batch:
                 return []
-            with self.prefiller.exclusive(), nullcontext() if seed is None else torch.random.fork_rng():
-                if seed is not None:
-                    torch.manual_seed(seed)
+            if isinstance(seed, Sequence):
+                rows = seeds[start : start + len(batch)]
+                options = sample_rows(options, rows, self.model)
+            fixed = None if isinstance(seed, Sequence) else seed
+            with self.prefiller.exclusive(), nullcontext() if fixed is None else torch.random.fork_rng():
+                if fixed is not None:
+                    torch.manual_seed(fixed)
                 generations += self._generate(batch, wanted, options)
         return generations[0] if isinstance(prompt, Prompt) and len(generations) == 1 else generations
 

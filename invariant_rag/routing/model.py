@@ -137,6 +137,11 @@ class RoutedModel(InvariantModel):
         """Name of the model with its routing, so that caches keyed by name separate routed and unrouted answers."""
         return f"{super().name} (routed, alpha={self.alpha}, plain_order={self.plain_order})"
 
+    @property
+    def samples_rows(self) -> bool:
+        """Whether `generate` takes a seed for each prompt: both branches have one."""
+        return False
+
     @overload
     def generate(self, prompt: Prompt, **kwargs: Any) -> RoutedGeneration: ...
 

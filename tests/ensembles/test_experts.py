@@ -15,7 +15,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from invariant_rag import ContextExperts, InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag import ContextExperts, InvariantModel, PermutationAverage, Prompt, Segment, SegmentSet
 from invariant_rag.ensembles.experts import fuse_experts, resolve_beta
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnsupportedCombination
 from invariant_rag.testing.rounding import rounding
@@ -236,3 +236,10 @@ def test_texts_are_read_alone_through_the_chat_template(
         for seed in range(4)
     }
     assert len(answers) == 1
+
+
+def test_a_deterministic_model_answers_as_another_one(lm: InvariantModel) -> None:
+    exact = lm.with_method(deterministic=True)
+    for kind in (ContextExperts, PermutationAverage):
+        one, other = (kind(each).generate(PROMPT, max_new_tokens=4) for each in (lm, exact))
+        assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)

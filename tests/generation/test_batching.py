@@ -12,11 +12,12 @@ from threading import Event
 from typing import Any
 
 import pytest
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
-from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.errors import InvalidChoice, InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
@@ -110,16 +111,64 @@ def test_a_batch_has_room_for_one_at_least(llama: PreTrainedModel) -> None:
         MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], batch_size=0)
 
 
-def test_sampled_answers_are_those_of_each_prompt_alone(llama: PreTrainedModel) -> None:
-    lm, batcher = InvariantModel(llama), MicroBatcher()
-    options = {"max_new_tokens": 6, "do_sample": True, "seed": 3}
-    alone = [lm.generate(prompt, **options).token_ids for prompt in PROMPTS]
-    with ThreadPoolExecutor(5) as pool:
-        with batcher._generate_lock:
-            calls = [pool.submit(batcher.generate, lm, prompt, options) for prompt in PROMPTS]
-            while len(batcher._waiting) < len(PROMPTS):
-                time.sleep(0.001)
-        assert [call.result().token_ids for call in calls] == alone
+SAMPLED = [
+    {},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"repetition_penalty": 2.0, "top_k": 0},
+]
+
+
+@pytest.mark.parametrize("more", SAMPLED, ids=str)
+def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(
+    more: dict[str, Any], llama: PreTrainedModel
+) -> None:
+    lm, options = InvariantModel(llama), {"max_new_tokens": 12, "do_sample": True, **more}
+    seeded = [(prompt, {**options, "seed": seed}) for seed, prompt in enumerate([*PROMPTS, PROMPTS[0]])]
+    alone = [lm.generate(prompt, **each) for prompt, each in seeded]
+    with batch_sizes(llama) as sizes:
+        together = MicroBatcher().generate_all(lm, seeded)
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    assert [each.logprobs for each in together] == [pytest.approx(each.logprobs, abs=1e-4) for each in alone]
+    assert set(sizes) == {6}
+
+
+def test_without_seeds_sampled_answers_follow_the_global_state(llama: PreTrainedModel) -> None:
+    lm, calls = InvariantModel(llama), [(PROMPTS[0], {"max_new_tokens": 12, "do_sample": True})] * 3
+    found = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        found.append([each.token_ids for each in MicroBatcher().generate_all(lm, calls)])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"max_new_tokens": 3}, {"max_new_tokens": 6}),
+        ({"do_sample": True, "seed": 1, "temperature": 0.1}, {"do_sample": True, "seed": 1, "temperature": 5.0}),
+        ({"do_sample": True, "seed": 1}, {}),
+        ({}, {"repetition_penalty": 9.0}),
+        ({"do_sample": True, "seed": 1, "typical_p": 0.5}, {"do_sample": True, "seed": 2, "typical_p": 0.5}),
+    ],
+    ids=str,
+)
+def test_requests_with_other_options_are_not_mixed(
+    one: dict[str, Any], other: dict[str, Any], llama: PreTrainedModel
+) -> None:
+    lm, calls = InvariantModel(llama), [(PROMPTS[0], {**OPTIONS, **each}) for each in (one, other)]
+    with batch_sizes(llama) as sizes:
+        found = MicroBatcher().generate_all(lm, calls)
+    assert [each.token_ids for each in found] == [lm.generate(prompt, **each).token_ids for prompt, each in calls]
+    assert set(sizes) == {1}
+
+
+def test_a_seed_for_each_prompt_needs_as_many_and_sampling(llama: PreTrainedModel) -> None:
+    lm = InvariantModel(llama)
+    with pytest.raises(InvalidOption, match="one for each of 2"):
+        lm.generate(PROMPTS[:2], seed=[1, 2, 3], do_sample=True)
+    with pytest.raises(UnsupportedCombination, match="a seed for each"):
+        lm.generate(PROMPTS[:2], seed=[1, 2])
 
 
 @pytest.mark.parametrize(

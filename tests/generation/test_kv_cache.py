@@ -95,7 +95,7 @@ def test_a_segment_is_read_once_and_reused_in_any_set(method: str, endless: PreT
     assert torch.equal(lm.logits(other), alone.logits(other)), "what was cached before leaves no trace"
 
 
-def test_another_prefix_set_method_or_model_is_not_served(endless: PreTrainedModel) -> None:
+def test_another_prefix_set_method_backend_or_model_is_not_served(endless: PreTrainedModel) -> None:
     cache = KeyValueCache()
     lm = InvariantModel(endless, cache=cache)
     lm.logits(PROMPT)
@@ -104,6 +104,8 @@ def test_another_prefix_set_method_or_model_is_not_served(endless: PreTrainedMod
         (lm, Prompt(PROMPT.prefix, list(PROMPT.segments)[1:], PROMPT.suffix)),
         (lm, Prompt(PROMPT.prefix, [*PROMPT.segments, [7]], PROMPT.suffix)),
         (lm.with_method("pine"), PROMPT),
+        (lm.with_method(backend="reference"), PROMPT),
+        (lm.with_method(deterministic=True), PROMPT),
         (InvariantModel(tiny_model("llama", seed=1), cache=cache), PROMPT),
     ]
     for model, prompt in others:

@@ -79,10 +79,8 @@ def _without_control_tokens(lm: InvariantModel, processor: GrammarProcessor) -> 
     """Return what bans control tokens, which xgrammar would take for their names inside strings."""
     if lm.tokenizer is None:
         return {}
-    names = control_tokens(lm.tokenizer)
-    banned = [
-        token for token in names if token not in processor.stops and names[token] not in processor.grammar.literals
-    ]
+    literals = processor.grammar.literals
+    banned = {token for token, name in control_tokens(lm.tokenizer).items() if name not in literals} - processor.stops
     return {"logit_bias": {str(token): _UNLIKELY for token in sorted(banned)}}
 
 
