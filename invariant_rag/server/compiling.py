@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 from functools import cached_property, lru_cache
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from invariant_rag.errors import InvalidSchema
 from invariant_rag.server.worker import Workers
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from invariant_rag.generation.model import InvariantModel
 
 SECONDS = 20.0
@@ -62,8 +64,9 @@ class SchemaTrials:
     def _vocabulary(self) -> str:
         from xgrammar import TokenizerInfo
 
+        tokenizer = cast("PreTrainedTokenizerBase", self._lm.tokenizer)
         size = self._lm.model.config.get_text_config(decoder=True).vocab_size
-        text: str = TokenizerInfo.from_huggingface(self._lm.tokenizer, vocab_size=size).serialize_json()
+        text: str = TokenizerInfo.from_huggingface(tokenizer, vocab_size=size).serialize_json()
         return text
 
     def _remember(self, key: str, *, compiles: bool) -> None:

@@ -123,7 +123,7 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
                 count=request.n,
                 stop=tuple(request.stops),
                 logprobs=request.logprobs is not None,
-                top_logprobs=request.logprobs if (request.logprobs or 0) > 1 else 0,
+                top_logprobs=(request.logprobs or 0) if (request.logprobs or 0) > 1 else 0,
                 stream=request.stream,
                 warnings=_warnings(recognition.findings),
             )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from invariant_rag.cancellation import cancellable
-from invariant_rag.generation.answer_parsing import AnswerDelta
+from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.server.engines.base import Call, Emit, Reply
 from invariant_rag.server.metrics import StreamClock
@@ -82,7 +82,7 @@ def rank(job: Job, version: str) -> Any:
     job.state.check_model(job.parsed.model, reranker.model_name, reranker.name)
     with job.turn(len(job.parsed.work.documents) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
         results = rerank(reranker, job.parsed.work)
-    meta = {"api_version": {"version": version}}
+    meta: dict[str, Any] = {"api_version": {"version": version}}
     meta |= {"warnings": [TOY]} if reranker.model_name == EMBEDDED_NAME else {}
     return {"id": job.id, "object": "list", "model": reranker.model_name, "results": results, "meta": meta}
 

@@ -134,8 +134,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if {"transfer-encoding", "content-length"} <= set(Headers(scope=scope).keys()):
-            refusal = Ambiguous("expected Transfer-Encoding or Content-Length, got both")
-            await error_response(refusal)(scope, receive, send)
+            two = Ambiguous("expected Transfer-Encoding or Content-Length, got both")
+            await error_response(two)(scope, receive, send)
             return
         try:
             body = await asyncio.wait_for(self._read(scope, receive), self._seconds)

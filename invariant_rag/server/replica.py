@@ -80,7 +80,8 @@ class Replica:
 
         def work() -> Any:
             if method == "answer":
-                return self._engine.answer(*arguments, lambda index, delta: put((index, delta)), abandoned)
+                (call,) = arguments
+                return self._engine.answer(call, lambda index, delta: put((index, delta)), abandoned)
             with cancellable(abandoned):
                 return getattr(self._reranker if method == "sort_keys" else self._engine, method)(*arguments)
 

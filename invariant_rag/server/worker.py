@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from queue import Empty, LifoQueue
 from threading import Event
 from time import monotonic
-from typing import BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from invariant_rag.errors import InvariantRAGError
 
@@ -77,7 +77,7 @@ class Worker:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603
 
-    def _finish(self, asked: Future[object], seconds: float, abandoned: Event) -> object:
+    def _finish(self, asked: Future[Any], seconds: float, abandoned: Event) -> Any:
         deadline = monotonic() + seconds
         while not wait([asked], _POLL_SECONDS).done:
             if abandoned.is_set() or monotonic() > deadline:
@@ -91,7 +91,7 @@ class Worker:
                 raise TimeoutError
         return asked.result()
 
-    def _exchange(self, function: Callable[..., object], *arguments: object) -> object:
+    def _exchange(self, function: Callable[..., object], *arguments: object) -> Any:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise WorkerFailed("the worker has not started")
@@ -181,7 +181,7 @@ def _import(module: str) -> None:
     __import__(module)
 
 
-def _close(pipe: BinaryIO) -> None:
+def _close(pipe: IO[bytes]) -> None:
     try:
         pipe.close()
     except OSError:  # what was not written any more
