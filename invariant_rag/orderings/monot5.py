@@ -156,7 +156,11 @@ class MonoT5(Relevance):
             )
         texts = [text[:most] for text in texts]
         prompts = [f"Query: {query} Document: {text} Relevant:" for text in texts]
-        inputs: list[list[int]] = tokenizer(prompts, truncation=False, verbose=False)["input_ids"]
+        inputs: list[list[int]] = []
+        for first in range(0, len(prompts), self.batch_size):
+            check_cancelled()
+            batch = prompts[first : first + self.batch_size]
+            inputs += tokenizer(batch, truncation=False, verbose=False)["input_ids"]
         too_long = [index for index, ids in enumerate(inputs) if len(ids) > self.max_length]
         if too_long:
             head = tokenizer.encode(f"Query: {query} Document:", add_special_tokens=False)

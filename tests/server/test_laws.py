@@ -79,8 +79,9 @@ def body_of(path: str, name: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def target(embedded: InvariantModel) -> Iterator[httpx.Client]:
-    engine = InProcess(embedded, "small", caches={"": KeyValueCache()})
+def target(model: InvariantModel) -> Iterator[httpx.Client]:
+    """A server of a model whose answers never end by themselves."""
+    engine = InProcess(model, caches={"": KeyValueCache()})
     settings = Settings(timeout=60)
     monot5 = MonoT5(EMBEDDED["monot5"], batch_size=4)
     with serving(engine, settings, monot5) as url, httpx.Client(base_url=url, timeout=90) as http:
@@ -88,9 +89,9 @@ def target(embedded: InvariantModel) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def hasty(embedded: InvariantModel) -> Iterator[httpx.Client]:
+def hasty(model: InvariantModel) -> Iterator[httpx.Client]:
     """A server whose requests have little time."""
-    engine, monot5 = InProcess(embedded, "small"), MonoT5(EMBEDDED["monot5"], batch_size=4)
+    engine, monot5 = InProcess(model), MonoT5(EMBEDDED["monot5"], batch_size=4)
     settings = Settings(timeout=DEADLINE_SECONDS)
     with serving(engine, settings, monot5) as url, httpx.Client(base_url=url, timeout=90) as http:
         http.post("/tokenize", json=CHAT)  # a worker starts
@@ -137,8 +138,8 @@ ABANDONED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {**CHAT, "max_tokens": 3000, "temperature": 2.0, "seed": 1},
     "/v1/completions": {"prompt": ["The ferry", "The mill"], "max_tokens": 3000, "temperature": 2.0, "n": 2},
     "/tokenize": {"messages": [{"role": "user", "content": LONG * 3000}]},
-    "/v1/rerank": {"query": "ferry", "documents": [f"{LONG * 8} {each}" for each in range(900)]},
-    "/v2/rerank": {"query": "ferry", "documents": [f"{LONG * 8} {each}" for each in range(900)]},
+    "/v1/rerank": {"query": "ferry", "documents": [f"{each} {LONG * 55}" for each in range(900)]},
+    "/v2/rerank": {"query": "ferry", "documents": [f"{each} {LONG * 55}" for each in range(900)]},
     "/v1/judge": {"question": "Which?", "answers": ["a", "b"], "explain": True, "max_tokens": 3000},
 }
 
