@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
+from invariant_rag.prompts.literal_text import literals_of
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.routes.answers import router
 from tests.server.conftest import serving
@@ -131,6 +133,20 @@ def slowest_health(http: httpx.Client, path: str, body: bytes) -> float:
             time.sleep(0.01)
     assert statuses[0] in {200, 400, 413}, statuses
     return slowest
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(embedded: InvariantModel) -> None:
+    literals, text = literals_of(embedded.tokenizer), "The ferry leaves at noon. " * 100_000
+    longest = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(literals.encode_plain, text, split_special_tokens=True)
+        begun = last = time.perf_counter()
+        while not encoding.done():
+            time.sleep(0.005)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+    assert encoding.result()
+    assert longest < (last - begun) / 3
 
 
 LONG = "The ferry to Ostra leaves at noon, and the mill of Brenn grinds barley. "
