@@ -223,7 +223,9 @@ def test_results_of_tools_may_hold_documents(client: openai.OpenAI) -> None:
 
 
 def test_what_parse_returned_is_taken_back_and_not_read(client: openai.OpenAI, http: httpx.Client) -> None:
-    strict: Any = {"type": "function", "function": {**SEARCH["function"], "strict": True}}
+    parameters = {**SEARCH["function"]["parameters"], "additionalProperties": False}
+    function = {**SEARCH["function"], "parameters": parameters, "strict": True}
+    strict: Any = {"type": "function", "function": function}
     asked: Any = [{"role": "user", "content": QUESTION}]
     tools: Any = {"tools": [strict], "tool_choice": "required"}
     reply = client.chat.completions.parse(model="small", messages=asked, max_tokens=64, **tools)
