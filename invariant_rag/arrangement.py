@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 from invariant_rag.errors import InvalidChoice
 
 if TYPE_CHECKING:
-    import torch
-
-    from invariant_rag.attention.call import AttentionCall, Backend, BlockBackend
+    from invariant_rag.attention.call import AttentionCall
 
 Slots: TypeAlias = Literal["stacked", "natural", "shared"]
 
@@ -128,10 +126,6 @@ class Block(Protocol):
         """The block as rows, for backends without a kernel for its kind."""
         ...
 
-    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
-        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
-        ...
-
 
 @dataclass(frozen=True)
 class Causal:
@@ -144,20 +138,12 @@ class Causal:
         """One row with one run."""
         return (Row(self.queries, (Run(0, self.queries.stop, 0),)),)
 
-    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
-        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
-        backend.causal(self, call, out)
-
 
 @dataclass(frozen=True)
 class Rows:
     """Neighbouring rows of any kind."""
 
     rows: tuple[Row, ...]
-
-    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
-        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
-        backend.row_by_row(self, call, out)
 
 
 class Arrangement(Protocol):
@@ -178,11 +164,17 @@ class Arrangement(Protocol):
         """Whether this is plain causal attention, so that the model can run with its own attention."""
         ...
 
-    def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D_v]` of one layer for one prompt.
+    def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
+        """Yield what each query of a head attends to: index and position of every key, far to near, itself last.
 
-        The queries are all tokens of the prompt, or a stretch of its last text and the tokens generated after it.
+        This is what the arrangement means: `reference` computes it as it is. Positions are those along the row, and a
+        sliding window covers the last keys. The queries are all tokens of the prompt, or a stretch of its last text and
+        the tokens generated after it.
         """
+        ...
+
+    def weighted_from(self, start: int) -> Weighted:
+        """Return the keys that a token weighs, or a row or block that starts with it."""
         ...
 
 
@@ -221,13 +213,17 @@ class RowArrangement:
         behind = Span(self.layout.length, stop)
         return (*self.blocks, Causal(behind)) if len(behind) > 0 else self.blocks
 
-    def rows_from(self, query_start: int, stop: int) -> Iterator[Row]:
-        """Yield the rows of `blocks_from`."""
-        return (row for block in self.blocks_from(query_start, stop) for row in block.rows)
+    def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
+        """Yield what each query of a head attends to: index and position of every key, far to near, itself last."""
+        for block in self.blocks_from(call.query_start, call.keys.shape[1]):
+            for row in block.rows:
+                keys = [(key, key + run.shift) for run in row.runs for key in range(run.start, run.stop)]
+                for later in reversed(range(len(row.queries))):
+                    yield keys[: row.length - later]
 
-    def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
-        return backend.rows(self, call)
+    def weighted_from(self, start: int) -> Weighted:
+        """Return the keys that a token weighs, or a row or block that starts with it."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -258,12 +254,8 @@ class WeightedArrangement(RowArrangement):
     weighted: tuple[Weighted, ...]
 
     def weighted_from(self, start: int) -> Weighted:
-        """Return the keys that a row or block weighs that starts at a token."""
+        """Return the keys that a token weighs, or a row or block that starts with it."""
         return self.weighted[sum(text.start <= start for text in self.layout.text_spans[1:])]
-
-    def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
-        """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
-        return backend.weighted(self, call)
 
 
 def natural_positions(layout: Layout) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from invariant_rag.errors import UnknownName, UnsupportedCombination
+from invariant_rag.errors import UnknownName
 
 if TYPE_CHECKING:
     import torch
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from invariant_rag.attention.call import Backend
 
-BACKENDS = ("reference", "sdpa", "flex", "varlen")
+BACKENDS = ("reference", "sdpa", "varlen")
 """Names of the backends. `auto` is `varlen` on CUDA, and `sdpa` elsewhere."""
 
 
@@ -25,14 +25,11 @@ def resolve_backend(backend: str | Backend, device: torch.device | None = None) 
 
     Raises:
         UnknownName: No backend has that name; the message lists the valid ones.
-        UnsupportedCombination: `flex` was chosen, and this version of PyTorch has no FlexAttention that it can use.
     """
     if not isinstance(backend, str):
-        if not all(callable(getattr(backend, name, None)) for name in ("rows", "weighted", "ranked")):
+        if not all(callable(getattr(backend, name, None)) for name in ("attend", "batch")):
             raise UnknownName("backend", backend, ("auto", *BACKENDS))
         return backend
-    if backend == "flex":
-        return _flex()
     from invariant_rag.attention.reference import Reference
     from invariant_rag.attention.sdpa import SDPA
     from invariant_rag.attention.varlen import Varlen
@@ -52,23 +49,3 @@ def backend_label(backend: Backend, model: PreTrainedModel) -> str:
     config = model.config.get_text_config(decoder=True)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return f"{backend.name} ({choose(model.device, model.dtype, head_size).name})"
-
-
-def available_backends() -> tuple[str, ...]:
-    """Return the names in `BACKENDS` that work with the installed PyTorch: `flex` needs 2.9 or newer."""
-    try:
-        _flex()
-    except UnsupportedCombination:
-        return tuple(name for name in BACKENDS if name != "flex")
-    return BACKENDS
-
-
-def _flex() -> Backend:
-    try:
-        from invariant_rag.attention.flex import Flex
-    except ImportError as error:
-        raise UnsupportedCombination(
-            "expected a PyTorch whose FlexAttention returns log-sum-exps on request (2.9 or newer) for 'flex'",
-            hint="Update torch, or choose the backend 'sdpa'.",
-        ) from error
-    return Flex()

@@ -77,6 +77,10 @@ class Alibi:
         """Move queries or keys `[..., D + 4]` by `shifts` `[...]`, in float32."""
         return self.rotate_by(x.float(), shifts)
 
+    def unscaled(self, x: torch.Tensor) -> torch.Tensor:
+        """Return queries or keys as they are: ALiBi has no attention factor."""
+        return x
+
     def pair(self, x: torch.Tensor) -> torch.Tensor:
         """Return queries or keys as they are."""
         return x

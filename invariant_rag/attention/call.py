@@ -11,9 +11,7 @@ import torch
 from invariant_rag.attention.positions import PositionEncoding
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import Arrangement, Causal, RowArrangement, Rows, WeightedArrangement
-    from invariant_rag.methods.pine import RankedArrangement
-    from invariant_rag.methods.rotor import Ring
+    from invariant_rag.arrangement import Arrangement
 
 
 @dataclass(frozen=True)
@@ -113,30 +111,10 @@ class Backend(Protocol):
         """
         ...
 
-    def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
-        ...
+    def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
+        """Return one layer's attention output `[H, Q, D_v]` for one prompt.
 
-    def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows that weigh some of their keys: PCW, Structured Prompting, APE."""
-        ...
-
-    def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for an arrangement in which every head ranks the segments: PINE."""
-        ...
-
-
-class BlockBackend(Protocol):
-    """A backend with one function for each kind of block. Each fills `out` `[H, Q, D_v]` where its queries are."""
-
-    def causal(self, block: Causal, call: AttentionCall, out: torch.Tensor) -> None:
-        """Compute plain causal attention."""
-        ...
-
-    def ring(self, block: Ring, call: AttentionCall, out: torch.Tensor) -> None:
-        """Compute the ring of RoToR."""
-        ...
-
-    def row_by_row(self, block: Rows | Ring, call: AttentionCall, out: torch.Tensor) -> None:
-        """Compute rows one after the other."""
+        Raises:
+            UnsupportedCombination: The backend has no function for this kind of arrangement.
+        """
         ...

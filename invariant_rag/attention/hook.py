@@ -304,7 +304,7 @@ class ArrangedAttention:
             unused = max(0, prompt.arrangement.layout.text_spans[-1].start - call.query_start)
             call, skipped = replace(call, queries=call.queries[:, unused:]), skipped + unused
         has_queries = bool(call.queries.shape[1])
-        out = (prompt.arrangement.attend(self.backend, call) if has_queries else call.new_output()).transpose(0, 1)
+        out = (self.backend.attend(prompt.arrangement, call) if has_queries else call.new_output()).transpose(0, 1)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
 
 

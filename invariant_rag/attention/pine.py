@@ -94,7 +94,8 @@ class RankedView:
 def attend_ranked(arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
     """Return `[H, Q, D_v]`, where each segment and each text token sees the segments ranked by importance to it.
 
-    Importance is computed without rotary positions, in float32, over the tokens of the other segments.
+    Importance is computed from queries and keys as they are projected, without rotary positions and their attention
+    factor, in float32, over the tokens of the other segments.
     """
     out = call.new_output()
     for view in ranked_views(arrangement, call):
@@ -176,20 +177,22 @@ def _even_share(count: int, most: int) -> int:
 
 
 def _unrotated_keys(layout: Layout, call: AttentionCall) -> torch.Tensor:
-    """Return the keys of everything before the last text, without rotary positions, in float32; cached per layer."""
+    """Return the keys of everything before the last text as they are projected, in float32; cached per layer."""
     if "unrotated_keys" not in call.scratch:
         end = layout.text_spans[-1].start
         positions = torch.arange(end, device=call.keys.device)
-        call.scratch["unrotated_keys"] = call.rotation.rotate_each(call.keys[:, :end], -positions, _reach(call))
+        unrotated = call.rotation.rotate_each(call.keys[:, :end], -positions, _reach(call))
+        call.scratch["unrotated_keys"] = call.rotation.unscaled(unrotated)
     keys: torch.Tensor = call.scratch["unrotated_keys"]
     return keys
 
 
 def _unrotated_queries(call: AttentionCall, queries: Span) -> torch.Tensor:
-    """Return scaled queries `[H, Q, D]` without rotary positions, in float32."""
+    """Return queries `[H, Q, D]` as they are projected, times the factor on the scores, in float32."""
     rotated = call.queries[:, queries.start - call.query_start : queries.stop - call.query_start]
     positions = torch.arange(queries.start, queries.stop, device=rotated.device)
-    return call.rotation.rotate_each(rotated, -positions, _reach(call)) * call.scaling
+    unrotated = call.rotation.rotate_each(rotated, -positions, _reach(call))
+    return call.rotation.unscaled(unrotated) * call.scaling
 
 
 def _unrotated_scores(layout: Layout, call: AttentionCall, queries: Span, number: int) -> torch.Tensor:

@@ -43,6 +43,13 @@ class PositionEncoding(Protocol):
         """Move `x` `[..., D]` by integer `shifts` `[...]` between `-reach` and `reach`; returns float32."""
         ...
 
+    def unscaled(self, x: torch.Tensor) -> torch.Tensor:
+        """Return queries or keys `[..., D]` without the attention factor of their position encoding (YaRN, LongRoPE).
+
+        At position 0 they are then what the layer projects.
+        """
+        ...
+
     def pair(self, x: torch.Tensor) -> torch.Tensor:
         """Lay out queries or keys `[..., D]` for `turn`; the product of two of them stays what it is."""
         ...

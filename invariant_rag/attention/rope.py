@@ -25,7 +25,10 @@ POSITION_TABLE = "embed_positions"
 
 @dataclass(eq=False)
 class Rotation:
-    """The rotary embedding of one layer, without attention scaling.
+    """The rotary embedding of one layer.
+
+    Queries and keys that arrive in a backend are multiplied by the attention factor of YaRN or LongRoPE. Rotating them
+    keeps it; `unscaled` takes it out.
 
     Attributes:
         module: The model's rotary module; None for a layer that does not rotate.
@@ -47,6 +50,15 @@ class Rotation:
         """Return the current inverse frequencies `[R / 2]`."""
         frequencies: torch.Tensor = getattr(current_module(self.module), self.buffer)
         return frequencies
+
+    def unscaled(self, x: torch.Tensor) -> torch.Tensor:
+        """Divide the rotary dimensions of `x` `[..., D]` by the attention factor of YaRN or LongRoPE."""
+        module = current_module(self.module)
+        factor = float(getattr(module, self.buffer.replace("inv_freq", "attention_scaling"), 1.0))
+        if factor == 1.0:
+            return x
+        size = 2 * self.frequencies().shape[0]
+        return torch.cat((x[..., :size] / factor, x[..., size:]), dim=-1)
 
     def rotate(self, x: torch.Tensor, shift: int) -> torch.Tensor:
         """Rotate `x` `[..., D]` by one shift, in positions; returns the dtype of `x`."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
-from invariant_rag.arrangement import Layout, Span
+from invariant_rag.arrangement import Layout, RowArrangement, Span
 from invariant_rag.attention.pine import ranked_views
+from invariant_rag.methods.pine import RankedArrangement
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import Arrangement, RowArrangement, WeightedArrangement
+    from invariant_rag.arrangement import Arrangement
     from invariant_rag.attention.call import AttentionCall, Backend, BatchCall
-    from invariant_rag.methods.pine import RankedArrangement
 
 Distances: TypeAlias = list[list[list[float]]]
 """For each reader and each segment, the distances at which the one sees the other."""
@@ -68,18 +68,13 @@ class TracingBackend:
     def batch(self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: Any) -> None:
         """Compute each row of a batch by itself."""
 
-    def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
-        return self._measure_rows(arrangement, call, partial(self._backend.rows, arrangement))
-
-    def weighted(self, arrangement: WeightedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for rows that weigh some of their keys."""
-        return self._measure_rows(arrangement, call, partial(self._backend.weighted, arrangement))
-
-    def ranked(self, arrangement: RankedArrangement, call: AttentionCall) -> torch.Tensor:
-        """Return `[H, Q, D_v]` for an arrangement in which every head ranks the segments."""
-        self._distances.append(self._ranked_distances(arrangement, call))
-        return self._measure(call, partial(self._backend.ranked, arrangement))
+    def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
+        """Return `[H, Q, D_v]`, and keep distances and shares of attention."""
+        if isinstance(arrangement, RankedArrangement):
+            self._distances.append(self._ranked_distances(arrangement, call))
+        elif isinstance(arrangement, RowArrangement) and not self._distances:  # the same in every layer
+            self._distances.append(self._row_distances(arrangement))
+        return self._measure(call, partial(self._backend.attend, arrangement))
 
     def sights(self) -> list[list[Sight]]:
         """Return for each reader how it sees each segment, after a forward pass."""
@@ -91,13 +86,6 @@ class TracingBackend:
             return Sight(shares[reader][segment], layers[reader][segment], tuple(distances))
 
         return [[sight(reader, each) for each in range(len(self._segments))] for reader in range(len(shares))]
-
-    def _measure_rows(
-        self, arrangement: RowArrangement, call: AttentionCall, attend: Callable[[AttentionCall], torch.Tensor]
-    ) -> torch.Tensor:
-        if not self._distances:  # the same in every layer
-            self._distances.append(self._row_distances(arrangement))
-        return self._measure(call, attend)
 
     def _measure(self, call: AttentionCall, attend: Callable[[AttentionCall], torch.Tensor]) -> torch.Tensor:
         count, width = len(self._segments), call.values.shape[-1]

@@ -29,7 +29,7 @@ def speed(
     batch: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Prompts of a batch.")] = 8,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda...")] = "cpu",
-    backend: Annotated[str, typer.Option(help="auto, sdpa, varlen, flex or reference.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, sdpa, varlen or reference.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Rounds; each runs everything once.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.png.")] = None,
     as_json: options.Json = False,

@@ -71,8 +71,7 @@ class InvariantModel(ReadOnlyChoices):
         method: Which segments each segment attends to: a name from `invariant-rag methods`, or a `Method`.
         ordering: How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's
             default (`lexical`, but `given` for `sequential`).
-        backend: The attention implementation: `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa`, `flex` or
-            `reference`.
+        backend: The attention implementation: `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa` or `reference`.
         max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
         overflow: Strategy for prompts that are too long: `error`, `drop_last` or `trim_segments`.
         intervention: A change to the plain model's attention that reduces its position bias, for the method

@@ -100,7 +100,12 @@ def prepare(
         else tokenize_in_slots(segments, rank, tokenizer)
         for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True)
     ]
-    fitted = limits.fit(sum(map(len, tokens.texts)), [list(map(len, each)) for each in ranked_ids], new_tokens)
+    fitted = limits.fit(
+        sum(map(len, tokens.texts)),
+        [list(map(len, each)) for each in ranked_ids],
+        new_tokens,
+        shares_positions=method.shares_positions,
+    )
 
     input_ids = list(tokens.texts[0])
     layout: list[tuple[int, ...]] = []

@@ -38,6 +38,14 @@ class Method(ReadOnly):
     reads_later_positions: ClassVar[bool] = False
     stock_decoding: ClassVar[bool] = True
 
+    @property
+    def shares_positions(self) -> bool:
+        """Whether the segments of a set have the same positions, so that a set takes as many as its longest segment.
+
+        Then the segments of a set may hold more tokens than the context window has positions.
+        """
+        return False
+
     @abstractmethod
     def arrange(self, layout: Layout) -> Arrangement:
         """Return which keys every token of a prompt with this layout sees."""
@@ -52,6 +60,11 @@ class RowMethod(Method):
     """
 
     slots: ClassVar[Slots] = "stacked"
+
+    @property
+    def shares_positions(self) -> bool:
+        """Whether the segments of a set have the same positions; see `Method`."""
+        return self.slots == "shared"
 
     @abstractmethod
     def row(self, segment: int, count: int) -> Sequence[int]:

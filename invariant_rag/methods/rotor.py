@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from invariant_rag.arrangement import Block, Causal, Layout, Row, RowArrangement, Run, Span, natural_positions
 from invariant_rag.methods.base import Method
-
-if TYPE_CHECKING:
-    import torch
-
-    from invariant_rag.attention.call import AttentionCall, BlockBackend
 
 
 @dataclass(frozen=True)
@@ -66,10 +61,6 @@ class Ring:
             )
             for each in self.segments
         )
-
-    def attend(self, backend: BlockBackend, call: AttentionCall, out: torch.Tensor) -> None:
-        """Fill `out` `[H, Q, D_v]` where the queries of the block are."""
-        backend.ring(self, call, out)
 
 
 class RoToR(Method):

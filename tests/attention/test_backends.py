@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import random
-import sys
-from types import ModuleType
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.arrangement import Layout
-from invariant_rag.attention import BACKENDS, available_backends, resolve_backend
+from invariant_rag.arrangement import Layout, Weighted
+from invariant_rag.attention import BACKENDS, resolve_backend
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
 from invariant_rag.attention.kernels import causal_mask
 from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
-from invariant_rag.methods import resolve_method
-from invariant_rag.methods.rotor import Ring
+from invariant_rag.errors import UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
-
-needs_flex = pytest.mark.skipif(
-    "flex" not in available_backends(), reason=f"PyTorch {torch.__version__} lacks the FlexAttention of 2.9"
-)
 
 
 def test_auto_chooses_by_the_device() -> None:
@@ -36,21 +29,41 @@ def test_auto_chooses_by_the_device() -> None:
     assert InvariantModel(tiny_model("llama")).with_method(backend="auto").backend.name == "sdpa"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_is_available_if_it_can_be_had_and_is_refused_otherwise(backend: str) -> None:
-    if backend in available_backends():
-        assert resolve_backend(backend).name == backend
-    else:
-        with pytest.raises(UnsupportedCombination, match="PyTorch"):
-            resolve_backend(backend)
-
-
-def test_without_the_flex_attention_of_pytorch_the_other_backends_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "invariant_rag.attention.flex", raising=False)
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.flex_attention", ModuleType("flex_attention"))
-    assert available_backends() == ("reference", "sdpa", "varlen")
-    with pytest.raises(UnsupportedCombination, match=r"2\.9"):
+def test_every_backend_is_found_by_its_name_and_others_are_refused_with_the_names() -> None:
+    assert [resolve_backend(name).name for name in BACKENDS] == list(BACKENDS)
+    with pytest.raises(UnknownName, match=r"'auto'.*'reference'.*'sdpa'.*'varlen'"):
         resolve_backend("flex")
+
+
+class _Backwards:
+    """An arrangement of a kind that no backend knows: the farthest token is the nearest key."""
+
+    layout, is_plain = Layout((6,), ()), False
+    positions = tuple(range(6))
+
+    def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
+        for query in range(call.query_start, call.keys.shape[1]):
+            order = [*reversed(range(query)), query]
+            yield list(zip(order, range(len(order)), strict=True))
+
+    def weighted_from(self, start: int) -> Weighted:
+        return ()
+
+
+def test_an_arrangement_of_a_new_kind_is_computed_by_the_reference_and_refused_by_the_others() -> None:
+    draw = torch.Generator().manual_seed(0)
+    queries, keys, values = (torch.randn(heads, 6, 16, generator=draw, dtype=torch.float64) for heads in (4, 2, 2))
+    call = AttentionCall(queries, keys, values, Rotation(None), scaling=0.25, sliding_window=2)
+    found = resolve_backend("reference").attend(_Backwards(), call)
+    visible = [[0], [0, 1], [0, 2], [0, 3], [0, 4], [0, 5]]  # the farthest is the one before, so the first is near
+    for query, seen in enumerate(visible):
+        for head in range(4):
+            weights = (keys[head // 2, seen] @ queries[head, query] * 0.25).softmax(dim=0)
+            torch.testing.assert_close(found[head, query], weights @ values[head // 2, seen])
+    for name in ("sdpa", "varlen"):
+        with pytest.raises(UnsupportedCombination, match="_Backwards") as caught:
+            resolve_backend(name).attend(_Backwards(), call)
+        assert "attend_fast" in caught.value.hint
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])
@@ -158,42 +171,6 @@ def test_a_failure_inside_leaves_the_model_as_it_was(llama: PreTrainedModel) -> 
     assert InvariantModel(llama).generate(Prompt([3], [[4], [5]], [6]), max_new_tokens=1).token_ids
 
 
-@needs_flex
-@pytest.mark.parametrize(
-    ("family", "method"),
-    [
-        *(
-            (family, "rotor")
-            for family in ("llama", "mistral (sliding window)", "gemma2", "gpt_oss", "glm4", "cohere2")
-        ),
-        ("gemma2", "pine"),
-        ("cohere2", "pine"),
-        ("gpt_oss", "ape"),
-        ("mistral (sliding window)", "isolated"),
-    ],
-)
-def test_flex_computes_what_the_reference_computes(family: str, method: str) -> None:
-    """Windows, soft caps, sinks and rotations, and methods that meet them; every method on a Llama: the contract."""
-    model = tiny_model(family)
-    prompt = random_prompt(random.Random(1), (5, 1, 7, 3, 12), prefix=6)
-    fast, slow = (InvariantModel(model, method=method, backend=each) for each in ("flex", "reference"))
-    bound = rounding(slow.logits, prompt)
-    torch.testing.assert_close(fast.logits(prompt), slow.logits(prompt), atol=bound, rtol=0)
-
-
-@needs_flex
-def test_flex_keeps_the_mask_of_a_shape(llama: PreTrainedModel) -> None:
-    from invariant_rag.attention import flex
-
-    flex._masks.clear()
-    lm = InvariantModel(llama, backend="flex", ordering="given")
-    for seed in range(3):
-        lm.logits(random_prompt(random.Random(seed), (3, 5, 2)))
-    assert len(flex._masks) == 1
-    lm.logits(random_prompt(random.Random(0), (3, 4, 2)))
-    assert len(flex._masks) == 2
-
-
 @pytest.mark.parametrize("family", ["mistral (sliding window)", "gemma2", "gpt_oss"])
 def test_long_rows_are_read_in_blocks_of_queries(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(family)
@@ -203,24 +180,3 @@ def test_long_rows_are_read_in_blocks_of_queries(family: str, monkeypatch: pytes
     monkeypatch.setattr("invariant_rag.attention.kernels._QUERY_BLOCK", 3)
     for lm, expected, bound in zip(models, whole, bounds, strict=True):
         torch.testing.assert_close(lm.logits(prompt), expected, atol=bound, rtol=0)
-
-
-def test_the_block_mask_of_a_ring_is_the_one_that_pytorch_finds_query_by_query() -> None:
-    flex = pytest.importorskip("invariant_rag.attention.flex", reason="needs FlexAttention of PyTorch 2.9")
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    chance = random.Random(0)
-    for sliding_window in (None, 30, 300):
-        lengths = tuple(chance.randint(1, 300) for _ in range(chance.randint(2, 6)))
-        arrangement = resolve_method("rotor").arrange(Layout((chance.randint(0, 9), 3), (lengths,)))
-        ring = next(each for each in arrangement.blocks_from(0, arrangement.layout.length) if isinstance(each, Ring))
-        found = flex._doubled_mask(ring, sliding_window, torch.device("cpu"))
-        expected = create_block_mask(found.mask_mod, None, None, *found.seq_lengths, device="cpu")
-        for kind in ("kv", "full_kv"):
-            counts = getattr(expected, f"{kind}_num_blocks")
-            assert torch.equal(getattr(found, f"{kind}_num_blocks"), counts)
-            for row, count in enumerate(counts[0, 0].tolist()):
-                blocks = [
-                    getattr(each, f"{kind}_indices")[0, 0, row, :count].sort().values for each in (found, expected)
-                ]
-                assert torch.equal(*blocks)

@@ -60,7 +60,7 @@ def _by_reference(arrangement: Arrangement, padding: int, call: BatchCall, row: 
         call.scaling,
         sinks=call.sinks,
     )
-    return arrangement.attend(Reference(), one).transpose(0, 1)
+    return Reference().attend(arrangement, one).transpose(0, 1)
 
 
 @pytest.mark.parametrize("kernel", [Dense(), Grouped()], ids=lambda each: each.name)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
-from invariant_rag.attention.reference import Reference, _Ranking
+from invariant_rag.attention.reference import Reference
 from invariant_rag.attention.trace import Sight
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.explain import Explanation
@@ -137,13 +137,13 @@ class Watched(Reference):
     def __init__(self) -> None:
         self.rows_seen: list[dict[int, list[dict[int, int]]]] = []
 
-    def ranked(self, arrangement: Any, call: Any) -> torch.Tensor:
-        ranking, heads = _Ranking(arrangement, call), range(call.queries.shape[0])
+    def attend(self, arrangement: Any, call: Any) -> torch.Tensor:
         last = [span.stop - 1 for span in arrangement.layout.set_spans[0]]
         if call.query_start == 0 and call.keys.shape[1] > arrangement.layout.length:  # prompt and answer together
             readers = [*last, *range(arrangement.layout.length - 1, call.keys.shape[1])]
-            self.rows_seen.append({query: [dict(ranking.row(head, query)) for head in heads] for query in readers})
-        return super().ranked(arrangement, call)
+            heads = [list(arrangement.keys_of_queries(call, head)) for head in range(call.queries.shape[0])]
+            self.rows_seen.append({query: [dict(rows[query]) for rows in heads] for query in readers})
+        return super().attend(arrangement, call)
 
 
 @pytest.mark.parametrize("method", ["pine", "pine-reverse"])

@@ -21,7 +21,7 @@ from transformers import (
 
 import invariant_rag
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
-from invariant_rag.arrangement import RowArrangement
+from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
@@ -346,9 +346,9 @@ def test_the_last_layer_attends_from_the_last_text_alone(llama: PreTrainedModel)
     asked = []
 
     class Listening(SDPA):
-        def rows(self, arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
+        def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
             asked.append(call.queries.shape[1])
-            return super().rows(arrangement, call)
+            return super().attend(arrangement, call)
 
     lm = InvariantModel(llama, backend=Listening())
     lm.generate(PROMPT, max_new_tokens=3)

@@ -98,6 +98,34 @@ def test_a_segment_over_its_own_limit_is_an_error_that_names_both_numbers() -> N
         TokenLimits(None, 4).fit(0, [[1, 9]], 0)
 
 
+@given(lengths, st.integers(0, 20), policies)
+def test_segments_that_share_positions_take_those_of_the_longest(
+    ranked: list[list[int]], window: int, overflow: Overflow
+) -> None:
+    """Of one set, whatever fits alone fits with all others."""
+    alone = [[length if length <= window else 0 for length in each] for each in ranked[:1]]
+    try:
+        kept = TokenLimits(window, None, overflow).fit(0, ranked, 0, shares_positions=True)
+        first = TokenLimits(window, None, overflow).fit(0, ranked[:1], 0, shares_positions=True)
+    except ContextOverflow:
+        assert overflow == "error"
+        assert longest(ranked) > window
+        return
+    assert longest(kept) <= window
+    assert kept == ranked or longest(ranked) > window
+    assert overflow != "drop_last" or first == alone
+    assert overflow != "trim_segments" or first == [[min(length, window) for length in each] for each in ranked[:1]]
+
+
+def test_where_positions_are_shared_the_longest_segments_make_room() -> None:
+    limits = TokenLimits(10, None, "drop_last")
+    assert limits.fit(1, [[7, 2, 7, 3], [5, 1]], 1, shares_positions=True) == [[0, 2, 0, 3], [5, 1]]
+    with pytest.raises(
+        ContextOverflow, match=r"at most 10 tokens.*13 in the prompt \(1 of text, 12 in the longest of 6"
+    ):
+        TokenLimits(10).fit(1, [[7, 2, 7, 3], [5, 1]], 1, shares_positions=True)
+
+
 def test_without_a_window_everything_fits() -> None:
     assert TokenLimits().fit(10**9, [[10**9]], 10**9) == [[10**9]]
 
@@ -107,6 +135,10 @@ def test_choices_that_mean_nothing_are_refused() -> None:
         TokenLimits(overflow="drop")  # type: ignore[arg-type]
     with pytest.raises(InvalidChoice, match="at least 1, got 0"):
         TokenLimits(max_segment_tokens=0)
+
+
+def longest(lengths: list[list[int]]) -> int:
+    return sum(max(each, default=0) for each in lengths)
 
 
 def total(kept: list[list[int]]) -> int:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from invariant_rag.arrangement import Arrangement, RowArrangement, WeightedArrangement
+from invariant_rag.arrangement import Arrangement, RowArrangement
 from invariant_rag.attention.call import BatchCall
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.sdpa import SDPA
@@ -19,7 +19,6 @@ from invariant_rag.attention.varlen.windows import lay_windows
 from invariant_rag.methods.pine import RankedArrangement
 
 _MOST_PLANS = 4
-_TOLD_BY_WINDOWS = (RowArrangement, WeightedArrangement)
 
 
 class Varlen(SDPA):
@@ -100,7 +99,7 @@ def _decoding(
 
 def _plan(arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall) -> Plan | None:
     num_queries, num_keys = call.queries.shape[2], call.keys.shape[2]
-    rows = [each for each in arrangements if isinstance(each, RowArrangement) and type(each) in _TOLD_BY_WINDOWS]
+    rows = [each for each in arrangements if isinstance(each, RowArrangement)]
     if len(rows) == len(arrangements):
         windows = lay_windows(rows, padding, num_queries, num_keys)
         return make_plan(windows, len(rows) * num_queries, call.queries.device)

@@ -59,7 +59,7 @@ class Decoding:
     def attend(self, kernel: VarlenKernel, call: BatchCall) -> torch.Tensor:
         """Return one layer's attention `[B, 1, H, D]`."""
         queries, num_keys, ranked = call.queries[:, :, 0], call.keys.shape[2], self.slots.shape[1]
-        unturned = call.rotation.rotate_by(queries, (self.padding + 1 - num_keys)[:, None])
+        unturned = call.rotation.unscaled(call.rotation.rotate_by(queries, (self.padding + 1 - num_keys)[:, None]))
         keys = self._unturned_keys(call)
         lse = self._call(kernel, call, unturned[self.rows[:ranked]], keys, keys).lse
         shifts = self.ranks.shifts(in_slots(lse, self.segments, -torch.inf))[self.slots[0], self.slots[1]]
@@ -74,7 +74,7 @@ class Decoding:
         if _SCRATCH not in call.scratch:
             positions = torch.arange(self.stop, device=call.keys.device) - self.padding[:, None]
             unturned = call.rotation.rotate_by(call.keys[:, :, : self.stop], -positions[:, None])
-            call.scratch[_SCRATCH] = unturned.contiguous()
+            call.scratch[_SCRATCH] = call.rotation.unscaled(unturned).contiguous()
         keys: torch.Tensor = call.scratch[_SCRATCH]
         return keys
 

@@ -57,6 +57,7 @@ class Plan:
             state = merge(state, each.attend(kernel, call, queries, keys, values))
         if self.rankings:
             unturned = keys if self.unturn is None else self.unturn.turned(keys, call.rotation)
+            unturned = call.rotation.unscaled(unturned)
             for ranking in self.rankings:
                 state = ranking.attend(kernel, call, (queries, keys, values), unturned, state)
         out = merge_sinks(state, call.sinks).out

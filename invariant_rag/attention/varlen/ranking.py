@@ -80,6 +80,7 @@ class Ranking:
     ) -> torch.Tensor:
         """Return the log-sum-exps over the keys of each segment, without positions `[N, R, H]`."""
         unturned = reading if self.unturn is None else self.unturn.turned(reading, call.rotation)
+        unturned = call.rotation.unscaled(unturned)
         parts = []
         for each in self.passes:
             lse = attend_windows(kernel, unturned[each.queries], unturned_keys, values, each.windows, call.scaling).lse

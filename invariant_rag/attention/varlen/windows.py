@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from invariant_rag.arrangement import Block, RowArrangement, Run, Span, Weighted, WeightedArrangement, Weighting
+from invariant_rag.arrangement import Block, RowArrangement, Run, Span, Weighted, Weighting
 from invariant_rag.methods.rotor import Ring
 
 _PLAIN = Weighting()
@@ -131,9 +131,7 @@ def _row_windows(
                 yield own, [prefix] if block.origin else []
             continue
         for row in block.rows:
-            weighted: Weighted = ()
-            if isinstance(arrangement, WeightedArrangement):
-                weighted = arrangement.weighted_from(row.queries.start)
+            weighted = arrangement.weighted_from(row.queries.start)
             *before, (seen, weighting) = [
                 (Run(part.start, part.stop, run.shift), weighting)
                 for run in row.runs

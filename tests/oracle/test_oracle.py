@@ -1,0 +1,268 @@
+"""Every backend computes what the papers say: logits and cached decoding equal an oracle that shares no code with it.
+
+Everything is computed in float64, so the bound is above rounding and far below any mistake.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from invariant_rag import InvariantModel, Prompt, RingAverage, SegmentSet
+from invariant_rag.arrangement import Layout
+from invariant_rag.attention import resolve_backend, tiles
+from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.rope import Rotation
+from invariant_rag.errors import ContextOverflow
+from invariant_rag.methods import APE, resolve_method
+from invariant_rag.testing.families import tiny_model
+from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, oracle_logits
+from tests.oracle.methods import METHODS, World
+from tests.oracle.rotary import Rotary
+
+BOUND = 1e-12
+"""Relative to the largest value: thousands of roundings of float64."""
+
+_SMALL = {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 2}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.3],
+    "long_factor": [2.0, 8.0],
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "llama (llama3 scaling)": {},
+    "llama (linear scaling)": {},
+    "llama (yarn scaling)": {},
+    "llama (dynamic scaling)": {"max_position_embeddings": 24},
+    "phi3": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 16},  # some prompts are longer
+    "mistral (sliding window)": {"sliding_window": 7},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma2": {"sliding_window": 7},
+    "gemma3_text": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "phi": {},
+    "cohere2": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo2": {},
+    "granite": {"attention_multiplier": 0.2},
+    "glm4": {},
+    "gpt_neox": {},
+    "gpt_oss": {"sliding_window": 7},
+    "exaone4": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "gptj": {"rotary_dim": 4},
+    "falcon": {"head_dim": ...},
+    "falcon (ALiBi)": {"head_dim": ...},
+    "bloom": {},
+    "mpt": {},
+}
+"""Families of `invariant_rag.testing.families`, made small; windows are shorter than prompts."""
+
+PAST_THE_WINDOW = ("llama", "phi3", "gptj", "bloom", "mpt", "falcon", "falcon (ALiBi)")
+
+PROMPTS: dict[str, tuple[Sequence[int], Sequence[Sequence[int]]]] = {
+    "one set": ((3, 4), ((4, 1, 6, 0, 3),)),
+    "two sets": ((2, 1, 3), ((3, 2), (1, 4, 2))),
+    "no prefix": ((0, 2), ((5, 3, 4),)),
+    "past the window": ((3, 4), ((16, 15, 16),)),
+}
+"""Lengths of texts, and of the segments of the sets between them."""
+
+BACKENDS = ("sdpa", "varlen")
+NEW_TOKENS = 3
+
+
+def combinations() -> Iterator[tuple[str, str, str, str]]:
+    """Return every family with every method, and a fast backend and a prompt in turn."""
+    for row, family in enumerate(FAMILIES):
+        for column, method in enumerate(METHODS):
+            has_alibi = family in ("bloom", "mpt", "falcon (ALiBi)")
+            if not (has_alibi and method == "pine-in-place"):  # it reads later positions, for which ALiBi has no biases
+                turn = row + column
+                yield family, method, BACKENDS[turn % len(BACKENDS)], list(PROMPTS)[turn % 3]
+
+
+@cache
+def _model(family: str) -> PreTrainedModel:
+    return _build(family, {})
+
+
+def _build(family: str, overrides: dict[str, object]) -> PreTrainedModel:
+    config = tiny_model(family, eos_token_id=None, **{**_SMALL, **FAMILIES[family], **overrides}).config
+    with float64_throughout(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+        if model.config._experts_implementation == "grouped_mm":
+            model.set_experts_implementation("eager")  # the grouped one has no float64
+    return model
+
+
+def _prompt(name: str, seed: int = 0) -> tuple[Prompt, list[int], World]:
+    """Return a prompt whose order is that in memory, its tokens, and what the oracle knows of it."""
+    texts, sets = PROMPTS[name]
+    numbers = random.Random(seed)
+    written = [[numbers.randrange(3, 128) for _ in range(length)] for length in texts]
+    segments = [[[numbers.randrange(3, 128) for _ in range(length)] for length in each] for each in sets]
+    parts: list[list[int] | SegmentSet] = [written[0]]
+    ids = list(written[0])
+    for each, text in zip(segments, written[1:], strict=True):
+        parts += [SegmentSet(each), text]
+        ids += [*chain(*each), *text]
+    grown = (*texts[:-1], texts[-1] + NEW_TOKENS - 1)
+    return Prompt.of(*parts), ids, World.of(grown, sets)
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(("number", "family"), list(enumerate(PAST_THE_WINDOW)))
+def test_segments_that_share_positions_reach_past_the_window(number: int, family: str) -> None:
+    """The prompt has 54 tokens at 23 positions, for a window of 48."""
+    prompt, _, _ = _prompt("past the window")
+    model = _build(family, {"max_position_embeddings": 48, **({"max_seq_len": 48} if family == "mpt" else {})})
+    methods = ("set-based", "parallel-windows", "structured", "ape") * 2
+    for method in methods[number % 4 : number % 4 + 2]:
+        _compare(model, method, "sdpa", "past the window")
+        with pytest.raises(ContextOverflow, match="at most 48 tokens"):
+            InvariantModel(model, method=method).generate(prompt, max_new_tokens=48 - 23 + 1)
+    with pytest.raises(ContextOverflow, match="at most 48 tokens"):
+        InvariantModel(model, method="rotor").logits(prompt)
+
+
+@pytest.mark.parametrize(("family", "method", "backend", "name"), list(combinations()))
+def test_logits_and_cached_decoding_are_what_the_papers_say(family: str, method: str, backend: str, name: str) -> None:
+    _compare(_model(family), method, backend, name)
+
+
+def _compare(model: PreTrainedModel, method: str, backend: str, name: str) -> None:
+    prompt, ids, world = _prompt(name)
+    chosen = APE(APE_TEMPERATURE, APE_SCALE) if method == "ape" else method
+    with float64_throughout():
+        models = [InvariantModel(model, method=chosen, ordering="given", backend=b) for b in ("reference", backend)]
+        found = [(lm.logits(prompt), lm.generate(prompt, max_new_tokens=NEW_TOKENS)) for lm in models]
+        written, largest = found[0][1].token_ids, max(models[0].prepare(prompt).positions)
+        expected = oracle_logits(model, [*ids, *written[:-1]], world, METHODS[method], largest)
+        logprobs = expected[len(ids) - 1 :].log_softmax(dim=-1)[range(NEW_TOKENS), written]
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    for logits, answer in found:
+        assert _error(logits, expected[len(ids) - len(prompt.suffix) : len(ids)]) < BOUND
+        if rope.get("rope_type") != "dynamic":  # there, transformers changes frequencies while it decodes
+            assert _error(torch.tensor(answer.logprobs, dtype=torch.float64), logprobs) < BOUND
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    texts=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    sets=st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=3),
+    method=st.sampled_from(list(METHODS)),
+    interleaved=st.booleans(),
+    window=st.none() | st.integers(1, 12),
+    softcap=st.none() | st.just(2.0),
+    has_sinks=st.booleans(),
+    short=st.sampled_from([1, 6, 64]),
+    seed=st.integers(0, 99),
+)
+def test_one_layer_computes_what_the_papers_say_for_any_lengths(
+    texts: list[int],
+    sets: list[list[int]],
+    method: str,
+    interleaved: bool,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    short: int,
+    seed: int,
+) -> None:
+    """Sets and segments may be empty. The last two tokens are decoded one by one."""
+    before = texts[: len(sets)]
+    layout, world = Layout((*before, 1), tuple(map(tuple, sets))), World.of((*before, 3), sets)
+    draw = np.random.default_rng(seed)
+    total = layout.length + 2
+    raw = [draw.normal(size=(heads, total, 8)) for heads in (4, 2, 2)]
+    rotary = Rotary(10.0 ** -np.arange(3), interleaved, factor=1.3)
+    sinks = draw.normal(size=4) if has_sinks else None
+    layer = Layer(*raw, 0.4, rotary, sliding_window=window, softcap=softcap, sinks=sinks)
+    arrangement = resolve_method(APE(APE_TEMPERATURE, APE_SCALE) if method == "ape" else method).arrange(layout)
+    end = arrangement.positions[-1]
+    positions = [*arrangement.positions, end + 1, end + 2]
+    placed = [
+        [[rotary.rotate(x, at) for x, at in zip(head, positions, strict=True)] for head in each] for each in raw[:2]
+    ]
+    queries, keys, values = (torch.tensor(np.array(each)) for each in (*placed, raw[2]))
+    module = nn.Module()
+    module.register_buffer("inv_freq", torch.from_numpy(rotary.frequencies))
+    vars(module)["attention_scaling"] = rotary.factor
+    options = {"scaling": 0.4, "sliding_window": window, "softcap": softcap, "scratch": {}}
+    for backend in ("reference", "sdpa"):
+        found = []
+        with float64_throughout(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tiles, "_SHORT", short)
+            for start, stop in ((0, total - 2), (total - 2, total - 1), (total - 1, total)):
+                tensors = queries[:, start:stop], keys[:, :stop], values[:, :stop]
+                rotation = Rotation(module, "inv_freq", interleaved)
+                logits = None if sinks is None else torch.from_numpy(sinks)
+                call = AttentionCall(*tensors, rotation, sinks=logits, **options)
+                found.append(resolve_backend(backend).attend(arrangement, call))
+        together = torch.cat(found, dim=1).transpose(0, 1).flatten(1)
+        assert _error(together, torch.from_numpy(layer.outputs(world, METHODS[method]))) < BOUND
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("method", ["pine", "pine-reverse"])
+def test_equally_important_segments_keep_their_order(method: str, backend: str) -> None:
+    """Keys are zero, so all segments are equally important; values are not, and the window covers the nearest only."""
+    texts, lengths, size = (2, 2), (3, 3, 3), 8
+    world, layout = World.of(texts, [lengths]), Layout(texts, (lengths,))
+    numbers = np.random.default_rng(0)
+    queries, values = numbers.normal(size=(2, layout.length, size)), numbers.normal(size=(1, layout.length, size))
+    keys = np.zeros_like(values)
+    tensors = [torch.from_numpy(each) for each in (queries, keys, values)]
+    with float64_throughout():
+        call = AttentionCall(*tensors, Rotation(None), scaling=0.5, sliding_window=6)
+        found = resolve_backend(backend).attend(resolve_method(method).arrange(layout), call)
+    layer = Layer(queries, keys, values, scaling=0.5, rotary=None, sliding_window=6)
+    assert _error(found.transpose(0, 1).flatten(1), torch.from_numpy(layer.outputs(world, METHODS[method]))) < BOUND
+
+
+def test_ring_averaging_averages_the_published_rows_over_cuts() -> None:
+    texts, (lengths,) = PROMPTS["no prefix"]
+    prompt, ids, _ = _prompt("no prefix")
+    candidate, total = [5, 9], 0.0
+    segments, suffix = [list(map(int, each.token_ids)) for each in prompt.segments], ids[sum(lengths) :]
+    with float64_throughout():
+        lm = InvariantModel(_model("llama"), method="rotor", ordering="given", backend="reference")
+        for cut in range(3):
+            order = [*range(cut, 3), *range(cut)]
+            world = World.of((texts[0], texts[1] + 2), ([lengths[i] for i in order],))
+            everything = [*chain(*(segments[i] for i in order)), *suffix, *candidate]
+            logits = oracle_logits(lm.model, everything, world, METHODS["rotor"], len(everything) - 1)
+            total += float(logits[-3:-1].log_softmax(dim=-1)[[0, 1], candidate].sum()) / 3
+        (found,) = RingAverage(lm).score(prompt, [candidate])
+    assert abs(found - total) < BOUND * abs(total)
+
+
+def test_the_oracle_shares_no_code_with_the_library() -> None:
+    files = [each for each in Path(__file__).parent.glob("*.py") if not each.name.startswith("test_")]
+    assert len(files) == 3
+    for file in files:
+        imports = [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        names = {alias.name for node in imports for alias in node.names} | {
+            getattr(node, "module", "") for node in imports
+        }
+        assert not any(str(name).startswith("invariant_rag") for name in names)
