@@ -222,13 +222,32 @@ def test_results_of_tools_may_hold_documents(client: openai.OpenAI) -> None:
     assert replies[0].invariant["sets"] == [3]
 
 
+def test_an_answer_that_runs_out_of_tokens_says_length(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+    form: Any = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+    tools: Any = {"tools": [SEARCH], "tool_choice": "required", "parallel_tool_calls": False}
+    asked: Any = {"model": "small", "messages": [{"role": "user", "content": QUESTION}]}
+    for more in (form, tools):
+        for budget in (1, 5, 10):
+            (choice,) = client.chat.completions.create(max_tokens=budget, **asked, **more).choices
+            assert choice.finish_reason == "length"
+            for call in choice.message.tool_calls or ():
+                with pytest.raises(json.JSONDecodeError):
+                    json.loads(call.function.arguments)
+            chunks = list(client.chat.completions.create(max_tokens=budget, stream=True, **asked, **more))
+            reasons = [each.choices[0].finish_reason for each in chunks if each.choices]
+            assert [each for each in reasons if each] == ["length"]
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(max_tokens=5, **asked, **form)
+
+
 def test_what_parse_returned_is_taken_back_and_not_read(client: openai.OpenAI, http: httpx.Client) -> None:
     parameters = {**SEARCH["function"]["parameters"], "additionalProperties": False}
     function = {**SEARCH["function"], "parameters": parameters, "strict": True}
     strict: Any = {"type": "function", "function": function}
     asked: Any = [{"role": "user", "content": QUESTION}]
-    tools: Any = {"tools": [strict], "tool_choice": "required"}
-    reply = client.chat.completions.parse(model="small", messages=asked, max_tokens=64, **tools)
+    tools: Any = {"tools": [strict], "tool_choice": "required", "parallel_tool_calls": False}
+    reply = client.chat.completions.parse(model="small", messages=asked, max_tokens=200, **tools)
     plain = reply.choices[0].message.to_dict()
     parsed = [call["function"].pop("parsed_arguments") for call in plain["tool_calls"]]  # type: ignore[attr-defined]
     assert parsed[0]["town"] in {"Ostra", "Brenn"}
