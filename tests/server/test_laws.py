@@ -24,7 +24,7 @@ from invariant_rag.server.routes.answers import router
 from tests.server.conftest import serving
 
 HEALTH_SECONDS = 0.2
-END_SECONDS = 1.0
+END_SECONDS = STAY_SECONDS = 1.0
 DEADLINE_SECONDS = 0.5
 PATTERN = {"type": "string", "pattern": "^([a-z]?){400}(a|b|[c-z]{1,90}){80}$"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "When does the ferry leave?"}]}
@@ -165,12 +165,13 @@ ABANDONED: dict[str, dict[str, Any]] = {
 def test_nothing_runs_on_when_its_client_has_left(path: str, stream: bool, target: httpx.Client) -> None:
     more = {"stream": True} if stream and "completions" in path else {}
     content = json.dumps({**ABANDONED[path], **more}).encode()
+    target.post(path, json=ROUTES[path])  # what is loaded at first is loaded
     wait_until(lambda: active(target) == 0, 20)
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with socket.create_connection((target.base_url.host, target.base_url.port)) as leaving:
         leaving.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         wait_until(lambda: active(target) == 1, 5)
-        time.sleep(0.3)
+        time.sleep(STAY_SECONDS)
     left = time.monotonic()
     wait_until(lambda: active(target) == 0, END_SECONDS)
     time.sleep(max(left + END_SECONDS - time.monotonic(), 0))
