@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from invariant_rag.evaluation.benchmarks.published_tables import PublishedTable,
 from invariant_rag.testing.families import probe_families
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / "reference" / "methods.md", DOCS / "reference" / "models.md", DOCS / "numbers" / "published.md"]
+GUARANTEES = DOCS.parent / "tests" / "laws" / "guarantees.toml"
+PAGES = [
+    DOCS / page
+    for page in ("explanation/guarantees.md", "reference/methods.md", "reference/models.md", "numbers/published.md")
+]
 
 HEADINGS = {
     "fair": "fair by construction",
@@ -53,9 +58,24 @@ def tables() -> dict[str, str]:
         "methods": listed(method_rows(), ordering="default ordering"),
         "interventions": listed(intervention_rows()),
         "orderings": listed(ordering_rows(), invariant="by content only"),
+        "guarantees": "\n".join(guarantees()),
         "published": "\n\n".join(map(published, published_tables().values())),
         "models": table(["supported", "what the probe saw"], supported) + "\n\n" + table(["refused, and why"], refused),
     }
+
+
+def guarantees() -> Iterator[str]:
+    """Yield the lines of what is guaranteed, with its tests, and of the exceptions with theirs."""
+    for number, each in enumerate(tomllib.loads(GUARANTEES.read_text(encoding="utf-8"))["guarantee"], 1):
+        yield f"{number}. **{each['name']}.** {each['says']} {', '.join(map(test_name, each['tests']))}"
+        for exception in each.get("except", ()):
+            yield f"    - *Except:* {exception['says']} {test_name(exception['test'])}"
+
+
+def test_name(test: str) -> str:
+    """Return how a page names a test."""
+    path, _, name = test.partition("::")
+    return f'<span title="{path}">`{name}`</span>'
 
 
 def published(printed: PublishedTable) -> str:

@@ -207,6 +207,13 @@ def test_every_threat_names_a_test() -> None:
     assert not [row for row in rows if not re.fullmatch(r"\| .+ \| `(tests|integrations)/.*`.* \|", row)]
 
 
-@pytest.mark.parametrize(("file", "name"), NAMED_TESTS)
-def test_a_test_that_a_threat_names_exists(file: str, name: str) -> None:
-    assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+# --- what is guaranteed ---
+
+GUARANTEES = tomllib.loads((ROOT / "tests" / "laws" / "guarantees.toml").read_text(encoding="utf-8"))["guarantee"]
+EXCEPTIONS = [exception for each in GUARANTEES for exception in each.get("except", ())]
+HOLDING = [*(test for each in GUARANTEES for test in each["tests"]), *(each["test"] for each in EXCEPTIONS)]
+
+
+@pytest.mark.parametrize(("file", "name"), [*NAMED_TESTS, *(test.split("::") for test in HOLDING)])
+def test_a_test_that_a_threat_or_a_guarantee_names_exists(file: str, name: str) -> None:
+    assert re.search(rf"^ *def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)

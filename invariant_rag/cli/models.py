@@ -121,6 +121,7 @@ def orderings(as_json: options.Json = False) -> None:
 def _check_tokens(model: str, as_json: bool) -> None:
     from invariant_rag.models.loading import load_tokenizer
     from invariant_rag.prompts import control_tokens, unprotected_tokens
+    from invariant_rag.prompts.control_tokens import LONGEST_PROBE
     from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 
     with handle_errors(), progress_bar("Checking", _HOSTILE_TEXTS) as advance:
@@ -140,6 +141,7 @@ def _check_tokens(model: str, as_json: bool) -> None:
         print_json({"model": model, "texts": _HOSTILE_TEXTS, **report, "break_outs": rows})
     else:
         print_text(f"{len(control)} control tokens, {_HOSTILE_TEXTS} hostile texts: {len(rows)} broke out")
+        print_text(f"This holds for what was rendered: conversations of every role, of up to {LONGEST_PROBE} turns.")
         if unprotected:
             print_text(f"look like roles, but no template writes them: {', '.join(unprotected)}")
         if rows:

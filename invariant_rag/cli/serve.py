@@ -15,7 +15,7 @@ from invariant_rag.cli import options, scale
 from invariant_rag.cli.console import handle_errors, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import ExtraRequired
-from invariant_rag.server.keys import KEY_VARIABLE, read_keys
+from invariant_rag.server.keys import KEY_VARIABLE, read_keys, read_operator_key
 
 if TYPE_CHECKING:
     from invariant_rag.server.engines.base import Engine, Reranker
@@ -90,7 +90,19 @@ def serve(
         ),
     ] = None,
     votes: Annotated[int, typer.Option(min=2, help="Orders that the method vote asks about, with --upstream.")] = 5,
-    max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get 429.")] = 64,
+    max_requests: Annotated[
+        int,
+        typer.Option(min=1, help="Requests that run or wait; more get 429. No tenant gets the places of all others."),
+    ] = 64,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Connections of one address; beyond them, the oldest idle one is closed.")
+    ] = 128,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS", help="A proxy: its connections are not limited, and its X-Forwarded-For is believed."
+        ),
+    ] = None,
     max_body_mb: Annotated[float, typer.Option(min=0.001, help="Longest body; longer ones get 413.")] = 4.0,
     max_prompt_tokens: Annotated[
         int | None,
@@ -139,13 +151,17 @@ def serve(
     with handle_errors():
         check_packages()
         from invariant_rag.server.engines.building import EngineConfig
-        from invariant_rag.server.serving import configure_logging, reserve
+        from invariant_rag.server.logs import configure_logging
+        from invariant_rag.server.serving import reserve
+        from invariant_rag.server.tracing import export_traces
 
         allowed = {"methods": allow_method, "orderings": allow_ordering}
         settings = _settings(
             read_keys(keys),
             {name: frozenset(values) for name, values in allowed.items() if values},
             max_requests=max_requests,
+            max_connections=max_connections,
+            trusted_proxies=frozenset(trusted_proxy or ()),
             max_body_bytes=int(check_real("--max-body-mb", max_body_mb) * (1 << 20)),
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
@@ -178,6 +194,7 @@ def serve(
                     disable_transformers_bars()
                 engine, relevance = stack.enter_context(scale.started(config, settings, wanted, reranker))
             configure_logging()
+            export_traces()
             _run(engine, settings, relevance, reserved)
 
 
@@ -195,13 +212,19 @@ def check_packages() -> None:
 def _settings(keys: dict[str, str], allowed: dict[str, Any], **limits: Any) -> Settings:
     from invariant_rag.server.settings import Settings
 
-    return Settings(keys=keys, default_new_tokens=min(256, limits["max_new_tokens"]), **allowed, **limits)
+    return Settings(
+        keys=keys,
+        operator_key=read_operator_key(),
+        default_new_tokens=min(256, limits["max_new_tokens"]),
+        **allowed,
+        **limits,
+    )
 
 
 def _run(engine: Engine, settings: Settings, reranker: Reranker, reserved: socket.socket) -> None:
     from invariant_rag.orderings.monot5 import EMBEDDED_NAME
     from invariant_rag.server.application import create_app
-    from invariant_rag.server.routes.ranking import TOY
+    from invariant_rag.server.handling import TOY
     from invariant_rag.server.serving import server_of
 
     host, port = reserved.getsockname()[:2]

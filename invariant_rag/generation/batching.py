@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from threading import Event, Lock
+from time import monotonic
 from typing import Any
 
 import torch
@@ -19,11 +20,16 @@ from invariant_rag.errors import InvalidChoice, InvalidOption
 from invariant_rag.generation.identity import identity
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import as_ids, resolve_option
+from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
 from invariant_rag.segments import Prompt
+
+_SHORT = 4
+"""A request is short beside one of so many times its tokens."""
+_POLL_SECONDS = 0.02
+"""How often a waiting thread looks whether another one has generated for it."""
 
 
 @dataclass(eq=False)
@@ -58,6 +64,19 @@ class _Request:
         """Whether nobody waits for the result any more: one of the events is set."""
         return any(event.is_set() for event in self.events)
 
+    @property
+    def max_new_tokens(self) -> int:
+        """How many tokens it may take."""
+        return resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
+
+    def goes_before(self, running: _Request) -> bool:
+        """Return whether a request need not wait for the end of a running one.
+
+        It is short beside it; or it is another tenant's, whose cache is another one, and no longer.
+        """
+        own, other = self.max_new_tokens, running.max_new_tokens
+        return _SHORT * own <= other or (self.lm.cache is not running.lm.cache and own <= other)
+
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
 
@@ -80,7 +99,8 @@ class MicroBatcher:
 
     There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
     the next thread then generates for its own prompt and for the waiting calls with the same weights, choices and
-    options. In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own.
+    options. A request that is short beside a running batch, or another tenant's, is generated between two steps of it.
+    In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own.
     A model on an engine that puts calls together itself, such as vLLM, is called at once.
     Pickling gives a batcher with an empty queue.
 
@@ -160,9 +180,14 @@ class MicroBatcher:
             with self._waiting_lock:
                 self._waiting += requests
             for each in requests:
-                with self._generate_lock:
-                    if not each.result.done():
-                        _run_batch(self._pop_batch(each, batch_size))
+                while not each.result.done():
+                    if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
+                        continue
+                    try:
+                        if not each.result.done():
+                            _run_batch(self._pop_batch(each, batch_size), partial(self._run_between, batch_size))
+                    finally:
+                        self._generate_lock.release()
             generations = [each.result.result() for each in requests]
         if any(each.abandoned for each in requests):
             raise CancelledError
@@ -195,6 +220,19 @@ class MicroBatcher:
             return self._answer([_Request(lm, prompt, rest, streamer, events)], batch_size)[0]
 
         return stream_text(generate, lm.tokenizer, kept, lm.prefiller.shared.lock.check_new_thread, closed)
+
+    def _run_between(self, batch_size: int, running: _Request) -> bool:
+        """Generate between two steps of a batch for requests that need not wait for its end; say if there were any.
+
+        They run inside of a stopping criterion, in the thread that holds the model.
+        """
+        with self._waiting_lock:
+            waiting = [each for each in self._waiting if not each.abandoned and each.goes_before(running)]
+        if not waiting:
+            return False
+        with torch.random.fork_rng():  # the batch may draw from the global state, too
+            _run_batch(self._pop_batch(waiting[0], batch_size))
+        return True
 
     def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
@@ -231,11 +269,16 @@ def _run_alone(request: _Request) -> Generation:
     return request.lm.generate(request.prompt, **options)
 
 
-def _run_batch(batch: Sequence[_Request]) -> None:
-    """Generate for a batch and set the results; if the batch fails, generate for each request separately."""
+def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None = None) -> None:
+    """Generate for a batch and set the results; if the batch fails, generate for each request separately.
+
+    Args:
+        batch: The requests.
+        run_between: Called between steps: it may generate for others, and says whether it did.
+    """
     if not batch:
         return
-    first, rows = batch[0], _Rows(batch)
+    first, rows = batch[0], _Rows(batch, run_between)
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), rows]}
     if len(batch) > 1 and first.samples_rows:
         options = sample_rows(options, [each.options.get("seed") for each in batch], first.lm.model)
@@ -247,7 +290,7 @@ def _run_batch(batch: Sequence[_Request]) -> None:
                 each.result.set_exception(error)
             return
         for each in batch:  # only the requests that cause the error fail
-            _run_batch([each])
+            _run_batch([each], run_between)
         return
     rows.close()
     exact = first.lm.deterministic or all(each.prompt is first.prompt for each in batch)
@@ -258,9 +301,10 @@ def _run_batch(batch: Sequence[_Request]) -> None:
 class _Rows(StoppingCriteria):
     """Gives each row's tokens to the streamer of its request, and ends the rows of requests that were abandoned."""
 
-    def __init__(self, batch: Sequence[_Request]) -> None:
+    def __init__(self, batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None) -> None:
         lm, options = batch[0].lm, batch[0].options
-        self._batch = batch
+        self._batch, self._run_between = batch, run_between
+        self._ours_until = 0.0
         self._open = dict(enumerate(batch))  # requests by row, until their answers end
         self._ends = set(as_ids(resolve_option(options, "eos_token_id", lm.model.generation_config)))
 
@@ -279,10 +323,19 @@ class _Rows(StoppingCriteria):
             stops[row] = request.abandoned
             if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
                 self._close(row)
+        if self._run_between is not None and not stops.all():
+            self._let_others_run(self._run_between)
         return stops
 
     def __deepcopy__(self, memo: Any) -> _Rows:
-        return _Rows(self._batch)  # a routed model generates twice
+        return _Rows(self._batch, self._run_between)  # a routed model generates twice
+
+    def _let_others_run(self, run_between: Callable[[_Request], bool]) -> None:
+        """Let others run for a while, and then not for as long as that took: so neither side starves."""
+        start = monotonic()
+        if start >= self._ours_until and run_between(self._batch[0]):
+            end = monotonic()
+            self._ours_until = end + end - start
 
     def close(self) -> None:
         """End the streams of rows that are still open."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from time import thread_time
@@ -35,6 +36,9 @@ _BROKEN = re.compile(
 _LEADS = (b"\xe0", b"\xed", b"\xf0", b"\xf4")  # ends of a text after which some bytes would be broken
 
 _lock = ForkSafeLock()
+
+before_compiling: ContextVar[Callable[[str], None] | None] = ContextVar("before_compiling", default=None)
+"""Called with the structural tag of a grammar before this process compiles it: a server tries it elsewhere first."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class Vocabulary:
         Raises:
             InvalidSchema: xgrammar does not take it.
         """
+        if (check := before_compiling.get()) is not None:
+            check(grammar.tag)
         try:
             return self._compiler.compile_structural_tag(grammar.tag)
         except RuntimeError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from invariant_rag.attention.alibi import Alibi
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import probe
+from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.fingerprint import fingerprint
 from invariant_rag.locks import ForkSafeLock
@@ -51,10 +52,13 @@ class ModelLock:
         """Hold the lock.
 
         Raises:
+            CancelledError: Nobody waits for the result of this thread any more; see `cancellable`.
             UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
         """
         self._refuse(get_ident())
+        check_cancelled()
         with self._lock:
+            check_cancelled()
             hold = _Hold(self, get_ident())
             token = _holds.set((*_holds.get(), hold))
             try:

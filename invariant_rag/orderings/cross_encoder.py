@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from invariant_rag.cancellation import check_cancelled
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import InvalidChoice, UnsupportedModel
-from invariant_rag.orderings.relevance import Relevance, load_error
+from invariant_rag.orderings.relevance import CHARACTERS_PER_TOKEN, Relevance, load_error
+
+_LONGEST = 8192
+"""Tokens that a cross-encoder reads whose limit is not known."""
+_BATCHES = 4
+"""Of texts that are scored before it is seen whether somebody still waits; the texts of similar length are together."""
 
 
 class CrossEncoder(Relevance):
@@ -45,18 +51,24 @@ class CrossEncoder(Relevance):
         import torch
 
         model = self._load()
-        scores = model.predict(
-            [(query, text) for text in texts],
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            activation_fn=torch.nn.Identity(),
-        )
-        if scores.ndim != 1:
-            raise UnsupportedModel(
-                f"ordering {self.name!r} expects one score per text, got {scores.shape[-1]} from {self!r}",
-                hint="Use a cross-encoder with num_labels=1.",
+        most = CHARACTERS_PER_TOKEN * (getattr(model, "max_length", None) or _LONGEST)
+        pairs = [(query[:most], text[:most]) for text in texts]
+        found: list[float] = []
+        for first in range(0, len(pairs), _BATCHES * self.batch_size):
+            check_cancelled()
+            scores = model.predict(
+                pairs[first : first + _BATCHES * self.batch_size],
+                batch_size=self.batch_size,
+                show_progress_bar=False,
+                activation_fn=torch.nn.Identity(),
             )
-        return [float(score) for score in scores]
+            if scores.ndim != 1:
+                raise UnsupportedModel(
+                    f"ordering {self.name!r} expects one score per text, got {scores.shape[-1]} from {self!r}",
+                    hint="Use a cross-encoder with num_labels=1.",
+                )
+            found += map(float, scores)
+        return found
 
     def _load(self) -> Any:
         if self._loaded is None:

@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from invariant_rag.cancellation import check_cancelled
 from invariant_rag.checks import check_number, check_text
 from invariant_rag.errors import ContextOverflow, UnsupportedModel
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.models.hub import hub_reachable
-from invariant_rag.orderings.relevance import Relevance, load_error
+from invariant_rag.orderings.relevance import CHARACTERS_PER_TOKEN, Relevance, load_error
 
 PUBLISHED = "castorini/monot5-base-msmarco-10k"
 """The checkpoint of the RoToR paper."""
@@ -89,6 +90,7 @@ class MonoT5(Relevance):
         start = model.config.decoder_start_token_id
         with torch.inference_mode():
             for first in range(0, len(order), self.batch_size):
+                check_cancelled()
                 batch = order[first : first + self.batch_size]
                 rows = [inputs[index] for index in batch]
                 lengths = torch.tensor([len(row) for row in rows])
@@ -145,8 +147,20 @@ class MonoT5(Relevance):
 
     def _tokenize(self, tokenizer: Any, texts: Sequence[str], query: str) -> list[list[int]]:
         """Return the token ids of each input, at most `max_length` each."""
+        most = CHARACTERS_PER_TOKEN * self.max_length
+        if len(query) > most:
+            raise ContextOverflow(
+                f"the query has {len(query):,} characters; with at least one token of the document there is room for "
+                f"{self.max_length} tokens",
+                hint="Give the prompt a shorter `query`, or raise MonoT5(max_length=...).",
+            )
+        texts = [text[:most] for text in texts]
         prompts = [f"Query: {query} Document: {text} Relevant:" for text in texts]
-        inputs: list[list[int]] = tokenizer(prompts, truncation=False, verbose=False)["input_ids"]
+        inputs: list[list[int]] = []
+        for first in range(0, len(prompts), self.batch_size):
+            check_cancelled()
+            batch = prompts[first : first + self.batch_size]
+            inputs += tokenizer(batch, truncation=False, verbose=False)["input_ids"]
         too_long = [index for index, ids in enumerate(inputs) if len(ids) > self.max_length]
         if too_long:
             head = tokenizer.encode(f"Query: {query} Document:", add_special_tokens=False)

@@ -9,10 +9,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from invariant_rag.cancellation import check_cancelled
 from invariant_rag.checks import check_number, check_text
 from invariant_rag.errors import InvariantRAGError, TokenizerRequired, UnsupportedModel
 from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.segments import replace_surrogates
+
+CHARACTERS_PER_TOKEN = 16
+"""What is beyond so many characters for each token that a model reads is cut off before a text is tokenized."""
 
 
 class Relevance(Ordering):
@@ -54,7 +58,7 @@ class Relevance(Ordering):
     def score_texts(self, texts: Sequence[str], query: str) -> Sequence[float]:
         """Return one score per text, higher is better.
 
-        Called under a lock, with texts that are distinct and sorted.
+        Called under a lock, with texts that are distinct and sorted. Between batches it calls `check_cancelled`.
         """
 
     def probability(self, score: float) -> float:
@@ -78,7 +82,9 @@ class Relevance(Ordering):
         distinct = sorted(set(clean))
         if not distinct:
             return []
+        check_cancelled()
         with self._lock:
+            check_cancelled()
             scores = dict(zip(distinct, map(float, self.score_texts(distinct, replace_surrogates(query))), strict=True))
         if any(math.isnan(score) for score in scores.values()):
             raise UnsupportedModel(

@@ -55,6 +55,8 @@ _TOOL = Tool("f", _CONTENT).to_dict()
 _CALL = ToolCall("a12345678", "f", {}).to_dict()
 
 _LISTED = 10
+LONGEST_PROBE = 40
+"""Turns before the last one: some templates number them, and write names such as `T10:`."""
 _warned: set[tuple[str, tuple[str, ...]]] = set()
 _found: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Mapping[int, str]]] = WeakKeyDictionary()
 
@@ -192,7 +194,7 @@ def _conversations() -> Iterator[list[dict[str, Any]]]:
     yield [user]
     yield [user, answer]
     yield [system, user, answer, user]
-    yield [user, answer, user, answer, user]
+    yield [user, answer] * (LONGEST_PROBE // 2) + [user]
     yield [user, called, result]
     yield [system, user, called, result, answer]
     yield [user, {**called, "tool_calls": [_CALL, _CALL]}, result, result, answer, user]

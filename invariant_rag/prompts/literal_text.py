@@ -40,6 +40,7 @@ _SPACE = "\u2581"
 _PRIVATE = re.compile(f"[{PRIVATE}]")
 _CHOSEN_KEYS = frozenset({"$defs", "arguments", "definitions", "patternProperties", "properties"})
 """Fields of tools and calls in which the keys of an object come from outside too."""
+_LONG = 4096  # characters
 _SAMPLE = "A harbour, 3 ships."
 _NONCE = secrets.token_hex(8)
 _literals: WeakKeyDictionary[PreTrainedTokenizerBase, Literals] = WeakKeyDictionary()
@@ -217,7 +218,7 @@ class Literals:
             return None
         with self._lock:
             self._private.encode_special_tokens = split_special_tokens
-            return tuple(self._private.encode(replace_surrogates(text), add_special_tokens=False).ids)
+            return _ids(self._private, text)
 
     def leading_ids(self) -> TokenIds | None:
         """Return the special tokens that the tokenizer prepends to a text, such as bos; None if it cannot be copied."""
@@ -232,7 +233,7 @@ class Literals:
         """Return ids of a text without any control token; None if the tokenizer cannot be copied."""
         if self._copy is None:
             return None
-        return tuple(self._copy.encode(replace_surrogates(text), add_special_tokens=False).ids)
+        return _ids(self._copy, text)
 
     def encode_rendered(self, text: str) -> TokenIds | None:
         """Return ids of a rendered text, in which cut names are literal; None if the tokenizer cannot be copied."""
@@ -323,6 +324,15 @@ class _Edges:
             any(text[:length] in self._endings for length in lengths),
             any(text[-length:] in self._beginnings for length in lengths),
         )
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:
+    """Return ids of a text. A long one is a batch of one: only then is the interpreter's lock free meanwhile."""
+    clean = replace_surrogates(text)
+    if len(clean) < _LONG:
+        return tuple(tokenizer.encode(clean, add_special_tokens=False).ids)
+    (encoded,) = tokenizer.encode_batch([clean], add_special_tokens=False)
+    return tuple(encoded.ids)
 
 
 def leading(full: list[int], bare: list[int]) -> TokenIds:

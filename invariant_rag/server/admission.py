@@ -1,11 +1,18 @@
-"""How many requests run and wait, and when another one may try again."""
+"""Who may wait, and whose turn it is: shares of tenants, round robin between them, and short requests before long ones.
+
+No queue is endless, and no tenant fills one: a part of every room is kept for those who are not there yet.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from threading import Lock
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Lock
 
 from invariant_rag.server.errors import Busy
 from invariant_rag.server.metrics import Metrics
@@ -13,47 +20,169 @@ from invariant_rag.server.metrics import Metrics
 _WEIGHT = 0.2
 """Of the latest request, in the mean of how long requests take."""
 _LONGEST_WAIT = 60
+_POLL_SECONDS = 0.05
+"""How often a waiting thread looks whether somebody still waits for its answer."""
+
+
+class Shares:
+    """Places that tenants share. Not locked: its owner is.
+
+    Half of the places belong to the tenants in equal parts, one at least; the rest belongs to whoever comes.
+
+    Args:
+        places: How many there are.
+        tenants: How many tenants.
+    """
+
+    def __init__(self, places: int, tenants: int) -> None:
+        self.places = places
+        self.own = 0 if tenants < 2 else max(places // (2 * tenants), 1)
+        self._tenants = tenants
+        self.taken: Counter[str] = Counter()
+        self.used = 0
+
+    def has_room(self, tenant: str) -> bool:
+        """Return whether a tenant may take another place."""
+        if self.used >= self.places:
+            return False
+        if self.taken[tenant] < self.own:
+            return True
+        others = [count for name, count in self.taken.items() if count and name != tenant]
+        kept = self.own * (self._tenants - 1) - sum(min(count, self.own) for count in others)
+        return self.places - self.used > kept
+
+    def take(self, tenant: str) -> None:
+        """Take a place."""
+        self.taken[tenant] += 1
+        self.used += 1
+
+    def give_back(self, tenant: str) -> None:
+        """Give a place back."""
+        self.taken[tenant] -= 1
+        self.used -= 1
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request that waits for its turn.
+
+    Attributes:
+        tenant: Whose it is.
+        due: When it came, and as many seconds later as it is estimated to take: so a short request overtakes long ones
+            that came shortly before it, and no long one waits for ever.
+        turn: Set when it is its turn.
+    """
+
+    tenant: str
+    due: float
+    turn: Event = field(default_factory=Event)
+
+
+class FairQueue:
+    """Turns for some requests at a time. The next one is of the tenant who has the fewest, and waits the longest.
+
+    Args:
+        together: How many have their turn at a time.
+        tenants: How many tenants there are.
+    """
+
+    def __init__(self, together: int, tenants: int) -> None:
+        self._shares = Shares(together, tenants)
+        self._waiting: list[_Waiting] = []
+        self._last: dict[str, float] = {}
+        self._lock = Lock()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    @contextmanager
+    def turn(self, tenant: str, seconds: float, abandoned: Event) -> Iterator[None]:
+        """Wait for a turn, and have it during the block.
+
+        Args:
+            tenant: Whose request it is.
+            seconds: About how long it takes.
+            abandoned: Once set, nobody waits for it any more.
+
+        Raises:
+            CancelledError: It was abandoned.
+        """
+        mine = _Waiting(tenant, time.monotonic() + seconds)
+        with self._lock:
+            self._waiting.append(mine)
+            self._call_next()
+        try:
+            while not mine.turn.wait(_POLL_SECONDS):
+                if abandoned.is_set():
+                    raise CancelledError
+            yield
+        finally:
+            with self._lock:
+                if mine.turn.is_set():
+                    self._shares.give_back(tenant)
+                else:
+                    self._waiting.remove(mine)
+                self._call_next()
+
+    def _call_next(self) -> None:
+        while ready := [each for each in self._waiting if self._shares.has_room(each.tenant)]:
+            taken, last = self._shares.taken, self._last
+            chosen = min(ready, key=lambda each: (taken[each.tenant], last.get(each.tenant, 0.0), each.due))
+            self._waiting.remove(chosen)
+            self._shares.take(chosen.tenant)
+            self._last[chosen.tenant] = time.monotonic()
+            chosen.turn.set()
 
 
 class Admission:
-    """Places for requests. One that finds none is refused, so that the queue never grows beyond what is answered.
+    """Places for requests. One that finds none is refused, so that no queue grows beyond what is answered.
 
     Args:
         places: Requests that run or wait.
         together: How many are answered at a time.
+        workers: How many bodies are parsed at a time.
+        tenants: How many tenants there are.
         metrics: Counts what is admitted and refused.
     """
 
-    def __init__(self, places: int, together: int, metrics: Metrics) -> None:
-        self._places, self._together, self._metrics = places, together, metrics
-        self._active = 0
+    def __init__(self, places: int, together: int, workers: int, tenants: int, metrics: Metrics) -> None:
+        self._shares, self._together, self._metrics = Shares(places, tenants), together, metrics
+        self.parsing = FairQueue(workers, tenants)
+        # One batch is decoded while the next one gathers.
+        self.answering = FairQueue(2 * together, tenants)
         self._seconds = 1.0
         self._lock = Lock()
 
     @property
     def active(self) -> int:
         """Requests that run or wait."""
-        return self._active
+        return self._shares.used
 
-    def enter(self) -> Callable[[], None]:
-        """Take a place, and return the function that gives it back. It may be called from any thread, once.
+    def enter(self, tenant: str) -> None:
+        """Take a place for a tenant.
 
         Raises:
             Busy: There is none.
         """
         with self._lock:
-            if self._active >= self._places:
-                wait = min(max(math.ceil(self._seconds * self._active / self._together), 1), _LONGEST_WAIT)
+            if not self._shares.has_room(tenant):
+                wait = min(max(math.ceil(self._seconds * self._shares.used / self._together), 1), _LONGEST_WAIT)
                 self._metrics.rejected.labels("queue").inc()
-                raise Busy(f"expected at most {self._places} requests at a time", retry_after=wait)
-            self._active += 1
+                room = f"at most {self._shares.places} requests at a time"
+                raise Busy(
+                    f"expected {room}, and no tenant to take the places of others"
+                    if self._shares.own
+                    else f"expected {room}",
+                    retry_after=wait,
+                )
+            self._shares.take(tenant)
             self._metrics.active.inc()
-        start = time.monotonic()
 
-        def leave() -> None:
-            with self._lock:
-                self._active -= 1
-                self._seconds += _WEIGHT * (time.monotonic() - start - self._seconds)
-                self._metrics.active.dec()
-
-        return leave
+    def leave(self, tenant: str, seconds: float) -> None:
+        """Give a place back, from any thread, after so many seconds."""
+        with self._lock:
+            self._shares.give_back(tenant)
+            self._seconds += _WEIGHT * (seconds - self._seconds)
+            self._metrics.active.dec()

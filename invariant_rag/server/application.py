@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -16,14 +15,17 @@ from invariant_rag.errors import InvariantRAGError
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine, Reranker
 from invariant_rag.server.engines.building import build_reranker
-from invariant_rag.server.errors import error_response, http_error, invalid_request
+from invariant_rag.server.errors import error_response, http_error
 from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog, log_fault
 from invariant_rag.server.order_sampling import OrderSampling
-from invariant_rag.server.routes import answers, information, ranking
+from invariant_rag.server.routes import answers, information
+from invariant_rag.server.routes.answers import add_bodies
 from invariant_rag.server.routes.lab import add_lab
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.state import State
+from invariant_rag.server.tracing import Tracing
+from invariant_rag.server.worker import PARSERS
 
 
 def create_app(engine: Engine, settings: Settings | None = None, reranker: Reranker | None = None) -> FastAPI:
@@ -34,7 +36,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         settings: Limits, keys and what requests may choose.
         reranker: What scores documents for a query. None: that of `build_reranker`.
     """
-    settings = (settings or Settings()).within(engine.methods)
+    settings = (settings or Settings()).within(engine.methods, engine.sampling)
     metrics = Metrics()
     executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
     metrics.watch(engine.caches.values())
@@ -47,21 +49,20 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         engine.close()
 
     app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    admission = Admission(settings.max_requests, engine.together, metrics)
+    admission = Admission(settings.max_requests, engine.together, PARSERS.count, settings.tenants, metrics)
     sampling = OrderSampling(engine, settings.check_order, metrics)
     app.state.serving = State(
-        engine, settings, metrics, admission, executor, sampling, reranker or build_reranker(None)
+        engine, settings, metrics, admission, executor, sampling, reranker or build_reranker(None), Tracing()
     )
     app.include_router(answers.router)
-    app.include_router(ranking.router)
     app.include_router(information.router)
     add_lab(app)
     # The last one that is added runs first.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, seconds=settings.body_timeout, metrics=metrics)
-    app.add_middleware(Keys, keys=settings.keys, metrics=metrics)
+    app.add_middleware(Keys, keys=settings.keys, operator_key=settings.operator_key, metrics=metrics)
     app.add_middleware(RequestLog, metrics=metrics)
+    add_bodies(app)
     app.add_exception_handler(InvariantRAGError, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(HTTPException, _refuse)
     return app
 
@@ -69,10 +70,9 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return http_error(error)
-    refusal = invalid_request(error) if isinstance(error, RequestValidationError) else error
-    response = error_response(refusal)
+    response = error_response(error)
     noted = request.scope["state"]["noted"]
-    noted["error"] = type(refusal).__name__
+    noted["error"] = type(error).__name__
     if response.status_code == 500:
-        log_fault(refusal, noted)
+        log_fault(error, noted)
     return response

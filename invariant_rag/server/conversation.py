@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from invariant_rag.checks import SEEDS
-from invariant_rag.generation.schema_validation import check_json_schema
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
 from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.server.documents import check_ids, segment_of, set_of
 from invariant_rag.server.engines.base import Call, Choices, Sampling
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.fields import about
-from invariant_rag.server.schema_limits import check_schema, check_tools
+from invariant_rag.server.schema_checks import check_schema, check_tools
 from invariant_rag.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -38,6 +37,26 @@ _FIELDS: Mapping[str, Any] = {
 }
 
 
+_ALWAYS = ("top_p", "top_k", "min_p", "repetition_penalty")
+_WHERE_KNOWN = ("frequency_penalty", "presence_penalty", "logit_bias")
+
+
+def check_known(names: Sequence[str], settings: Settings) -> None:
+    """Check that the engine has fields that not all engines have.
+
+    Raises:
+        InvalidRequest: It has not.
+    """
+    for name in names:
+        most = 1 if name == "logprobs" else 0
+        if name not in settings.sampling:
+            raise InvalidRequest(
+                f"{name}: not supported by the engine of this server, expected {most} or nothing",
+                param=name,
+                hint="Leave it away. A server of a model behind an API has it.",
+            )
+
+
 def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
     """Return the call of a chat.
 
@@ -50,6 +69,7 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
     """
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
+    check_known(["top_logprobs"] if request.top_logprobs else [], settings)
     tools = _tools(request.tools)
     turns, question, warnings = conversation(request.messages, request.documents)
     choice = request.tool_choice
@@ -69,6 +89,7 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
         parallel=request.parallel_tool_calls is not False,
         template_kwargs=request.chat_template_kwargs,
         logprobs=bool(request.logprobs),
+        top_logprobs=request.top_logprobs or 0,
         stream=request.stream,
         warnings=warnings,
     )
@@ -81,6 +102,8 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
         InvalidRequest: As for `chat_call`; or there are documents beside token ids, or too many prompts.
     """
     prompts = _prompts(request.prompt)
+    if (request.logprobs or 0) > 1 and "top_logprobs" not in settings.sampling:
+        check_known(["logprobs"], settings)
     if len(prompts) * request.n > settings.max_choices:
         raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
     if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):
@@ -100,6 +123,7 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
                 count=request.n,
                 stop=tuple(request.stops),
                 logprobs=request.logprobs is not None,
+                top_logprobs=(request.logprobs or 0) if (request.logprobs or 0) > 1 else 0,
                 stream=request.stream,
                 warnings=_warnings(recognition.findings),
             )
@@ -184,8 +208,9 @@ def sampling_of(request: Decoding, settings: Settings, max_tokens: int | None) -
         )
     if request.n > settings.max_choices:
         raise InvalidRequest(f"n: expected at most {settings.max_choices}, got {request.n}", param="n")
-    names = ("top_p", "top_k", "min_p", "repetition_penalty")
-    more = {name: value for name in names if (value := getattr(request, name)) is not None}
+    more = {name: value for name in _ALWAYS if (value := getattr(request, name)) is not None}
+    more |= {name: value for name in _WHERE_KNOWN if (value := getattr(request, name))}
+    check_known([name for name in _WHERE_KNOWN if name in more], settings)
     if request.seed is not None and request.seed > (most := SEEDS[1] - request.n + 1):
         raise InvalidRequest(f"seed: expected at most {most} with n={request.n}, got {request.seed}", param="seed")
     return Sampling(wanted, request.temperature or 0.0, request.seed, more)
@@ -198,7 +223,6 @@ def _schema(request: ChatRequest) -> Mapping[str, Any] | None:
     schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
     with about("response_format"):
         check_schema(schema)
-        check_json_schema(schema)
     return schema
 
 
@@ -212,8 +236,6 @@ def _tools(given: Sequence[FunctionTool]) -> list[dict[str, Any]]:
     tools = [each.model_dump(exclude_unset=True) for each in given]
     with about("tools"):
         check_tools(tools)
-        for each in given:
-            check_json_schema(each.function.parameters or {})
     return tools
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -76,6 +75,12 @@ class SlowRequest(Refusal):
     hint = "Send the whole body at once."
 
 
+class Ambiguous(Refusal):
+    """A request whose end two headers tell in two ways, which may hide another one behind it (RFC 9112 6.1)."""
+
+    hint = "Send one of them."
+
+
 class DeadlineExceeded(Refusal):
     """An answer that was not finished in time."""
 
@@ -125,6 +130,7 @@ _STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
     (UpstreamFailed, 502),
     (ReplicaLost, 503),
     (DeadlineExceeded, 504),
+    (Ambiguous, 400),
     (InvalidRequest, 400),
     (UpstreamRefused, 400),
     (errors.ContextOverflow, 400),
@@ -183,17 +189,17 @@ def error_response(error: BaseException) -> Response:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, TooLarge | SlowRequest):
+    if isinstance(error, Ambiguous | TooLarge | SlowRequest):
         headers["Connection"] = "close"  # the rest of the body is not read
     return JsonReply(error_body(error), status_of(error), headers)
 
 
-def invalid_request(error: RequestValidationError) -> InvalidRequest:
-    """Return what pydantic says of a body: the fields, and what was expected of each. No value is repeated."""
-    problems = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """Return what pydantic says of a body: ten fields, and what was expected of each. No value is repeated."""
+    problems = sorted(problems, key=lambda each: each["type"] != "extra_forbidden")
     found: dict[str, str] = {}
     for each in problems:
-        if each["loc"][-1] not in _KINDS:
+        if not each["loc"] or each["loc"][-1] not in _KINDS:
             found.setdefault(_path(each["loc"]), _expected(each))
     if not found:
         found[_path(problems[0]["loc"])] = _expected(problems[0])
@@ -215,20 +221,20 @@ def _body(status: int, message: str, code: str, param: str | None = None, hint: 
 
 
 def _expected(each: Mapping[str, Any]) -> str:
-    known = {"extra_forbidden": "unknown field", "json_invalid": "expected a body of JSON"}
-    said = str(each["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
-    return known.get(each["type"], said)
+    if each["type"] == "extra_forbidden":
+        return "unknown field"
+    return str(each["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 
 def _path(location: Sequence[int | str]) -> str:
     """Return where a field is: `messages[0].content`. Names of variants, which pydantic adds, are left out."""
     path = ""
-    for before, part in pairwise(location):  # the first says that it is in the body
+    for before, part in pairwise(("body", *location)):
         if part in _MODELS or (isinstance(before, int) and part in _TAGS):
             continue
         if isinstance(part, str):
             path += "" if path and _VARIANT.fullmatch(part) else f".{part}" if path else part
-        elif len(location) > 2:  # else it is a place in text that is no JSON
+        else:
             path += f"[{part}]"
     return path.encode("ascii", "replace").decode()[:200]
 

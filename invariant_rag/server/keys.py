@@ -10,6 +10,14 @@ from invariant_rag.errors import InvalidChoice
 KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
 
 
+OPERATOR_KEY_VARIABLE = "INVARIANT_RAG_OPERATOR_KEY"
+
+
+def read_operator_key() -> str | None:
+    """Return the key of the operator, from the environment; None if there is none."""
+    return os.environ.get(OPERATOR_KEY_VARIABLE, "").strip() or None
+
+
 def read_keys(path: Path | None) -> dict[str, str]:
     """Return the tenant of each key: from a file, and from the environment.
 

@@ -1,7 +1,11 @@
-"""What Prometheus reads. Labels hold routes and outcomes, never contents, ids of requests or tenants."""
+"""What Prometheus reads, by the names that vLLM has, behind `invariant_rag_`.
+
+Labels hold routes and outcomes, never contents, ids of requests or tenants.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.outputs import Usage
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
@@ -27,10 +31,17 @@ class Metrics:
         labels = ["route", "status"]
         self.requests = Counter("invariant_rag_requests", "Requests by route and status.", labels, registry=own)
         self.seconds = Histogram(
-            "invariant_rag_request_seconds", "Seconds of a request.", ["route"], buckets=_SECONDS, registry=own
+            "invariant_rag_e2e_request_latency_seconds",
+            "Of a request.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=own,
         )
         self.active = Gauge("invariant_rag_active_requests", "Requests that run or wait.", registry=own)
         self.rejected = Counter("invariant_rag_rejected", "Requests refused unread.", ["reason"], registry=own)
+        self.queue_seconds = self._seconds_of("request_queue_time_seconds", "Until it was the turn of a request.")
+        self.first_seconds = self._seconds_of("time_to_first_token_seconds", "Until the first piece of a stream.")
+        self.between_seconds = self._seconds_of("inter_token_latency_seconds", "Between the pieces of a stream.")
         self._checked = Counter(
             "invariant_rag_order_checked", "Answers asked again in another order.", ["model"], registry=own
         )
@@ -41,6 +52,9 @@ class Metrics:
         self._prompt = Counter("invariant_rag_prompt_tokens", "Tokens of prompts.", registry=own)
         self._cached = Counter("invariant_rag_cached_tokens", "Those from a cache.", registry=own)
         self._written = Counter("invariant_rag_completion_tokens", "Tokens of answers.", registry=own)
+
+    def _seconds_of(self, name: str, what: str) -> Histogram:
+        return Histogram(f"invariant_rag_{name}", what, buckets=_SECONDS, registry=self.registry)
 
     def count_order_check(self, model: str, *, flipped: bool) -> None:
         """Count an answer that was asked again in another order."""
@@ -60,12 +74,35 @@ class Metrics:
         self._written.inc(usage.completion_tokens)
 
     def watch(self, caches: Iterable[KeyValueCache]) -> None:
-        """Export what caches count, all tenants together."""
-        self.registry.register(_Caches(list(caches)))
+        """Export what caches count, all tenants together; nothing if they are in another process."""
+        if found := list(caches):
+            self.registry.register(_Caches(found))
 
     def page(self) -> bytes:
         """Return everything in Prometheus's text format."""
         return generate_latest(self.registry)
+
+
+class StreamClock:
+    """Measures how long the pieces of a stream take.
+
+    Args:
+        metrics: Gets the times.
+        begun: When the request came, in seconds of `time.monotonic`.
+    """
+
+    def __init__(self, metrics: Metrics, begun: float) -> None:
+        self._metrics, self._begun = metrics, begun
+        self._last: dict[int, float] = {}
+
+    def tick(self, index: int) -> None:
+        """Note that a piece of an answer is there."""
+        now, last = time.monotonic(), self._last.get(index)
+        if last is not None:
+            self._metrics.between_seconds.observe(now - last)
+        elif not self._last:
+            self._metrics.first_seconds.observe(now - self._begun)
+        self._last[index] = now
 
 
 class _Caches(Collector):

@@ -9,13 +9,13 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from invariant_rag.server.errors import SlowRequest, TooLarge, Unauthorized, error_response
+from invariant_rag.server.errors import Ambiguous, SlowRequest, TooLarge, Unauthorized, error_response
 from invariant_rag.server.metrics import Metrics
 
 logger = logging.getLogger("invariant_rag.server")
@@ -23,8 +23,12 @@ logger = logging.getLogger("invariant_rag.server")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 OPEN = frozenset({"/", "/health", "/ready", "/version"})
 """Routes that need no key: the page, which asks for one, and what load balancers ask."""
+METRICS = "/metrics"
+"""The route of the operator."""
 OPEN_FOLDER = "/lab/"
 """What the page is made of."""
+_OPERATOR = "Start the server with a key in the variable INVARIANT_RAG_OPERATOR_KEY, and send it."
+_NO_KEY = Unauthorized("expected a valid key")
 _LEFT = 499
 """Status of a request whose client has left before it was answered."""
 
@@ -81,29 +85,34 @@ def log_fault(error: BaseException, noted: MutableMapping[str, Any]) -> None:
 class Keys:
     """Finds the tenant of the bearer key, without telling by its time how much of a wrong key is right."""
 
-    def __init__(self, app: ASGIApp, keys: Mapping[str, str], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: Mapping[str, str], operator_key: str | None, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
         self._tenants = [(_digest(key), tenant) for key, tenant in keys.items()]
+        self._operator = [] if operator_key is None else [(_digest(operator_key), "operator")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, or refuse."""
-        if scope["type"] == "http" and self._tenants and not _is_open(scope["path"]):
-            tenant = self._tenant(Headers(scope=scope).get("authorization", ""))
+        is_metrics = scope["type"] == "http" and scope["path"] == METRICS
+        known = self._operator if is_metrics else self._tenants
+        if scope["type"] == "http" and (known or self._tenants) and not _is_open(scope["path"]):
+            tenant = _tenant(known, Headers(scope=scope).get("authorization", ""))
             if tenant is None:
                 self._metrics.rejected.labels("key").inc()
-                await error_response(Unauthorized("expected a valid key"))(scope, receive, send)
+                refusal = Unauthorized("expected the key of the operator", hint=_OPERATOR) if is_metrics else _NO_KEY
+                await error_response(refusal)(scope, receive, send)
                 return
             scope["state"]["tenant"] = tenant
         await self._app(scope, receive, send)
 
-    def _tenant(self, header: str) -> str | None:
-        scheme, _, key = header.partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
-        found = None
-        for digest, tenant in self._tenants:  # all of them, whichever is right
-            if hmac.compare_digest(digest, given):
-                found = tenant
-        return found
+
+def _tenant(known: Sequence[tuple[bytes, str]], header: str) -> str | None:
+    scheme, _, key = header.partition(" ")
+    given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+    found = None
+    for digest, tenant in known:  # all of them, whichever is right
+        if hmac.compare_digest(digest, given):
+            found = tenant
+    return found
 
 
 class BodyLimit:
@@ -123,6 +132,10 @@ class BodyLimit:
         """Read the body, and run the application with it, or refuse."""
         if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
             await self._app(scope, receive, send)
+            return
+        if {"transfer-encoding", "content-length"} <= set(Headers(scope=scope).keys()):
+            two = Ambiguous("expected Transfer-Encoding or Content-Length, got both")
+            await error_response(two)(scope, receive, send)
             return
         try:
             body = await asyncio.wait_for(self._read(scope, receive), self._seconds)

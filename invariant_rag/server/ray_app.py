@@ -15,9 +15,9 @@ from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.server.application import create_app
 from invariant_rag.server.engines.building import EngineConfig
-from invariant_rag.server.keys import read_keys
+from invariant_rag.server.keys import read_keys, read_operator_key
+from invariant_rag.server.logs import configure_logging
 from invariant_rag.server.scaling import Scale, deployment_of, engine_of, without_keys
-from invariant_rag.server.serving import configure_logging
 from invariant_rag.server.settings import Settings
 from invariant_rag.shown import shown
 
@@ -59,7 +59,7 @@ def app(args: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=settings.timeout,
     )
     replicas = deployment_of(config, settings, scale, reranker)
-    return ingress.bind(replicas, config.together * scale.replicas, without_keys(settings), reranker, keys)
+    return ingress.bind(replicas, config.together * scale.most_replicas, without_keys(settings), reranker, keys)
 
 
 class Ingress:
@@ -87,8 +87,8 @@ class Ingress:
                 f"got those of {len(set(given.values()))}",
                 hint="Put the same file of keys, or the same variable, on every node.",
             )
-        engine, relevance = engine_of(handle, together, settings, reranker)
-        self._app = create_app(engine, replace(settings, keys=given), relevance)
+        engine, relevance = engine_of(handle, together, reranker)
+        self._app = create_app(engine, replace(settings, keys=given, operator_key=read_operator_key()), relevance)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application, for Ray Serve."""

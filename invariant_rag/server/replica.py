@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
+from invariant_rag.cancellation import cancellable
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.orderings import Candidate
-from invariant_rag.server.engines.base import Call, JudgeCall, Reply
 from invariant_rag.server.engines.building import EngineConfig, build_engine, build_reranker
 from invariant_rag.server.errors import ClientLeft, ReplicaFailed
-from invariant_rag.server.serving import configure_logging
+from invariant_rag.server.logs import configure_logging
 from invariant_rag.server.settings import Settings
 
-if TYPE_CHECKING:
-    from invariant_rag.judge import Verdict
-
-T = TypeVar("T")
 _logger = logging.getLogger("invariant_rag.server")
 
 
@@ -34,6 +29,13 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Done:
+    """What a call returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Description:
     """What others have to know of an engine; the attributes are those of `Engine`."""
 
@@ -41,6 +43,7 @@ class Description:
     context_window: int | None
     method: str
     methods: frozenset[str]
+    sampling: frozenset[str]
     orderings: Mapping[str, frozenset[str]]
 
 
@@ -60,54 +63,49 @@ class Replica:
         self._reranker = build_reranker(reranker)
         self._threads = ThreadPoolExecutor(places, "invariant-rag-call")
 
-    async def answer(self, call: Call) -> AsyncIterator[tuple[int, AnswerDelta] | Reply | Failed]:
-        """Yield the pieces of the answers with their indices, and then the reply.
+    async def call(self, method: str, *arguments: Any) -> AsyncIterator[tuple[int, AnswerDelta] | Done | Failed]:
+        """Call a method of the engine or of the reranker: yield the pieces of its answers, and then what it returns.
 
         Whoever stops listening abandons the call.
+
+        Args:
+            method: `answer`, `tokens`, `judge` or `sort_keys`.
+            *arguments: Its arguments.
         """
         loop, abandoned = asyncio.get_running_loop(), Event()
-        pieces: asyncio.Queue[tuple[int, AnswerDelta] | Reply | Failed] = asyncio.Queue()
+        pieces: asyncio.Queue[tuple[int, AnswerDelta] | Done | Failed] = asyncio.Queue()
 
-        def put(piece: tuple[int, AnswerDelta] | Reply | Failed) -> None:
+        def put(piece: tuple[int, AnswerDelta] | Done | Failed) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        def answer() -> None:
-            put(_caught(lambda: self._engine.answer(call, lambda index, delta: put((index, delta)), abandoned)))
+        def work() -> Any:
+            if method == "answer":
+                (call,) = arguments
+                return self._engine.answer(call, lambda index, delta: put((index, delta)), abandoned)
+            with cancellable(abandoned):
+                return getattr(self._reranker if method == "sort_keys" else self._engine, method)(*arguments)
 
-        self._threads.submit(answer)
+        self._threads.submit(lambda: put(_caught(work)))
         try:
             while True:
                 piece = await pieces.get()
                 yield piece
-                if isinstance(piece, Reply | Failed):
+                if isinstance(piece, Done | Failed):
                     return
         finally:
             abandoned.set()
 
-    async def tokens(self, call: Call) -> list[int] | Failed:
-        """Return the token ids of what the model reads."""
-        return await self._run(lambda: self._engine.tokens(call))
-
-    async def judge(self, call: JudgeCall) -> Verdict | Failed:
-        """Compare answers."""
-        return await self._run(lambda: self._engine.judge(call))
-
-    async def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float] | Failed:
-        """Return the reranker's sort keys of documents."""
-        return await self._run(lambda: self._reranker.sort_keys(candidates, query))
-
     async def describe(self) -> Description:
         """Return what others have to know of the engine."""
         engine = self._engine
-        return Description(engine.name, engine.context_window, engine.method, engine.methods, engine.orderings)
+        return Description(
+            engine.name, engine.context_window, engine.method, engine.methods, engine.sampling, engine.orderings
+        )
 
-    async def _run(self, work: Callable[[], T]) -> T | Failed:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _caught, work)
 
-
-def _caught(work: Callable[[], T]) -> T | Failed:
+def _caught(work: Callable[[], Any]) -> Done | Failed:
     try:
-        return work()
+        return Done(work())
     except InvariantRAGError as error:
         return Failed(error)
     except CancelledError:

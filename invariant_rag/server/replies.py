@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from invariant_rag.generation.answers import Answer, AnswerDelta
@@ -118,8 +119,8 @@ class TextReplies:
             logprobs = {
                 "tokens": tokens,
                 "token_logprobs": [each["logprob"] for each in choice.logprobs],
-                "top_logprobs": None,
-                "text_offset": [len("".join(tokens[:place])) for place in range(len(tokens))],
+                "top_logprobs": _top(choice.logprobs),
+                "text_offset": [*accumulate(map(len, tokens), initial=0)][:-1],
             }
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
@@ -162,6 +163,12 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def _logprobs(choice: Choice) -> dict[str, Any] | None:
     return None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
+
+
+def _top(logprobs: list[dict[str, Any]]) -> list[dict[str, float]] | None:
+    """Return the likeliest tokens of each place, if there are any."""
+    found = [{top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in logprobs]
+    return found if any(found) else None
 
 
 def _sum(usages: list[Usage]) -> Usage:

@@ -47,6 +47,11 @@ class Scale:
     replica_cpus: float = 1.0
     ingresses: int = 1
 
+    @property
+    def most_replicas(self) -> int:
+        """How many there may be at most."""
+        return self.max_replicas or self.replicas
+
     def __post_init__(self) -> None:
         for name in ("replicas", "ingresses"):
             if getattr(self, name) < 1:
@@ -101,19 +106,18 @@ def deployment_of(
 
 def without_keys(settings: Settings) -> Settings:
     """Return settings for a replica, which has to know the tenants, but no key."""
-    return replace(settings, keys={tenant: tenant for tenant in settings.keys.values()})
+    return replace(settings, keys={tenant: tenant for tenant in settings.keys.values()}, operator_key=None)
 
 
-def engine_of(handle: Any, together: int, settings: Settings, reranker: str | None) -> tuple[RayEngine, Reranker]:
+def engine_of(handle: Any, together: int, reranker: str | None) -> tuple[RayEngine, Reranker]:
     """Return the engine and the reranker that are behind a handle. Blocks until a replica is up.
 
     Args:
         handle: Handle of the replicas.
         together: How many requests all of them answer at a time.
-        settings: How long they may take.
         reranker: As for `build_reranker`.
     """
-    engine = RayEngine(handle, together, settings.timeout)
+    engine = RayEngine(handle, together)
     return engine, RemoteReranker(engine, build_reranker(reranker))
 
 
@@ -136,7 +140,7 @@ def running_replicas(
     serve.start(proxy_location="Disabled")
     try:
         handle = serve.run(deployment_of(config, settings, scale, reranker), name=name, route_prefix=None)
-        yield engine_of(handle, config.together * scale.replicas, settings, reranker)
+        yield engine_of(handle, config.together * scale.most_replicas, reranker)
     finally:
         serve.delete(name)
         if own:
@@ -150,6 +154,5 @@ def _connect(scale: Scale) -> None:
         ray.init(**quiet)
         return
     # Logical CPUs: a cluster of one program's own has room for what it asks for, and one for Serve's controller.
-    most = scale.replicas if scale.max_replicas is None else scale.max_replicas
-    cpus = max(os.cpu_count() or 1, int(most * scale.replica_cpus) + 2)
+    cpus = max(os.cpu_count() or 1, int(scale.most_replicas * scale.replica_cpus) + 2)
     ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)

@@ -13,20 +13,9 @@ TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _only(*neutral: Any, why: str) -> AfterValidator:
-    """Return what refuses the values of a field of OpenAI's that would change something, and says why."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in neutral:
-            raise ValueError(f"not supported, expected {neutral[-1]} or nothing: {why}")
-        return value
-
-    return AfterValidator(check)
-
-
-_CHOSEN = "only the tokens that were chosen have log-probabilities"
-_PENALTY = "tokens are not weighed by what was said before, except by repetition_penalty"
-Penalty = Annotated[float | None, _only(0.0, why=_PENALTY)]
+MOST_DOCUMENTS = 1000
+"""Of a request, a message or a part of one."""
+Penalty = Annotated[float | None, Field(ge=-2, le=2, allow_inf_nan=False)]
 
 
 def _within_seeds(seed: int) -> int:
@@ -70,6 +59,9 @@ class Document(Request):
         return self
 
 
+Documents = Annotated[list[Document | str], Field(max_length=MOST_DOCUMENTS)]
+
+
 class TextPart(Request):
     """Text of a message."""
 
@@ -102,8 +94,8 @@ class SetPart(Request):
     """A set of documents in a message, with text around each place or without."""
 
     type: Literal["documents"]
-    documents: list[Document]
-    slots: list[SlotText] | None = None
+    documents: Annotated[list[Document], Field(max_length=MOST_DOCUMENTS)]
+    slots: Annotated[list[SlotText], Field(max_length=MOST_DOCUMENTS)] | None = None
 
 
 Part = Annotated[TextPart | DocumentPart | SetPart, Field(discriminator="type")]
@@ -222,7 +214,7 @@ class Decoding(Request):
     """What chats and completions share."""
 
     model: str | None = None
-    documents: list[Document | str] = Field(default_factory=list)
+    documents: Documents = Field(default_factory=list)
     invariant: InvariantOptions = Field(default_factory=InvariantOptions)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -241,7 +233,7 @@ class Decoding(Request):
     safety_identifier: str | None = None
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
-    logit_bias: Annotated[dict[str, float] | None, _only({}, why="tokens are weighed by the model alone")] = None
+    logit_bias: Annotated[dict[str, Real], Field(max_length=1024)] | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -260,7 +252,7 @@ class ChatRequest(Decoding):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, _only(0, why=_CHOSEN)] = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: list[FunctionTool] = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
@@ -276,7 +268,7 @@ class CompletionRequest(Decoding):
     """`POST /v1/completions`. The documents stand before the prompt, or are parts of it."""
 
     prompt: str | list[TokenId] | list[Part] | list[str] | list[list[TokenId]]
-    logprobs: Annotated[int | None, _only(0, 1, why=_CHOSEN)] = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     suffix: None = None
@@ -287,7 +279,7 @@ class RerankRequest(Request):
 
     model: str | None = None
     query: str
-    documents: Annotated[list[Document | str], Field(min_length=1, max_length=1000)]
+    documents: Annotated[list[Document | str], Field(min_length=1, max_length=MOST_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
 
@@ -297,8 +289,8 @@ class JudgeRequest(Request):
 
     model: str | None = None
     question: str | None = None
-    answers: Annotated[list[str], Field(min_length=1)] | None = None
-    options: Annotated[list[str], Field(min_length=1)] | None = None
+    answers: Annotated[list[str], Field(min_length=1, max_length=100)] | None = None
+    options: Annotated[list[str], Field(min_length=1, max_length=100)] | None = None
     reference: str | None = None
     criteria: str | dict[str, str] | None = None
     by: Literal["letters", "texts"] = "letters"
@@ -323,7 +315,7 @@ class TokenizeRequest(Request):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    documents: list[Document | str] = Field(default_factory=list)
+    documents: Documents = Field(default_factory=list)
     tools: list[FunctionTool] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 

@@ -1,19 +1,14 @@
-"""The process: uvicorn with a deadline for heads of requests, logs as lines of JSON, and a shutdown that waits."""
+"""The process: uvicorn with limits on connections and a deadline for heads of requests, and a shutdown that waits."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from threading import Thread
-from typing import Any
 
 import h11
 import uvicorn
@@ -26,13 +21,50 @@ from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.server.errors import http_error
 from invariant_rag.server.settings import Settings
 
-_SPARE_CONNECTIONS = 256
-"""Connections beside those of admitted requests: of load balancers, of Prometheus, and to be told to come back."""
+_CONNECTIONS = 8
+"""Connections of all addresses together, in those that one may have."""
+_MOST_READ = 16_384
+"""Bytes that are read at a time: a body in chunks of a byte each takes that much longer to take apart."""
 _NO_HTTP = {
     400: "expected a request of HTTP/1.1, got something else",
     431: "expected a head of at most 64 KiB, got a longer one",
     501: "expected no Transfer-Encoding but chunked, got another one",
 }
+
+
+class Connections:
+    """Open connections. Where there are too many, the oldest one ends that waits for a request: nobody is locked out.
+
+    Args:
+        per_address: How many an address may have.
+        unlimited: Addresses of proxies, whose connections are those of many.
+    """
+
+    def __init__(self, per_address: int, unlimited: Set[str]) -> None:
+        self._per_address, self._unlimited = per_address, unlimited
+        self._open: dict[str, dict[DeadlineProtocol, None]] = {}  # the oldest first
+
+    def add(self, connection: DeadlineProtocol) -> None:
+        """Note a connection, and close another one if there are too many of its address, or of all."""
+        own = self._open.setdefault(connection.address, {})
+        own[connection] = None
+        if len(own) > self._per_address and connection.address not in self._unlimited:
+            _close_oldest(own)
+        elif sum(map(len, self._open.values())) > _CONNECTIONS * self._per_address:
+            _close_oldest(max(self._open.values(), key=len))
+
+    def remove(self, connection: DeadlineProtocol) -> None:
+        """Forget a connection."""
+        own = self._open.get(connection.address, {})
+        own.pop(connection, None)
+        if not own:
+            self._open.pop(connection.address, None)
+
+
+def _close_oldest(connections: Mapping[DeadlineProtocol, None]) -> None:
+    waiting = next((each for each in connections if each.waits and not each.transport.is_closing()), None)
+    if waiting is not None:
+        waiting.transport.close()
 
 
 class DeadlineProtocol(H11Protocol):
@@ -43,12 +75,16 @@ class DeadlineProtocol(H11Protocol):
     """
 
     head_seconds = 20.0
+    open_connections: Connections
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start waiting for the first head."""
         super().connection_made(transport)  # type: ignore[arg-type]
+        if hasattr(transport, "max_size"):
+            transport.max_size = _MOST_READ
         self._await_head()
+        self.open_connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Read what came, and wait for the rest of a head."""
@@ -61,6 +97,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_waiting()
+        self.open_connections.remove(self)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -75,6 +112,16 @@ class DeadlineProtocol(H11Protocol):
             for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    @property
+    def address(self) -> str:
+        """Where the other end is."""
+        return "" if self.client is None else self.client[0]
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request has come whole since the last answer."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     @property
     def _running(self) -> bool:
@@ -92,37 +139,6 @@ class DeadlineProtocol(H11Protocol):
         self._head_timer = None
         if not self._running and not self.transport.is_closing():
             self.transport.close()
-
-
-class JsonLines(logging.Formatter):
-    """Writes a record as one line of JSON. Of an error it has the places, and not the message, which may hold texts."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info and record.exc_info[1] is not None:
-            error = record.exc_info[1]
-            frames = traceback.extract_tb(error.__traceback__)
-            line["error"] = type(error).__name__
-            line["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
-        return json.dumps(line, default=str)
-
-
-def configure_logging() -> None:
-    """Write the logs of the server and of uvicorn, and warnings, to stderr, as lines of JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.captureWarnings(capture=True)
-    for name in ("invariant_rag.server", "uvicorn", "py.warnings"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
 
 
 def reserve(host: str, port: int) -> socket.socket:
@@ -152,7 +168,9 @@ def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn
     After SIGTERM or SIGINT it takes no new connection, finishes what runs within `settings.timeout`, and ends.
     """
     AppStatus.enable_automatic_graceful_drain = False  # streams end by themselves, and are not cut at SIGTERM
-    protocol = type("Protocol", (DeadlineProtocol,), {"head_seconds": settings.body_timeout})
+    connections = Connections(settings.max_connections, settings.trusted_proxies)
+    limits = {"head_seconds": settings.body_timeout, "open_connections": connections}
+    protocol = type("Protocol", (DeadlineProtocol,), limits)
     config = uvicorn.Config(
         app,
         host=host,
@@ -163,7 +181,8 @@ def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=settings.max_requests + _SPARE_CONNECTIONS,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=sorted(settings.trusted_proxies),
         timeout_graceful_shutdown=int(settings.timeout),
     )
     return uvicorn.Server(config)

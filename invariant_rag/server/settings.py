@@ -24,10 +24,16 @@ class Settings:
 
     Attributes:
         keys: Tenant of each bearer key. Empty: nobody needs one.
+        operator_key: The key of `/metrics`, which shows sums over all tenants. None: with keys, nobody sees it.
+        trusted_proxies: Addresses of proxies: what they say of their clients is believed, and their connections are
+            those of many.
         methods: What a request may choose by `invariant.method`. Empty: all that the engine has.
+        sampling: What of `top_logprobs`, penalties and `logit_bias` a request may use: those that the engine has.
         orderings: What a request may choose by `invariant.ordering`.
         max_body_bytes: A longer body is refused with 413.
-        max_requests: Requests that run or wait; one more is refused with 429.
+        max_requests: Requests that run or wait; one more is refused with 429. With several tenants, a part is kept for
+            those who are not there.
+        max_connections: Connections of one address. The oldest one that waits for a request ends when there are more.
         max_prompt_tokens: A longer prompt is refused with 413. None: the context window is the limit.
         max_new_tokens: The most that a request may ask for.
         default_new_tokens: Length of answers where a request says nothing.
@@ -42,10 +48,14 @@ class Settings:
     """
 
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    operator_key: str | None = field(default=None, repr=False)
+    trusted_proxies: frozenset[str] = frozenset()
     methods: frozenset[str] = frozenset()
+    sampling: frozenset[str] = frozenset()
     orderings: frozenset[str] = field(default_factory=cheap_orderings)
     max_body_bytes: int = 4 << 20
     max_requests: int = 64
+    max_connections: int = 128
     max_prompt_tokens: int | None = None
     max_new_tokens: int = 4096
     default_new_tokens: int = 256
@@ -56,7 +66,8 @@ class Settings:
     log_contents: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_requests", "max_new_tokens", "default_new_tokens", "max_choices"):
+        counts = ("body_bytes", "requests", "connections", "new_tokens", "choices")
+        for name in ("default_new_tokens", *(f"max_{each}" for each in counts)):
             if getattr(self, name) < 1:
                 raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
         for name in ("timeout", "body_timeout"):
@@ -67,14 +78,19 @@ class Settings:
         _check_allowed("method", self.methods, STRATEGIES | METHODS.keys())
         _check_allowed("ordering", self.orderings, ORDERINGS.keys())
 
-    def within(self, methods: frozenset[str]) -> Self:
-        """Return the settings of a server whose engine has these methods.
+    @property
+    def tenants(self) -> int:
+        """How many tenants there are."""
+        return max(len(set(self.keys.values())), 1)
+
+    def within(self, methods: frozenset[str], sampling: frozenset[str]) -> Self:
+        """Return the settings of a server whose engine has these methods, and takes these fields.
 
         Raises:
             InvalidChoice: One is allowed that the engine does not have.
         """
         _check_allowed("method", self.methods, methods)
-        return replace(self, methods=self.methods or methods)
+        return replace(self, methods=self.methods or methods, sampling=sampling)
 
 
 def _check_allowed(kind: str, allowed: Set[str], known: Set[str]) -> None:

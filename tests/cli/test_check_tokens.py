@@ -53,6 +53,17 @@ def test_a_protected_tokenizer_passes_the_check(name: str, tmp_path: Path) -> No
     assert "60 hostile texts: 0 broke out" in result.stdout
 
 
+def test_names_that_only_a_long_conversation_writes_are_control_tokens(tmp_path: Path) -> None:
+    tokenizer = toy_tokenizer()
+    tokenizer.add_tokens([AddedToken("T38:"), AddedToken("T90:")])
+    tokenizer.chat_template = "{% for each in messages %}\nT{{ loop.index0 }}: {{ each.content }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    names = json.loads(check(tmp_path, "--json").stdout)["control_tokens"]
+    assert ("T38:" in names, "T90:" in names) == (True, False)
+    assert "up to 40 turns" in check(tmp_path).stdout
+
+
 def test_a_tokenizer_with_unprotected_roles_fails_the_check(unprotected_folder: Path) -> None:
     result = check(unprotected_folder)
     assert result.exit_code == 1, result.output

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
@@ -248,3 +249,39 @@ def test_prompts_with_different_caches_are_not_mixed(llama: PreTrainedModel) -> 
     with ThreadPoolExecutor(2) as pool:
         for call in waiting(MicroBatcher(), pool, [ours, theirs], [PROMPTS[0]] * 2):
             assert call.result().usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", ["rotor", "pine"])
+@pytest.mark.parametrize("other", ["short", "tenant"])
+def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(
+    other: str, method: str, sampling: dict[str, Any], llama: PreTrainedModel
+) -> None:
+    lms = [InvariantModel(llama, method=method, cache=KeyValueCache()) for _ in range(2)]
+    if other == "short":
+        lms[1] = lms[0]
+    options = [
+        {"max_new_tokens": 120, "eos_token_id": [], **sampling},
+        {"max_new_tokens": 20 if other == "short" else 120, "eos_token_id": [], **sampling},
+    ]
+    alone = [lm.generate(prompt, **each).token_ids for lm, prompt, each in zip(lms, PROMPTS, options, strict=False)]
+    batcher, began, order = MicroBatcher(), Event(), []
+
+    class Watch(BaseStreamer):
+        def put(self, value: Any) -> None:
+            began.set()
+
+        def end(self) -> None:
+            pass
+
+    def run(number: int, **more: Any) -> Generation:
+        found = batcher.generate(lms[number], PROMPTS[number], options[number], **more)
+        order.append(number)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(run, 0, streamer=Watch())
+        began.wait(10)
+        second = pool.submit(run, 1)
+        assert [first.result().token_ids, second.result().token_ids] == alone
+    assert order == [1, 0]

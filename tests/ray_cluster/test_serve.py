@@ -307,7 +307,7 @@ def test_a_new_configuration_is_rolled_out_without_losing_a_request(http: httpx.
             replies += [each.result() for each in asked]
         assert {each.status_code for each in replies} == {200}
         assert {each.json()["invariant"]["ordering"] for each in replies} == {"lexical", "lexical-reversed"}
-        engine = RayEngine(updating.result(), 4, SETTINGS.timeout)
+        engine = RayEngine(updating.result(), 4)
     with client_of(engine) as by_load:
         assert hit_rate(by_load) < 0.6  # each set meets a replica by chance: 0.3 is expected, and 0.67 by set
 

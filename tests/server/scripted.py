@@ -55,6 +55,7 @@ class ScriptedAPI:
     url: str = ""
     answers: list[Answer] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     left: int = 0  # clients that closed the connection while they waited
 
@@ -63,6 +64,7 @@ class ScriptedAPI:
 
     async def answer(self, request: Request) -> Response:
         self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         for _ in range(round(answer.seconds / 0.02)):
             if await request.is_disconnected():

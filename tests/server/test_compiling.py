@@ -1,71 +1,96 @@
-"""Compiling schemas: what is too much for the vocabulary of a model, and what goes on meanwhile."""
+"""Workers: processes that parse bodies and compile schemas, and that can be stopped."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from threading import Event
+from concurrent.futures import CancelledError
+from threading import Event, Timer
 from typing import Any
 
 import httpx
 import pytest
 
 from invariant_rag import InvariantModel
-from invariant_rag.server import InProcess
-from invariant_rag.server.schema_limits import MOST_MASKED, check_masked, check_schema
+from invariant_rag.server import InProcess, Settings, compiling
+from invariant_rag.server.errors import InvalidRequest
+from invariant_rag.server.parsing import parse
+from invariant_rag.server.worker import Worker, WorkerFailed, Workers
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.toy_inputs import toy_tokenizer
 from tests.server.conftest import serving
 
-TOKENS = 32_000
-
-
-def texts(*lengths: int) -> dict[str, Any]:
-    return {"type": "object", "properties": {f"a{most}": {"type": "string", "maxLength": most} for most in lengths}}
-
-
-LONG, SLOW = texts(*range(100, 116)), texts(*range(100, 103))
+SLOW = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a{50000}$"}}, "required": ["a"]}
+QUICK = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
 @pytest.fixture(scope="module")
-def engine() -> InProcess:
-    """An engine whose model has many tokens, of which few have a text."""
-    model = tiny_model("llama", vocab_size=TOKENS, max_position_embeddings=8192)
-    return InProcess(InvariantModel(model, toy_tokenizer()), "many")
-
-
-@pytest.fixture(scope="module")
-def http(engine: InProcess) -> Iterator[httpx.Client]:
-    with serving(engine) as url, httpx.Client(base_url=url, timeout=60) as client:
+def http() -> Iterator[httpx.Client]:
+    """A server whose model has many tokens, of which few have a text."""
+    model = tiny_model("llama", vocab_size=32_000, max_position_embeddings=8192)
+    engine = InProcess(InvariantModel(model, toy_tokenizer()), "many")
+    with serving(engine, Settings(timeout=60)) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
+def body(field: str, schema: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    given = form if field == "response_format" else tools
+    return {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, field: given}
+
+
 @pytest.mark.parametrize("field", ["response_format", "tools"])
-def test_a_schema_may_be_too_much_for_the_vocabulary_of_a_model(field: str, http: httpx.Client) -> None:
-    check_schema(LONG)
-    assert check_masked([LONG], 4_096) < MOST_MASKED
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": LONG}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": LONG}}]
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
-    body[field] = form if field == "response_format" else tools
-    response = http.post("/v1/chat/completions", json=body)
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
-    assert "1,562 edges together, for a model with 32,000 tokens" in error["message"]
+def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
+    field: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http.post("/v1/chat/completions", json=body(field, QUICK))
+    monkeypatch.setattr(compiling, "SECONDS", 0.3)
+    for _ in range(2):
+        start = time.monotonic()
+        response = http.post("/v1/chat/completions", json=body(field, SLOW))
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
+        assert "0.3 seconds" in error["message"]
+        seconds = time.monotonic() - start
+    assert seconds < 0.3
 
 
-def test_slow_schemas_are_compiled_one_after_another_and_others_at_once(engine: InProcess) -> None:
-    def compile_one(schema: dict[str, Any], abandoned: Event) -> None:
-        with engine.compiling([schema], abandoned):
-            pass
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    found = Worker()
+    yield found
+    found.stop()
 
+
+def test_a_call_that_takes_too_long_is_stopped_and_the_next_one_answered(worker: Worker) -> None:
+    assert worker.call(5, Event(), divmod, 7, 2) == (3, 1)
+    with pytest.raises(TimeoutError):
+        worker.call(0.1, Event(), time.sleep, 60)
+    assert worker.call(5, Event(), divmod, 7, 2) == (3, 1)
+
+
+def test_a_call_that_nobody_waits_for_is_stopped(worker: Worker) -> None:
     left = Event()
-    with ThreadPoolExecutor(2) as pool:
-        with engine.compiling([SLOW], Event()):
-            compile_one(texts(10), Event())
-            waits, leaves = pool.submit(compile_one, SLOW, Event()), pool.submit(compile_one, SLOW, left)
-            left.set()
-            with pytest.raises(CancelledError):
-                leaves.result(10)
-            assert not waits.done()
-        waits.result(10)
+    worker.call(5, left, divmod, 7, 2)
+    Timer(0.1, left.set).start()
+    start = time.monotonic()
+    with pytest.raises(CancelledError):
+        worker.call(60, left, time.sleep, 60)
+    assert time.monotonic() - start < 2
+
+
+def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker: Worker) -> None:
+    with pytest.raises(InvalidRequest, match="body of JSON") as found:
+        worker.call(5, Event(), parse, "chat", b"{", Settings(), "")
+    assert "openapi.json" in found.value.hint
+    with pytest.raises(WorkerFailed, match="ValueError") as failed:
+        worker.call(5, Event(), int, "secret")
+    assert "secret" not in str(failed.value)
+
+
+def test_calls_wait_for_a_worker_that_is_idle() -> None:
+    workers, gone = Workers(0), Event()
+    gone.set()
+    with pytest.raises(CancelledError):
+        workers.call(5, gone, divmod, 7, 2)

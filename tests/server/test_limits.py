@@ -24,7 +24,7 @@ from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.keys import read_keys
-from invariant_rag.server.serving import JsonLines
+from invariant_rag.server.logs import JsonLines
 from tests.server.conftest import FLAGS, QUESTION, serving
 
 CHAT = "/v1/chat/completions"
@@ -40,7 +40,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def metric(http: httpx.Client, name: str, **labels: str) -> float:
-    families = text_string_to_metric_families(http.get("/metrics", headers=bearer("key-of-ada")).text)
+    families = text_string_to_metric_families(http.get("/metrics", headers=bearer("key-of-operator")).text)
     samples = (sample for family in families for sample in family.samples)
     return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
@@ -50,7 +50,9 @@ def limited(model: InvariantModel) -> Iterator[httpx.Client]:
     """A server with two tenants and narrow limits, and a model whose answers never end by themselves."""
     caches = {tenant: KeyValueCache(namespace=tenant) for tenant in KEYS.values()}
     engine = InProcess(model, caches=caches, max_prompt_tokens=600)
-    settings = Settings(keys=KEYS, max_body_bytes=20_000, max_requests=2, timeout=1.5, body_timeout=0.4)
+    settings = Settings(
+        keys=KEYS, operator_key="key-of-operator", max_body_bytes=20_000, max_requests=3, timeout=1.5, body_timeout=0.4
+    )
     with serving(engine, settings) as url, httpx.Client(base_url=url, timeout=30) as http:
         yield http
 

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from invariant_rag import InvariantModel, Judge, KeyValueCache
+from invariant_rag.errors import ContextOverflow
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Candidate, CrossEncoder, MonoT5
 from invariant_rag.segments import Segment
@@ -46,6 +47,17 @@ def test_documents_are_ranked_as_the_ordering_ranks_them(path: str, sampled: htt
     (found,) = scores
     assert list(found) == sorted(found, reverse=True)
     assert all(0 <= score <= 1 for score in found)
+
+
+def test_no_more_of_a_text_is_tokenized_than_the_reranker_reads(monot5: MonoT5) -> None:
+    texts = [f"{each} {'The ferry leaves at noon. ' * 1000}" for each in "ab"]
+    candidates = [Candidate(Segment(text), (), text) for text in texts]
+    longer = [Candidate(Segment(text), (), text + "The mill grinds. " * 200_000) for text in texts]
+    start = time.monotonic()
+    assert monot5.sort_keys(longer, QUESTION) == monot5.sort_keys(candidates, QUESTION)
+    assert time.monotonic() - start < 5
+    with pytest.raises(ContextOverflow, match="query"):
+        monot5.sort_keys(candidates, QUESTION * 100_000)
 
 
 def test_only_the_best_documents_come_back_with_their_texts_if_wanted(sampled: httpx.Client) -> None:

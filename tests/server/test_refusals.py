@@ -16,7 +16,6 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.base import Call, Emit, Reply
-from invariant_rag.server.patterns import pattern_size
 from tests.server.conftest import QUESTION, serving
 
 CHAT, TEXT, JUDGE = "/v1/chat/completions", "/v1/completions", "/v1/judge"
@@ -87,7 +86,13 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
     "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
     "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
-    "logprobs": (TEXT, {"prompt": "a", "logprobs": 5}, 400, "logprobs", "not supported, expected 1 or nothing: only"),
+    "logprobs": (
+        TEXT,
+        {"prompt": "a", "logprobs": 5},
+        400,
+        "logprobs",
+        "logprobs: not supported by the engine",
+    ),
     "score": (CHAT, chat(documents=["a"], invariant={"ordering": "score"}), 400, "documents", "expects a score"),
     "method": (CHAT, chat(invariant={"method": "x"}), 400, "invariant.method", "invariant.method: expected one of"),
     "seed": (CHAT, chat(seed=1 << 64), 400, "seed", f"{-(1 << 63)} to {(1 << 64) - 1}"),
@@ -129,11 +134,6 @@ def test_strict_false_leaves_the_check_to_the_caller(strict: bool | None, http: 
     )
     assert json.loads(schema["content"]) == {"a": [1, 1]}
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"a": [1, 1]}
-
-
-@pytest.mark.parametrize(("pattern", "shortest"), [("^a{20}b{9}$", 29), ("(a{2}|b{3}c?)+", 2), ("(a|b*)[x\\]]{4,}", 4)])
-def test_the_shortest_text_of_a_pattern_is_counted(pattern: str, shortest: int) -> None:
-    assert pattern_size(pattern).shortest == shortest
 
 
 def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from invariant_rag.generation.answers import Answer, AnswerDelta
 from invariant_rag.prompts import Turn
+from invariant_rag.segments import Segment
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
@@ -44,7 +45,7 @@ class Sampling:
         max_new_tokens: The most tokens of an answer.
         temperature: 0: greedy.
         seed: Seed of the first answer; the next ones have the numbers after it.
-        more: `top_p`, `top_k`, `min_p`, `repetition_penalty`, as transformers names them.
+        more: `top_p`, `top_k`, `min_p`, `repetition_penalty`, as transformers names them; and of `Engine.sampling`.
     """
 
     max_new_tokens: int
@@ -74,8 +75,10 @@ class Call:
         parallel: Whether an answer may hold several calls.
         template_kwargs: Variables of the chat template.
         logprobs: Whether the log-probabilities of tokens are wanted.
+        top_logprobs: Of how many other tokens at each place, too.
         stream: Whether somebody takes the pieces.
         warnings: Why the order of the documents may matter all the same.
+        headers: What an engine elsewhere gets of the head of the request: names of the request and of its trace.
     """
 
     turns: tuple[Turn, ...]
@@ -94,8 +97,10 @@ class Call:
     parallel: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     logprobs: bool = False
+    top_logprobs: int = 0
     stream: bool = False
     warnings: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def field(self) -> str:
@@ -160,6 +165,23 @@ class JudgeCall:
     explain_tokens: int
 
 
+@dataclass(frozen=True)
+class RerankCall:
+    """A request to a reranker.
+
+    Attributes:
+        query: What the documents are compared with.
+        documents: The documents.
+        top_n: How many are returned; None: all.
+        return_documents: Whether with their texts.
+    """
+
+    query: str
+    documents: tuple[Segment, ...]
+    top_n: int | None = None
+    return_documents: bool = False
+
+
 class Reranker(Protocol):
     """What scores documents for a query, as `Relevance` does."""
 
@@ -204,6 +226,10 @@ class Engine(Protocol):
     @property
     def orderings(self) -> Mapping[str, frozenset[str]]:
         """What requests may choose by `invariant.ordering` with each method, where the settings allow it."""
+
+    @property
+    def sampling(self) -> frozenset[str]:
+        """What of `top_logprobs`, `frequency_penalty`, `presence_penalty` and `logit_bias` requests may use."""
 
     @property
     def caches(self) -> Mapping[str, KeyValueCache]:

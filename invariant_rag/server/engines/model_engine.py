@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
+import torch
+from transformers import StoppingCriteria
+
+from invariant_rag.cancellation import cancellable, check_cancelled
 from invariant_rag.errors import (
     IncompleteObject,
     InvalidObject,
@@ -22,6 +27,7 @@ from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, TokenLogprob
 from invariant_rag.generation.answers import Reply as ModelReply
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.grammar import before_compiling
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.schema_validation import validate_value
@@ -29,18 +35,19 @@ from invariant_rag.generation.structured import check_complete
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
-from invariant_rag.segments import Prompt, document_rendering
+from invariant_rag.segments import Prompt, SegmentSet, document_rendering
+from invariant_rag.server.compiling import SchemaTrials
 from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
 from invariant_rag.server.errors import TooLarge
 from invariant_rag.server.fields import about
-from invariant_rag.server.schema_limits import MOST_MASKED, check_masked
 
 if TYPE_CHECKING:
     from invariant_rag.generation.prepare import PreparedPrompt
 
-_QUICK = MOST_MASKED / 20
-"""What compiles in about a second."""
+
+_CHARACTERS_PER_TOKEN = 64
+"""Of the context window; more are refused before they are tokenized."""
 
 
 class ModelEngine(ABC):
@@ -64,7 +71,7 @@ class ModelEngine(ABC):
         self._max_prompt_tokens = max_prompt_tokens
         self._chosen: dict[Choices, InvariantModel] = {}
         self._lock = Lock()
-        self._compiling = Lock()
+        self._trials = SchemaTrials(lm)
 
     @property
     def context_window(self) -> int | None:
@@ -80,6 +87,11 @@ class ModelEngine(ABC):
     def methods(self) -> frozenset[str]:
         """What requests may choose."""
         return frozenset(METHODS)
+
+    @property
+    def sampling(self) -> frozenset[str]:
+        """None of the fields that not all engines have."""
+        return frozenset()
 
     @property
     def orderings(self) -> Mapping[str, frozenset[str]]:
@@ -101,27 +113,6 @@ class ModelEngine(ABC):
                 self._chosen[choices] = lm
             return lm
 
-    @contextmanager
-    def compiling(self, schemas: Sequence[Any], abandoned: Event) -> Iterator[None]:
-        """Wait until schemas may be compiled: those that take seconds one after another, others at once.
-
-        Raises:
-            CancelledError: It was abandoned.
-            InvalidSchema: They take too long with the vocabulary of the model.
-        """
-        size = self.lm.model.config.get_text_config(decoder=True).vocab_size
-        if check_masked(schemas, size) < _QUICK:
-            yield
-            return
-        while not abandoned.is_set():
-            if self._compiling.acquire(timeout=0.05):
-                try:
-                    yield
-                finally:
-                    self._compiling.release()
-                return
-        raise CancelledError
-
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
         """Answer a request; see `Engine.answer`.
 
@@ -129,12 +120,16 @@ class ModelEngine(ABC):
             TooLarge: The prompt is longer than the server allows.
         """
         lm = self.model_for(call.choices)
+        self._check_characters(call)
         answering = _answering(lm, call)
-        with about(call.field):
+        with about(call.field), cancellable(abandoned):  # only here: batches are decoded for others, too
             _check_length(answering.prepared, self._max_prompt_tokens)
         with _about_parts(call):
-            with self.compiling(_schemas(call), abandoned):
+            hook = before_compiling.set(partial(self._trials.check, abandoned))
+            try:
                 answering.compile()
+            finally:
+                before_compiling.reset(hook)
             reply = self._reply(answering, call, emit, abandoned)
             for each in reply.answers:
                 _validate(each, call)
@@ -160,7 +155,22 @@ class ModelEngine(ABC):
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
         lm = self.model_for(call.choices)
+        self._check_characters(call)
         return list(lm.prepare(_answering(lm, call).prompt).input_ids)
+
+    def _check_characters(self, call: Call) -> None:
+        """Check that a call is not so long that tokenizing it takes seconds, only to see that it does not fit."""
+        if (window := self.lm.context_window) is None:
+            return
+        parts = [part for turn in call.turns for part in turn.parts]
+        segments = [segment for part in parts if isinstance(part, SegmentSet) for segment in part]
+        found = sum(len(part) for part in parts if isinstance(part, str)) + sum(len(each.text) for each in segments)
+        if found > _CHARACTERS_PER_TOKEN * window:
+            raise TooLarge(
+                f"expected at most {_CHARACTERS_PER_TOKEN * window:,} characters for a context window of {window:,} "
+                f"tokens, got {found:,}",
+                param=call.field,
+            )
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`.
@@ -170,7 +180,8 @@ class ModelEngine(ABC):
         """
         lm = self.model_for(call.choices)
         explain = bool(call.explain_tokens)
-        options: dict[str, Any] = {"max_new_tokens": call.explain_tokens} if explain else {}
+        stopping = {"stopping_criteria": [_StopWhenCancelled()]}
+        options: dict[str, Any] = {"max_new_tokens": call.explain_tokens, **stopping} if explain else {}
         with about("criteria"):
             criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
             judge = _LimitedJudge(lm, criteria, call.by, self._max_prompt_tokens)
@@ -178,6 +189,15 @@ class ModelEngine(ABC):
             if call.is_choice:
                 return judge.choose(call.question or "", call.answers, explain=explain, **options)
             return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
+
+
+class _StopWhenCancelled(StoppingCriteria):
+    """Ends the explanation of a judge whose client has left."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return that no row stops `[B]`, or raise CancelledError."""
+        check_cancelled()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 class _LimitedJudge(Judge):
@@ -253,12 +273,6 @@ def _about_parts(call: Call) -> Iterator[None]:
     except InvariantRAGError:
         with about(call.field):
             raise
-
-
-def _schemas(call: Call) -> list[Any]:
-    if call.schema is not None:
-        return [call.schema]
-    return [each["function"].get("parameters") for each in call.tools]
 
 
 def _validate(answer: ModelAnswer, call: Call) -> None:

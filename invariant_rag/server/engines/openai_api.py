@@ -78,13 +78,16 @@ class OpenAIAPI:
         if response.status_code in (401, 403) or response.status_code >= 500:
             _refuse(response)
 
-    async def ask(self, path: str, body: Mapping[str, Any], take: Take) -> Mapping[str, Any] | None:
+    async def ask(
+        self, path: str, body: Mapping[str, Any], take: Take, headers: Mapping[str, str]
+    ) -> Mapping[str, Any] | None:
         """Send a request, and give its choices away as they come.
 
         Args:
             path: `/chat/completions` or `/completions`.
             body: The request, with `stream` or without.
             take: Gets the choices.
+            headers: Names of the request and of its trace.
 
         Returns:
             The usage; None if the API does not count.
@@ -96,7 +99,7 @@ class OpenAIAPI:
             UpstreamFailed: It cannot be reached, failed, or answered what is no reply.
             UpstreamRefused: The request is wrong, as it says.
         """
-        response = await self._open("POST", path, body)
+        response = await self._open("POST", path, body, headers)
         try:
             if not body.get("stream"):
                 return _take_all(_parsed(await response.aread()), take)
@@ -118,13 +121,15 @@ class OpenAIAPI:
         """Close its connections."""
         await self._client.aclose()
 
-    async def _open(self, verb: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+    async def _open(
+        self, verb: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
         """Return a response whose body is not read yet. Nothing was answered before: it can be asked for again."""
         content = None if body is None else encode(body).encode()
         pause = _FIRST_PAUSE
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                request = self._client.build_request(verb, path, content=content, headers=_JSON)
+                request = self._client.build_request(verb, path, content=content, headers={**(headers or {}), **_JSON})
                 response = await self._client.send(request, stream=True)
             except httpx.TimeoutException as error:
                 raise _too_late(error) from error

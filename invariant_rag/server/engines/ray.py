@@ -14,12 +14,13 @@ from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError
 from ray.serve.exceptions import RayServeException
 
+from invariant_rag.cancellation import cancellable, check_cancelled
 from invariant_rag.orderings import Candidate
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.documents import set_key
 from invariant_rag.server.engines.base import Call, Emit, JudgeCall, Reply, Reranker
 from invariant_rag.server.errors import ReplicaLost
-from invariant_rag.server.replica import Description, Failed
+from invariant_rag.server.replica import Description, Done, Failed
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
@@ -41,21 +42,20 @@ class RayEngine:
     Args:
         handle: Handle of a deployment of `Replica`. The first replica is waited for.
         together: How many requests all replicas answer at a time.
-        timeout: Seconds for what cannot be abandoned: tokens, verdicts, and scores of documents.
     """
 
-    def __init__(self, handle: Any, together: int, timeout: float) -> None:
+    def __init__(self, handle: Any, together: int) -> None:
         self.handle = handle
-        self._timeout = timeout
         self.together = together
         self.caches: Mapping[str, KeyValueCache] = {}
         # A handle belongs to one event loop. This one serves all threads that wait for answers.
         self._loop = asyncio.new_event_loop()
         Thread(target=self._run, name="invariant-rag-replicas", daemon=True).start()
-        description: Description = self._start(lambda: self._ask("describe")).result()
+        description: Description = self._start(self._routed(None).describe.remote).result()
         self.name = description.name
         self.context_window = description.context_window
         self.method, self.methods = description.method, description.methods
+        self.sampling = description.sampling
         self.orderings = description.orderings
 
     def check_ready(self) -> None:
@@ -80,12 +80,9 @@ class RayEngine:
         Raises:
             ReplicaLost: The replica died in the middle of a stream, or a second one did.
         """
-        answering = self._start(lambda: self._answer(call, emit))
-        while not wait([answering], _ABANDON_SECONDS).done:
-            if abandoned.is_set():
-                answering.cancel()
-                raise CancelledError
-        return answering.result()
+        with cancellable(abandoned):
+            found: Reply = self._wait_for("answer", call, session=session_of(call), emit=emit)
+            return found
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
@@ -110,25 +107,33 @@ class RayEngine:
     def _start(self, attempt: Callable[[], Awaitable[T]]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(_retried(attempt), self._loop)
 
-    def _wait_for(self, method: str, *arguments: Any, session: str | None = None) -> Any:
-        asking = self._start(lambda: self._ask(method, *arguments, session=session))
-        if not wait([asking], self._timeout).done:
-            asking.cancel()
-            raise ReplicaLost(f"expected a replica to answer within {self._timeout:g} seconds", retry_after=1)
+    def _wait_for(self, method: str, *arguments: Any, session: str | None = None, emit: Emit | None = None) -> Any:
+        """Return what a method of a replica returns.
+
+        Raises:
+            CancelledError: Nobody waits for it any more.
+        """
+        asking = self._start(lambda: self._call(method, arguments, session, emit))
+        while not wait([asking], _ABANDON_SECONDS).done:
+            try:
+                check_cancelled()
+            except CancelledError:
+                asking.cancel()
+                raise
         return asking.result()
 
-    async def _ask(self, method: str, *arguments: Any, session: str | None = None) -> Any:
-        return _unwrapped(await getattr(self._routed(session), method).remote(*arguments))
-
-    async def _answer(self, call: Call, emit: Emit) -> Reply:
+    async def _call(self, method: str, arguments: Sequence[Any], session: str | None, emit: Emit | None) -> Any:
         emitted = False
-        pieces = self._routed(session_of(call), stream=True).answer.remote(call)
+        pieces = self._routed(session, stream=True).call.remote(method, *arguments)
         try:
             async for piece in pieces:
-                if isinstance(piece, Reply):
-                    return piece
-                emit(*_unwrapped(piece))
-                emitted = True
+                if isinstance(piece, Done):
+                    return piece.value
+                if isinstance(piece, Failed):
+                    raise piece.error
+                if emit is not None:
+                    emit(*piece)
+                    emitted = True
         except asyncio.CancelledError:
             pieces.cancel()
             raise
@@ -173,12 +178,6 @@ def session_of(call: Call) -> str | None:
 
 def _session(tenant: str, sets: Sequence[SegmentSet]) -> str:
     return hashlib.sha256(f"{tenant}\0{set_key(sets)}".encode()).hexdigest()[:32]
-
-
-def _unwrapped(piece: Any) -> Any:
-    if isinstance(piece, Failed):
-        raise piece.error
-    return piece
 
 
 async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:

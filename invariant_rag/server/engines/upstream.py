@@ -93,6 +93,7 @@ class Upstream:
 
     context_window: int | None = None
     methods = METHODS
+    sampling = frozenset({"top_logprobs", "frequency_penalty", "presence_penalty", "logit_bias"})
     orderings: Mapping[str, frozenset[str]] = {
         method: frozenset(name for name, each in ORDERINGS.items() if each.invariant or method == "sequential")
         for method in METHODS
@@ -277,22 +278,23 @@ class Upstream:
 
         path = "/chat/completions" if call.chat else "/completions"
         body = body_of(call, request, self._model, stream=stream)
-        usage = await self._ask_within(path, body, call.sampling.max_new_tokens, take)
+        usage = await self._ask_within(path, body, call, take)
         for index, each in enumerate(written):
             pass_on(index, each.finish())
         return _Asked(written, usage)
 
     async def _ask_within(
-        self, path: str, body: Mapping[str, Any], limit: int, take: Callable[[Mapping[str, Any]], None]
+        self, path: str, body: Mapping[str, Any], call: Call, take: Callable[[Mapping[str, Any]], None]
     ) -> Mapping[str, Any] | None:
         """Ask for so many tokens. Some models take `max_completion_tokens` only, and say so: then they get that."""
+        limit = call.sampling.max_new_tokens
         try:
-            return await self._api.ask(path, {**body, self._limit: limit}, take)
+            return await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
         except UpstreamRefused as error:
             if error.param != self._limit or "max_completion_tokens" not in str(error):
                 raise
             self._limit = "max_completion_tokens"
-            return await self._api.ask(path, {**body, self._limit: limit}, take)
+            return await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
 
 
 def _check_supported(call: Call, method: str) -> None:

@@ -36,14 +36,15 @@ def _chat(call: Call, request: PlainRequest) -> dict[str, Any]:
         body["response_format"] = call.response_format
     if call.template_kwargs:
         body["chat_template_kwargs"] = dict(call.template_kwargs)
-    return body | ({"logprobs": True} if call.logprobs else {})
+    top = {"top_logprobs": call.top_logprobs} if call.top_logprobs else {}
+    return body | ({"logprobs": True, **top} if call.logprobs else {})
 
 
 def _completion(call: Call, request: PlainRequest) -> dict[str, Any]:
     (turn,) = request.turns
     token_ids = next((part for part in turn.parts if isinstance(part, tuple)), None)
     prompt = turn.text if token_ids is None else list(token_ids)
-    return {"prompt": prompt} | ({"logprobs": 0} if call.logprobs else {})
+    return {"prompt": prompt} | ({"logprobs": call.top_logprobs} if call.logprobs else {})
 
 
 def _tool_choice(choice: str) -> str | dict[str, Any]:

@@ -84,6 +84,16 @@ class WrittenAnswer:
             return
         found = logprobs.get("content")
         if found is None:
-            pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
-            found = [{"token": token, "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]
+            tops = logprobs.get("top_logprobs") or [None] * len(logprobs["tokens"])
+            found = [
+                {
+                    "token": token,
+                    "logprob": value,
+                    "bytes": None,
+                    "top_logprobs": [
+                        {"token": name, "logprob": each, "bytes": None} for name, each in (top or {}).items()
+                    ],
+                }
+                for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], tops, strict=True)
+            ]
         self.logprobs = [*(self.logprobs or []), *found]

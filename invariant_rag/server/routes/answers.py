@@ -1,125 +1,80 @@
-"""`POST /v1/chat/completions`, `/v1/completions` and `/tokenize`."""
+"""`POST /v1/chat/completions`, `/v1/completions`, `/tokenize`, `/v1/rerank`, `/v2/rerank` and `/v1/judge`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from threading import Event
-from typing import Annotated, Any, TypeAlias
+from functools import partial
+from typing import Any
 
-from fastapi import APIRouter, Body, Request
-from sse_starlette import EventSourceResponse
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.server.conversation import chat_call, completion_calls, tokenize_call
-from invariant_rag.server.engines.base import Call, Emit, Reply
-from invariant_rag.server.json_text import JsonReply, JsonRoute
-from invariant_rag.server.order_sampling import compare_orders
-from invariant_rag.server.replies import ChatReplies, TextReplies
-from invariant_rag.server.running import Running, as_events
-from invariant_rag.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from invariant_rag.server.state import State, state_of
+from invariant_rag.server.handling import chat, complete, judge, rank, tokenize
+from invariant_rag.server.running import respond
+from invariant_rag.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    JudgeRequest,
+    RerankRequest,
+    TokenizeRequest,
+)
 
-router = APIRouter(route_class=JsonRoute)
-Piece: TypeAlias = tuple[int, AnswerDelta]
+router = APIRouter()
+_REFERENCE = "#/components/schemas/{model}"
+_MODELS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, JudgeRequest, RerankRequest, TokenizeRequest)
 
 
-@router.post("/v1/chat/completions")
-async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:
+def _body(model: type[BaseModel]) -> dict[str, Any]:
+    """Return what OpenAPI says of a body; it is parsed elsewhere, and not by FastAPI."""
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def add_bodies(app: FastAPI) -> None:
+    """Add the schemas of all bodies to what the application says at `/openapi.json`."""
+    _, found = models_json_schema([(each, "validation") for each in _MODELS], ref_template=_REFERENCE)
+    own = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        described = own()
+        described.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI says
+
+
+@router.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+async def chat_completions(request: Request) -> Response:
     """Answer a conversation. Listing its documents in another order changes no bit of the answer."""
-    state = state_of(request)
-    state.check_model(body.model)
-    state.note(request, body)
-    call = chat_call(body, state.settings, state.tenant(request))
-    replies = ChatReplies(state.request_id(request), state.engine.name)
-    running = _run(state, [call], body.invariant.check_order)
-    if not body.stream:
-        (reply,) = await running.result(request)
-        state.finish(request, [reply])
-        return JsonReply(replies.whole(reply))
-    first = await running.first(request)
-
-    async def chunks() -> AsyncIterator[dict[str, Any]]:
-        for index in range(call.count):
-            yield replies.begin(index)
-        async for index, delta in _pieces(first, running):
-            yield replies.piece(index, delta)
-        (reply,) = await running.finished()
-        state.finish(request, [reply])
-        for index, choice in enumerate(reply.choices):
-            yield replies.end(index, choice, reply)
-        if body.include_usage:
-            yield replies.usage(reply)
-
-    return EventSourceResponse(as_events(chunks(), running, state.noted(request)))
+    return await respond(request, "chat", chat)
 
 
-@router.post("/v1/completions")
-async def completions(request: Request, body: Annotated[CompletionRequest, Body()]) -> Response:
+@router.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+async def completions(request: Request) -> Response:
     """Continue a text, or several."""
-    state = state_of(request)
-    state.check_model(body.model)
-    state.note(request, body)
-    calls = completion_calls(body, state.settings, state.tenant(request))
-    replies = TextReplies(state.request_id(request), state.engine.name)
-    running = _run(state, calls, body.invariant.check_order)
-    if not body.stream:
-        found = await running.result(request)
-        state.finish(request, found)
-        return JsonReply(replies.whole(found))
-    first = await running.first(request)
-
-    async def chunks() -> AsyncIterator[dict[str, Any]]:
-        async for index, delta in _pieces(first, running):
-            yield replies.piece(index, delta)
-        found = await running.finished()
-        state.finish(request, found)
-        ends = [(choice, reply) for reply in found for choice in reply.choices]
-        for index, (choice, reply) in enumerate(ends):
-            yield replies.end(index, choice, reply)
-        if body.include_usage:
-            yield replies.usage(found)
-
-    return EventSourceResponse(as_events(chunks(), running, state.noted(request)))
+    return await respond(request, "completions", complete)
 
 
-@router.post("/tokenize")
-async def tokenize(request: Request, body: Annotated[TokenizeRequest, Body()]) -> Response:
+@router.post("/tokenize", openapi_extra=_body(TokenizeRequest))
+async def tokenize_text(request: Request) -> Response:
     """Return the token ids of a text, or of a conversation as the model reads it."""
-    state = state_of(request)
-    state.check_model(body.model)
-    call = tokenize_call(body, state.tenant(request))
-    running: Running[Piece, list[int]] = state.run(lambda _put, _abandoned: state.engine.tokens(call))
-    tokens = await running.result(request)
-    window = state.engine.context_window
-    return JsonReply({"count": len(tokens), "max_model_len": window, "tokens": tokens})
+    return await respond(request, "tokenize", tokenize)
 
 
-def _run(state: State, calls: list[Call], check_orders: int) -> Running[Piece, list[Reply]]:
-    """Start calls, one after another; their answers are numbered through."""
-
-    def work(put: Callable[[Piece], None], abandoned: Event) -> list[Reply]:
-        found = []
-        for number, call in enumerate(calls):
-            reply = state.engine.answer(call, _numbered(put, number * call.count), abandoned)
-            if check_orders:
-                report = {**reply.report, "check_order": compare_orders(state.engine, call, check_orders, abandoned)}
-                reply = replace(reply, report=report)
-            state.sampling.consider(call, reply)
-            found.append(reply)
-        return found
-
-    return state.run(work)
+@router.post("/v1/rerank", openapi_extra=_body(RerankRequest))
+async def rerank_v1(request: Request) -> Response:
+    """Rank documents by their relevance to a query, as Cohere v1 and Jina do."""
+    return await respond(request, "rerank", partial(rank, version="1"))
 
 
-def _numbered(put: Callable[[Piece], None], first: int) -> Emit:
-    return lambda index, delta: put((first + index, delta))
+@router.post("/v2/rerank", openapi_extra=_body(RerankRequest))
+async def rerank_v2(request: Request) -> Response:
+    """Rank documents by their relevance to a query, as Cohere v2 does."""
+    return await respond(request, "rerank", partial(rank, version="2"))
 
 
-async def _pieces(first: list[Piece], running: Running[Piece, list[Reply]]) -> AsyncIterator[Piece]:
-    for piece in first:
-        yield piece
-    if first:
-        async for piece in running.rest():
-            yield piece
+@router.post("/v1/judge", openapi_extra=_body(JudgeRequest))
+async def judge_answers(request: Request) -> Response:
+    """Say which answer is the best, or which option is right: the same for every order in which they are listed."""
+    return await respond(request, "judge", judge)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.server.json_text import JsonReply
-from invariant_rag.server.state import state_of
+from invariant_rag.server.state import noted_of, state_of
 
 router = APIRouter()
 
@@ -25,16 +25,14 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """Say whether another request would be answered: 503 while the queue is full, or the engine out of reach."""
+    """Say whether the model can answer: 503 while it is out of reach, and not while many requests wait for it."""
     state = state_of(request)
-    active, places = state.admission.active, state.settings.max_requests
-    status = "ready" if active < places else "busy"
-    if status == "ready":
-        try:
-            await run_in_threadpool(state.engine.check_ready)
-        except InvariantRAGError as error:
-            status = "unreachable"
-            state.noted(request)["error"] = type(error).__name__
+    active, places, status = state.admission.active, state.settings.max_requests, "ready"
+    try:
+        await run_in_threadpool(state.engine.check_ready)
+    except InvariantRAGError as error:
+        status = "unreachable"
+        noted_of(request)["error"] = type(error).__name__
     return JsonReply({"status": status, "active": active, "places": places}, 200 if status == "ready" else 503)
 
 

@@ -1,0 +1,188 @@
+"""Processes of Python that work on what a client sends: they can be stopped, and hold no lock that the server needs.
+
+A thread would not do: parsing JSON, validation by pydantic and regular expressions hold the interpreter's lock, and the
+event loop waits for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from queue import Empty, LifoQueue
+from threading import Event
+from time import monotonic
+from typing import IO, Any, TypeVar
+
+from invariant_rag.errors import InvariantRAGError
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.05
+"""How often a waiting thread looks whether somebody still waits for the result."""
+_START_SECONDS = 120.0
+"""For a process to start and to import what it needs."""
+_MAIN = "import sys; sys.path[:] = {path!r}; from invariant_rag.server.worker import serve; serve()"
+
+
+class WorkerFailed(RuntimeError):
+    """A worker ended, or a function raised what is no error of this library. It names no contents."""
+
+
+class Worker:
+    """A process that calls functions of this package, one at a time. It starts with the first call."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = ThreadPoolExecutor(1, "invariant-rag-worker")
+
+    def call(self, seconds: float, abandoned: Event, function: Callable[..., T], *arguments: object) -> T:
+        """Return what a function of a module returns for arguments, all of them picklable.
+
+        Args:
+            seconds: How long it may take, once the process is up; then the process is stopped.
+            abandoned: Once set, nobody waits for the result any more: the process is stopped.
+            function: The function.
+            *arguments: Its arguments.
+
+        Raises:
+            CancelledError: It was abandoned.
+            InvariantRAGError: As the function raised it.
+            TimeoutError: It takes too long.
+            WorkerFailed: The process ended, or the function failed otherwise.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+            self._finish(self._pipe.submit(self._exchange, _import, function.__module__), _START_SECONDS, abandoned)
+        found: T = self._finish(self._pipe.submit(self._exchange, function, *arguments), seconds, abandoned)
+        return found
+
+    def stop(self) -> None:
+        """End the process, in the middle of a call too."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None and not pipe.closed:
+                    _close(pipe)
+            self._process = None
+
+    def _start(self) -> None:
+        self.stop()
+        command = [sys.executable, "-c", _MAIN.format(path=sys.path)]
+        # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its input does.
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603
+
+    def _finish(self, asked: Future[Any], seconds: float, abandoned: Event) -> Any:
+        deadline = monotonic() + seconds
+        while not wait([asked], _POLL_SECONDS).done:
+            if abandoned.is_set() or monotonic() > deadline:
+                process = self._process
+                if process is not None:
+                    process.kill()  # the thread of the pipe reads its end
+                wait([asked])
+                self.stop()
+                if abandoned.is_set():
+                    raise CancelledError
+                raise TimeoutError
+        return asked.result()
+
+    def _exchange(self, function: Callable[..., object], *arguments: object) -> Any:
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise WorkerFailed("the worker has not started")
+        try:
+            pickle.dump((function, arguments), process.stdin, pickle.HIGHEST_PROTOCOL)
+            process.stdin.flush()
+            is_error, value = pickle.load(process.stdout)  # noqa: S301 - from a process of our own
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            raise WorkerFailed("the worker ended in the middle of a call") from error
+        if not is_error:
+            return value
+        if isinstance(value, InvariantRAGError):
+            raise value
+        raise WorkerFailed(f"a worker failed: {value}")
+
+
+class Workers:
+    """Some workers, each of which a call has for itself.
+
+    Args:
+        count: How many there are at most. One that is idle is taken before another one is started.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._all = [Worker() for _ in range(count)]
+        self._idle: LifoQueue[Worker] = LifoQueue()
+        for each in self._all:
+            self._idle.put(each)
+        atexit.register(self.stop)
+
+    def call(self, seconds: float, abandoned: Event, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function in the next worker that is idle; see `Worker.call`.
+
+        Raises:
+            CancelledError: As for `Worker.call`.
+            TimeoutError: As for `Worker.call`.
+            WorkerFailed: As for `Worker.call`.
+        """
+        while True:
+            if abandoned.is_set():
+                raise CancelledError
+            try:
+                worker = self._idle.get(timeout=_POLL_SECONDS)
+            except Empty:
+                continue
+            try:
+                return worker.call(seconds, abandoned, function, *arguments)
+            finally:
+                self._idle.put(worker)
+
+    def stop(self) -> None:
+        """End all of them; the next call starts one again."""
+        for each in self._all:
+            each.stop()
+
+
+PARSERS = Workers(2)
+"""Parse bodies, for all applications of this process. They keep nothing of a request."""
+
+
+def serve() -> None:
+    """Answer calls from standard input until it ends. What functions print goes to standard error."""
+    calls, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr
+    while True:
+        try:
+            function, arguments = pickle.load(calls)  # noqa: S301 - from the server that started this process
+        except EOFError:
+            return
+        try:
+            answer = (False, function(*arguments))
+        except InvariantRAGError as error:
+            answer = (True, error)
+        except Exception as error:  # noqa: BLE001 - the message may hold texts; its class and place do not
+            place = error.__traceback__
+            while place is not None and place.tb_next is not None:
+                place = place.tb_next
+            where = "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
+            answer = (True, f"{type(error).__name__}{where}")
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+
+def _import(module: str) -> None:
+    """Import what a later call needs, so that its time is not counted."""
+    __import__(module)
+
+
+def _close(pipe: IO[bytes]) -> None:
+    try:
+        pipe.close()
+    except OSError:  # what was not written any more
+        return
