@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.models.embedded import EMBEDDED
+from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import ContextOverflowError
+from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
@@ -255,3 +258,15 @@ def test_a_call_may_ask_for_another_model_for_several_answers_and_for_no_usage(l
     assert [chunk.usage_metadata for chunk in silent.stream(QUESTION)] == [None] * len(list(silent.stream(QUESTION)))
     assert list(silent.stream(QUESTION, stream_usage=True))[-1].usage_metadata
     assert list(chat.stream(QUESTION))[-1].usage_metadata
+
+
+def test_a_model_can_be_saved_unless_it_is_in_memory(lm: InvariantModel) -> None:
+    def restored(chat: ChatInvariant) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LangChainBetaWarning)
+            return load(dumpd(chat), valid_namespaces=["langchain_invariant_rag"], allowed_objects=[ChatInvariant])
+
+    chat = ChatInvariant(model="some/model", max_tokens=7, temperature=0.5, stop="x")
+    assert restored(chat).model_dump() == chat.model_dump()
+    with pytest.raises(NotImplementedError):
+        restored(ChatInvariant(model=lm))

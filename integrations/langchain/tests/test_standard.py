@@ -85,6 +85,10 @@ class TestChatInvariantUnit(_OurChatModel, ChatModelUnitTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {}  # a model in memory cannot be written down; the one that comes with invariant-rag has a name
 
+    @pytest.mark.xfail(reason="LangChain's allowlist has no packages of others; see test_a_model_can_be_saved")
+    def test_serdes(self, model: BaseChatModel, snapshot: Any) -> None:
+        super().test_serdes(model, snapshot)
+
 
 class TestChatInvariantIntegration(_OurChatModel, ChatModelIntegrationTests):
     @property
