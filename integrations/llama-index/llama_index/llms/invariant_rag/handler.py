@@ -53,7 +53,7 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
             if outer is None or (outer is instance and "nodes" in given):
                 scope.given = _given(given)
                 scope.retrievals.append(scope.given)
-        elif isinstance(instance, LLM) and scope.retrievals:
+        elif isinstance(instance, LLM) and scope.retrievals and not knows_segments(_asking(scope)):
             _check_marks(instance, given)
 
     def prepare_to_exit_span(
@@ -79,6 +79,11 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
 def knows_segments(llm: object) -> bool:
     """Return whether an LLM is one of this package, or around one."""
     return bool(getattr(llm.llm if isinstance(llm, StructuredLLM) else llm, "parses_marks", False))
+
+
+def _asking(scope: Scope) -> object:
+    """Return the LLM around a call, such as the one of this package that wraps it."""
+    return scope.around.innermost(LLM) if scope.around else None
 
 
 def _carry(response: Any, scope: Scope) -> None:
