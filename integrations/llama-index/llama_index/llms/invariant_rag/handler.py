@@ -53,7 +53,7 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
             if outer is None or (outer is instance and "nodes" in given):
                 scope.given = _given(given)
                 scope.retrievals.append(scope.given)
-        elif isinstance(instance, LLM) and scope.retrievals and not knows_segments(_asking(scope)):
+        elif isinstance(instance, LLM) and scope.retrievals and not _is_wrapped(scope):
             _check_marks(instance, given)
 
     def prepare_to_exit_span(
@@ -81,9 +81,9 @@ def knows_segments(llm: object) -> bool:
     return bool(getattr(llm.llm if isinstance(llm, StructuredLLM) else llm, "parses_marks", False))
 
 
-def _asking(scope: Scope) -> object:
-    """Return the LLM around a call, such as the one of this package that wraps it."""
-    return scope.around.innermost(LLM) if scope.around else None
+def _is_wrapped(scope: Scope) -> bool:
+    """Return whether an LLM of this package is around a call: it has read the marks."""
+    return any(isinstance(each.instance, LLM) and knows_segments(each.instance) for each in scope.path())
 
 
 def _carry(response: Any, scope: Scope) -> None:
