@@ -14,6 +14,7 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index_instrumentation import root_dispatcher
@@ -52,7 +53,8 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
             outer = scope.around.innermost(BaseSynthesizer) if scope.around else None
             if outer is None or (outer is instance and "nodes" in given):
                 scope.given = _given(given)
-                scope.retrievals.append(scope.given)
+                if scope.innermost(CitationQueryEngine) is None:  # it has numbered them by their place
+                    scope.retrievals.append(scope.given)
         elif isinstance(instance, LLM) and scope.retrievals and not _is_wrapped(scope):
             _check_marks(instance, given)
 
