@@ -132,12 +132,14 @@ ENTRIES = [
             "`InvariantSynthesizer`",
             lambda llm, nodes: citation(llm, nodes, response_synthesizer=InvariantSynthesizer(llm)),
             MORE,
+            ordered=False,
         ),
         warns("`SegmentMarkerPostprocessor`", lambda llm, nodes: citation(llm, nodes, **marked()), OURS),
         invariant(
             "`InvariantSynthesizer`, the source that `[n]` leads to",
             lambda llm, nodes: cited(llm, nodes, synthesizer=True),
             MORE,
+            ordered=False,
         ),
     ),
     *under(

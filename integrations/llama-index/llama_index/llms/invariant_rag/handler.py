@@ -14,6 +14,7 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index_instrumentation import root_dispatcher
@@ -52,8 +53,9 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
             outer = scope.around.innermost(BaseSynthesizer) if scope.around else None
             if outer is None or (outer is instance and "nodes" in given):
                 scope.given = _given(given)
-                scope.retrievals.append(scope.given)
-        elif isinstance(instance, LLM) and scope.retrievals:
+                if scope.innermost(CitationQueryEngine) is None:  # it has numbered them by their place
+                    scope.retrievals.append(scope.given)
+        elif isinstance(instance, LLM) and scope.retrievals and not _is_wrapped(scope):
             _check_marks(instance, given)
 
     def prepare_to_exit_span(
@@ -79,6 +81,11 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
 def knows_segments(llm: object) -> bool:
     """Return whether an LLM is one of this package, or around one."""
     return bool(getattr(llm.llm if isinstance(llm, StructuredLLM) else llm, "parses_marks", False))
+
+
+def _is_wrapped(scope: Scope) -> bool:
+    """Return whether an LLM of this package is around a call: it has read the marks."""
+    return any(isinstance(each.instance, LLM) and knows_segments(each.instance) for each in scope.path())
 
 
 def _carry(response: Any, scope: Scope) -> None:

@@ -26,6 +26,8 @@ from llama_index.core.prompts import (
     RichPromptTemplate,
     SelectorPromptTemplate,
 )
+from llama_index.core.prompts.default_prompts import DEFAULT_CHOICE_SELECT_PROMPT
+from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
 from llama_index.core.schema import MetadataMode
 
 from invariant_rag.prompts import Retrieval, find_set, without_marks
@@ -38,6 +40,10 @@ _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_h
 
 _CONTEXT = frozenset({"context_str", "context_msg"})
 """Variables that hold nodes, even if somebody asks with the very same text."""
+
+_TEMPLATES = (CITATION_QA_TEMPLATE.template, CITATION_REFINE_TEMPLATE.template, DEFAULT_CHOICE_SELECT_PROMPT.template)
+_STOCK = frozenset(piece for template in _TEMPLATES for piece in re.split(r"\{\w+\}", template))
+"""Texts of LlamaIndex's own templates that show numbered documents as examples; nobody retrieved them."""
 
 _NONCE = secrets.token_hex(8)
 _PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
@@ -209,7 +215,8 @@ class _Filled:
         """Return the parts of a text; None if it is not the values with text between them, such as after a filter."""
         found = []
         for i, piece in enumerate(_PLACE.split(placed)):
-            found.append(self.values[int(piece)] if i % 2 else Part(piece, "template"))
+            kind: Any = "words" if piece in _STOCK else "template"
+            found.append(self.values[int(piece)] if i % 2 else Part(piece, kind))
         return tuple(each for each in found if each.text) if "".join(each.text for each in found) == plain else None
 
 
