@@ -1,12 +1,13 @@
-"""Files of questions: lines of JSON, CSV, YAML of promptfoo, and folders of Hugging Face `datasets`, as raw entries."""
+"""Files of questions: lines of JSON, tables, YAML of promptfoo, and folders of Hugging Face `datasets`, as raw entries."""
 
 from __future__ import annotations
 
 import ast
 import codecs
-import csv
 import io
 import re
+import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ Entries = list[tuple[str, Any]]
 """Where each entry is, such as `questions.jsonl, line 3`, and what it says."""
 
 COLUMNS = ("id", "question", "segment", "title", "score", "gold", "answer", "pairwise")
-"""Columns of a .csv file with one row per segment; others are kept with the question."""
+"""Columns of a table with one row per segment; others are kept with the question."""
 
 _DELIMITERS = ",;\t"
 """Of a .csv file: a spreadsheet writes semicolons where the comma is a decimal sign, and tabs as Unicode text."""
@@ -37,7 +38,7 @@ _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
 _HINTS = {
     ".jsonl": InvalidQuestion.hint,
     ".json": 'A .json file is a list: [{"question": "...", "segments": ["...", ...], "answers": ["...", ...]}, ...].',
-    ".csv": "A .csv file has a row per segment (question,segment,score,gold,answer), or a row per question: "
+    ".csv": "A table has a row per segment (question,segment,score,gold,answer), or a row per question: "
     "question,context 1,context 2,answer, or question,contexts,answer with a JSON list of texts under contexts.",
     ".yaml": "A .yaml file is a list of questions with segments and answers, or a configuration of promptfoo.",
     "folder": "A row of a saved dataset has question, segments (or contexts: a list of texts), and answers.",
@@ -45,12 +46,15 @@ _HINTS = {
 }
 
 
+_LIKE = {".yml": ".yaml", ".tsv": ".csv", ".xlsx": ".csv", ".parquet": ".csv"}
+
+
 def hint_of(source: object) -> str:
     """Return how questions are written in a file of this kind, in a folder, or in Python."""
     if not isinstance(source, str | Path):
         return _HINTS[""]
     suffix = Path(source).suffix.lower() or "folder"
-    return _HINTS.get({".yml": ".yaml"}.get(suffix, suffix), InvalidQuestion.hint)
+    return _HINTS.get(_LIKE.get(suffix, suffix), InvalidQuestion.hint)
 
 
 def read_entries(path: Path) -> Entries:
@@ -66,16 +70,22 @@ def read_entries(path: Path) -> Entries:
         ".jsonl": _parse_jsonl,
         ".json": _parse_document,
         ".csv": _parse_csv,
+        ".tsv": _parse_csv,
         ".yaml": _parse_document,
         ".yml": _parse_document,
     }
     if not path.exists():
         raise InvalidQuestion(f"no such file: {path}", hint="")
     suffix = path.suffix.lower()
-    if suffix not in parsers:
-        raise InvalidQuestion(f"{path}: expected a .jsonl, .json, .csv or .yaml file, or a folder of a saved dataset")
+    tables = {".xlsx": "read_excel", ".parquet": "read_parquet"}
+    if suffix not in {*parsers, *tables}:
+        raise InvalidQuestion(
+            f"{path}: expected a .jsonl, .json, .csv, .xlsx, .parquet or .yaml file, or a folder of a saved dataset"
+        )
     try:
         content = read_bytes(path)
+        if suffix in tables:
+            return _of_table(_read_table(tables[suffix], io.BytesIO(content), path), path)
     except OSError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error.strerror or error}", hint="") from error
     encoding = next((name for mark, name in _BYTE_ORDER_MARKS if content.startswith(mark)), "utf-8-sig")
@@ -142,43 +152,64 @@ def _parse_document(text: str, path: Path) -> Entries:
 
 
 def _parse_csv(text: str, path: Path) -> Entries:
-    limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a segment may be long
+    separator = _delimiter(text)
+    table = _read_table(
+        "read_csv", io.StringIO(text), path, sep=separator, dtype=str, keep_default_na=False, index_col=False
+    )
+    return _of_table(table, path, decimal_comma=separator != ",")
+
+
+def _read_table(reader: str, source: Any, path: Path, **options: Any) -> Any:
+    """Return a table of pandas.
+
+    Raises:
+        InvalidQuestion: It is none.
+        ExtraRequired: pandas is not installed.
+    """
     try:
-        delimiter = _delimiter(text)
-        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-        columns = [column_name(each) for each in rows.fieldnames or ()]
-        rows.fieldnames = columns
-        numbered = list(_numbered_rows(rows, path, len(columns)))
-    except csv.Error as error:
-        raise InvalidQuestion(f"{path}: expected CSV: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
+        import pandas as pd
+    except ImportError:
+        raise ExtraRequired("pandas", "evaluation") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row has more fields than there are columns
+            return getattr(pd, reader)(source, **options)
+    except (pd.errors.ParserWarning, zipfile.BadZipFile, OSError, ValueError, KeyError) as error:
+        raise InvalidQuestion(f"{path}: expected a table: {str(error)[:200]}") from error
+
+
+def _of_table(table: Any, path: Path, *, decimal_comma: bool = False) -> Entries:
+    """Return the rows of a table: one for each question, or one for each segment."""
+    table.columns = [column_name(str(each)) for each in table.columns]
+    columns = list(table.columns)
     if not _QUESTION_COLUMNS & {*columns}:
         raise InvalidQuestion(
             f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {shown(columns)}"
         )
+    rows = [(f"{path}, row {number}", row) for number, row in enumerate(_plain_rows(table), start=1)]
+    torn = next((where for where, row in rows if row.get(columns[-1]) is None and "segment" in columns), None)
+    if torn is not None and path.suffix.lower() in {".csv", ".tsv"}:
+        raise InvalidQuestion(f"{torn}: expected {len(columns)} fields")
     if "segment" in columns:
-        return _join_rows(numbered, decimal_comma=delimiter != ",")
-    return [(where, _one_row(row)) for where, row in numbered]
+        texts = [
+            (where, {name: "" if each is None else str(each) for name, each in row.items()}) for where, row in rows
+        ]
+        return _join_rows(texts, decimal_comma=decimal_comma)
+    return [(where, _one_row(row)) for where, row in rows]
+
+
+def _plain_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table as plain data, without NaN."""
+    found: list[dict[str, Any]] = parse_json(table.to_json(orient="records", date_format="iso"))
+    return found
 
 
 def _delimiter(text: str) -> str:
     """Return what separates the columns: the first that gives a column of questions, else what gives most columns."""
     header = text.partition("\n")[0].strip("\r")
-    split = {each: next(csv.reader([header], delimiter=each), []) for each in _DELIMITERS}
+    split = {each: [name.strip('"') for name in header.split(each)] for each in _DELIMITERS}
     known = (each for each, names in split.items() if _QUESTION_COLUMNS & {*map(column_name, names)})
     return next(known, max(split, key=lambda each: len(split[each])))
-
-
-def _numbered_rows(rows: csv.DictReader[str], path: Path, columns: int) -> Iterable[tuple[str, dict[str, str]]]:
-    """Yield rows with the line where each begins: a cell may go over several lines."""
-    start = rows.line_num + 1
-    for row in rows:
-        where = f"{path}, line {start}"
-        if None in row or None in row.values():
-            raise InvalidQuestion(f"{where}: expected {columns} fields")
-        yield where, row
-        start = rows.line_num + 1
 
 
 def _join_rows(rows: Iterable[tuple[str, dict[str, str]]], *, decimal_comma: bool) -> Entries:
@@ -203,7 +234,7 @@ def _join_rows(rows: Iterable[tuple[str, dict[str, str]]], *, decimal_comma: boo
     return list(entries.values())
 
 
-def _one_row(row: Mapping[str, str]) -> dict[str, Any]:
+def _one_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row that is a whole question; cells with a list are read as one, as pandas or JSON writes it.
 
     >>> _one_row({"question": "Who?", "Context 2": "Bo.", "Context 1": "Ann."})
@@ -211,12 +242,13 @@ def _one_row(row: Mapping[str, str]) -> dict[str, Any]:
     """
     numbered = {int(found[1]): name for name in row if (found := _NUMBERED.fullmatch(name))}
     segments = [row[numbered[number]] for number in sorted(numbered) if row[numbered[number]]]
-    others = {name: _parse_cell(cell) for name, cell in row.items() if cell != "" and name not in numbered.values()}
+    taken = {*numbered.values()}
+    others = {name: _parse_cell(cell) for name, cell in row.items() if cell not in ("", None) and name not in taken}
     return {**others, "segments": segments} if segments else others
 
 
-def _parse_cell(cell: str) -> Any:
-    if not cell.strip().startswith("["):
+def _parse_cell(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.strip().startswith("["):
         return cell
     for parse in (parse_json, ast.literal_eval):
         try:
@@ -248,29 +280,26 @@ def _read_dataset(folder: Path) -> Entries:
     arrow, parquet = (sorted(folder.rglob(pattern)) for pattern in ("*.arrow", "*.parquet"))
     if not arrow and not parquet:
         raise InvalidQuestion(f"{folder}: expected a folder with .arrow or .parquet files, got none")
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet as parquet_files
-    except ImportError:
-        raise ExtraRequired("pyarrow", "benchmarks") from None
     entries: Entries = []
     for path in arrow or parquet:
-        try:
-            table = parquet_files.read_table(path) if not arrow else _read_arrow(path)
-        except (OSError, pa.ArrowException) as error:
-            raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
-        entries += [(f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), start=1)]
+        table = _read_arrow(path) if arrow else _read_table("read_parquet", path, path)
+        entries += _of_table(table, path)
     return entries
 
 
 def _read_arrow(path: Path) -> Any:
     """Return the table of an Arrow file: `datasets` writes streams."""
-    import pyarrow as pa
-    from pyarrow import ipc
-
+    try:
+        import pyarrow as pa
+        from pyarrow import ipc
+    except ImportError:
+        raise ExtraRequired("pyarrow", "evaluation") from None
     with path.open("rb") as file:
         try:
-            return ipc.open_stream(file).read_all()
-        except pa.ArrowInvalid:
-            file.seek(0)
-            return ipc.open_file(file).read_all()
+            try:
+                return ipc.open_stream(file).read_pandas()
+            except pa.ArrowInvalid:
+                file.seek(0)
+                return ipc.open_file(file).read_pandas()
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidQuestion(f"{path}: cannot be read: {error}") from error

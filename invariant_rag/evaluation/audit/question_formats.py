@@ -1,4 +1,4 @@
-"""Records of other tools as questions of an audit: ragas, promptfoo, and data sets in the manner of SQuAD."""
+"""Records of other tools as questions of an audit: ragas, promptfoo, deepeval, inspect, and those like SQuAD."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ from invariant_rag.errors import InvalidQuestion
 from invariant_rag.files import parse_json
 
 _QUESTIONS = ("question", "user_input", "query", "input")
-_SEGMENTS = ("segments", "retrieved_contexts", "contexts", "context", "documents")
-_ANSWERS = ("answers", "reference", "ground_truth", "ground_truths", "expected", "answer")
+_SEGMENTS = ("segments", "retrieved_contexts", "retrieval_context", "contexts", "context", "documents")
+_ANSWERS = (
+    "answers", "reference", "ground_truth", "ground_truths", "expected", "expected_output", "target", "answer"
+)  # fmt: skip
 _OTHERS = {
     *("id", "gold", "pairwise", "said", "response", "multi_responses", "reference_contexts", "rubrics", "title"),
+    *("actual_output", "rubrics", "context", "tools_called", "choices", "sandbox", "files", "setup"),
     *("description", "metadata", "options", "threshold", "provider", "providers"),
 }
 """Fields of this package, ragas, promptfoo and SQuAD that need no mention."""
 _SIMILAR = 0.75
 """How alike a field and a known one are, of which it may be a misspelling."""
+_RUBRICS = {
+    "llm-rubric": "{value}",
+    "model-graded-closedqa": "{value}",
+    "factuality": "It agrees with: {value}",
+    "model-graded-factuality": "It agrees with: {value}",
+    "similar": "It means the same as: {value}",
+    "answer-relevance": "It answers the question.",
+}
+"""Checks of promptfoo that take a judge, as what a right answer does."""
 _LITERAL_CHECKS = {"contains", "icontains", "equals", "contains-any", "icontains-any"}
 
 
@@ -27,8 +39,10 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
 
     A record of ragas has `user_input` (or `question`), `retrieved_contexts` (`contexts`) and `reference`
     (`ground_truth`); its `response` or, with `contexts`, its `answer` is what a system said, and no gold answer. A test
-    of promptfoo has `vars`, and `assert` with `contains`, `equals` or their like. SQuAD has `context` and
-    `answers: {"text": [...]}`. A test of promptfoo whose context is one text keeps it: its documents cannot be moved.
+    case of deepeval has `input`, `retrieval_context` and `expected_output`, a sample of inspect `input`, `target` and
+    `metadata`. A test of promptfoo has `vars`, and `assert` with `contains`, `equals` or their like, or with
+    `llm-rubric`, `similar` and others that take a judge. SQuAD has `context` and `answers: {"text": [...]}`. A test of
+    promptfoo whose context is one text keeps it: its documents cannot be moved.
 
     >>> as_record({"user_input": "Who?", "retrieved_contexts": ["Ann."], "reference": "Ann"})
     {'question': 'Who?', 'segments': ['Ann.'], 'answers': 'Ann'}
@@ -37,6 +51,10 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
     if is_promptfoo:
         entry = _of_promptfoo(entry)
     record = dict(entry)
+    if "target" in record and isinstance(record.get("metadata"), Mapping):  # a sample of inspect
+        record = {**{name: each for name, each in record["metadata"].items() if name in _SEGMENTS}, **record}
+    if isinstance(record.get("input"), list):  # messages
+        record["input"] = "\n".join(str(e.get("content", "")) for e in record["input"] if isinstance(e, Mapping))
     if ("contexts" in record or "retrieved_contexts" in record) and {*_ANSWERS[1:4]} & {*record}:
         record = {"said" if name == "answer" else name: value for name, value in record.items()}
     found: dict[str, Any] = {}
@@ -147,14 +165,26 @@ def _meant(name: str, missing: set[str]) -> str | None:
 
 
 def _of_promptfoo(test: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a test, with the literal texts that it expects as `answers`."""
+    """Return the variables of a test, the literal texts that it expects as `answers`, and its other checks as rubrics.
+
+    Checks that are neither, such as `javascript`, are kept under `unread_checks`, which is named to the user.
+    """
     expected: list[Any] = []
+    rubrics: list[str] = []
+    unread: list[str] = []
     for each in test.get("assert") or ():
-        if isinstance(each, Mapping) and each.get("type") in _LITERAL_CHECKS and each.get("value") is not None:
-            value = each["value"]
+        if not isinstance(each, Mapping):
+            continue
+        kind, value = str(each.get("type")), each.get("value")
+        if kind in _LITERAL_CHECKS and value is not None:
             expected += value if isinstance(value, list) else [value]
+        elif kind in _RUBRICS:
+            rubrics += [_RUBRICS[kind].format(value=one) for one in (value if isinstance(value, list) else [value])]
+        else:
+            unread.append(kind)
     others = {name: value for name, value in test.items() if name not in {"vars", "assert"}}
-    return {**others, **test["vars"], **({"answers": expected} if expected else {})}
+    graded = {"answers": expected, "rubrics": rubrics, "unread_checks": unread}
+    return {**others, **test["vars"], **{name: each for name, each in graded.items() if each}}
 
 
 def _places(segments: Any, wanted: Any) -> list[int]:

@@ -1,0 +1,149 @@
+"""What a system is called with: question and documents, in the form that its signature or its input schema declares."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.evaluation.audit.systems import pairwise_prompt_text, prompt_text
+from invariant_rag.prompts import mark
+from invariant_rag.segments import Segment, document_rendering, plain_rendering
+
+if TYPE_CHECKING:
+    from invariant_rag.evaluation.audit.questions import Question
+
+MakeInput = Callable[["Question", Sequence[Segment]], Any]
+
+QUESTION_NAMES = ("question", "input", "query", "user_input", "q", "user_query", "user_question", "prompt", "text")
+CONTEXT_NAMES = (
+    "context", "contexts", "documents", "docs", "segments", "passages", "chunks", "input_documents", "context_str",
+    "retrieved_contexts", "sources", "nodes",
+)  # fmt: skip
+_EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
+_HINT = "Say what it is called with: to_input=lambda question, segments: ... (in Python)."
+
+
+def as_text(question: Question, segments: Sequence[Segment], *, marked: bool = False) -> str:
+    """Return one text with the documents and the question."""
+    if question.pairwise:
+        return pairwise_prompt_text(question.text, segments)
+    return prompt_text(question.text, segments, mark if marked else document_rendering)
+
+
+def for_runnable(runnable: Any) -> MakeInput:
+    """Return what makes the input of a LangChain Runnable, by its input schema.
+
+    A schema without fields takes text: documents and question. Fields are filled by their names: the question, and the
+    documents as `Document`s or, where the field is a string, as text. Without a field for documents, the question holds
+    them, as does the message of an agent.
+
+    Raises:
+        UnsupportedCombination: A required field is unknown.
+    """
+    schema = runnable.get_input_jsonschema()
+    fields = schema.get("properties", {})
+    if schema.get("type") == "string" or set(fields) == {"root"} or (not fields and schema.get("type") != "object"):
+        return as_text
+    unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
+    if unknown and len(fields) > 1:
+        raise UnsupportedCombination(
+            f"{runnable.get_name()} wants {', '.join(sorted(fields))}, and nothing is known of "
+            f"{', '.join(sorted(unknown))}",
+            hint=_HINT,
+        )
+    takes_context = not fields or bool(set(fields) & set(CONTEXT_NAMES)) or schema.get("additionalProperties") is True
+    asked = [name for name in fields if name in QUESTION_NAMES or len(fields) == 1]
+    assigned = "Assign" in schema.get("title", "") or "Sequence" in schema.get("title", "")
+
+    def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        documents = _documents(segments)
+        if "messages" in fields and not asked:
+            return {"messages": [{"role": "user", "content": as_text(question, segments)}]}
+        listed = takes_context or assigned
+        made: dict[str, Any] = {"question": question.text, "input": question.text, "context": documents}
+        made |= {name: question.text if listed else as_text(question, segments) for name in asked}
+        for name in set(fields) & set(CONTEXT_NAMES):
+            is_text = fields[name].get("type") == "string"
+            made[name] = "\n\n".join(map(plain_rendering, segments)) if is_text else documents
+        return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
+
+    return make
+
+
+def for_callable(function: Any) -> MakeInput:
+    """Return what makes the arguments of a function, as a pair of positional and named ones, by its signature.
+
+    Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
+    or a mapping if it is annotated as one. Segments are given as texts where the annotation has `str`.
+
+    Raises:
+        UnsupportedCombination: It has other parameters without a default.
+    """
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return lambda question, segments: ((question.text, segments), {})
+    kinds = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in found):
+        return lambda question, segments: ((question.text, segments), {})
+    named = [each for each in found if each.kind not in kinds]
+    wanted = [each for each in named if each.default is inspect.Parameter.empty]
+    if len(wanted) == 1:
+        # A second parameter with a default, which is named as documents are, takes them.
+        wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
+    if len(wanted) == 1:
+        return _for_one(wanted[0])
+    if len(wanted) != 2:
+        raise UnsupportedCombination(
+            f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
+            hint="Wrap it in a function (question, segments) -> answer.",
+        )
+    backwards = wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES
+    asked, listed = reversed(wanted) if backwards else wanted
+
+    def make(question: Question, segments: Sequence[Segment]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = {asked.name: question.text, listed.name: _as_annotated(segments, listed)}
+        by_name = {each.name: values[each.name] for each in wanted if each.kind is not each.POSITIONAL_ONLY}
+        return tuple(values[each.name] for each in wanted if each.name not in by_name), by_name
+
+    return make
+
+
+def _for_one(parameter: inspect.Parameter) -> MakeInput:
+    annotation = str(parameter.annotation).lower()
+    is_mapping = "dict" in annotation or "mapping" in annotation
+
+    def make(question: Question, segments: Sequence[Segment]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        mapping = {"question": question.text, "input": question.text, "context": [plain_rendering(e) for e in segments]}
+        value = mapping if is_mapping else as_text(question, segments)
+        return ((), {parameter.name: value}) if parameter.kind is parameter.KEYWORD_ONLY else ((value,), {})
+
+    return make
+
+
+def _as_annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:
+    annotation = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
+    if parameter.annotation is str or annotation == "str":
+        return "\n\n".join(map(plain_rendering, segments))
+    if "str" in annotation.replace("structure", ""):
+        return [each.text for each in segments]
+    return tuple(segments)
+
+
+def metadata_of(segment: Segment) -> dict[str, Any]:
+    """Return the metadata of a segment, with its title."""
+    return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
+
+
+def _documents(segments: Sequence[Segment]) -> list[Any]:
+    document = sys.modules["langchain_core.documents"].Document
+    return [document(page_content=each.text, metadata=metadata_of(each)) for each in segments]
+
+
+def call_with(function: Callable[..., Any], made: Any) -> Any:
+    """Call a function with what `for_callable` made."""
+    arguments, named = made
+    return function(*arguments, **named)
