@@ -79,18 +79,26 @@ def _recommendation(audit: Audit) -> str:
         return "Leave it: change nothing for the sake of the order."
     if audit.screen.outcome == "cannot tell yet":
         return f"Decide nothing yet: ask about {audit.screen.more:,} questions more."
-    safe = [each for each in compared if each.fixes and each.costs_less_than(audit.choices.margin)]
+    return _where_it_matters(audit, compared)
+
+
+def _where_it_matters(audit: Audit, compared: list[Comparison]) -> str:
+    """Return what to do where no remedy was shown to be right more often."""
+    margin = audit.choices.margin
+    safe = [each for each in compared if each.fixes and each.costs_less_than(margin)]
     if safe:
         steady = max(safe, key=lambda each: each.gain.low if each.gain else 0.0)
-        return f"Use {_named(steady)}, for steadier answers: {_gain(steady)}, which is no loss beyond the margin.{_steady(steady)}"
+        return (
+            f"Use {_named(steady)}, for steadier answers: {_gain(steady)}, no loss beyond the margin.{_steady(steady)}"
+        )
     if not compared:
         return (
             "The order matters, and no remedy was compared: "
             + ("name some (--remedy)." if "accuracy_today" in audit.measures else "that takes gold answers.")
             + " `sort` gives every order the same answer, at no cost but perhaps accuracy."
         )
-    if all(each.gain and each.gain.high < audit.choices.margin for each in compared):
-        return f"Leave it: no remedy gains {100 * audit.choices.margin:g} points. {_listed(compared)}"
+    if all(each.gain and each.gain.high < margin for each in compared):
+        return f"Leave it: no remedy gains {100 * margin:g} points. {_listed(compared)}"
     return f"Cannot tell yet which remedy helps: ask more questions. {_listed(compared)}"
 
 

@@ -48,8 +48,10 @@ class AuditChoices:
     remedies: tuple[str, ...] | None = _choice(
         None, "sort, reverse, ends-first, vote, or a method. Repeatable.", shown="if the order matters, a few"
     )
-    metric: Any = _choice("match", "When an answer is right: match, exact_match or token_f1.")
-    judge: Any = _choice(None, "Grade by this model or the server at this URL.", shown="none", metavar="MODEL|URL")
+    metric: Any = _choice("match", "When an answer is right: match, exact_match or token_f1.")  # noqa: RUF009
+    judge: Any = _choice(  # noqa: RUF009 - a field, as dataclasses.field makes one
+        None, "Grade by this model or the server at this URL.", shown="none", metavar="MODEL|URL"
+    )
     margin: float = _choice(0.05, "Net sensitivity below which the order does not matter.")
     k: int = _choice(10, "Segments to retrieve.", min=1)
     seed: int = _choice(0, "Seed of the orders.", min=0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from invariant_rag.checks import check_flag, check_items, check_name, check_path, check_text, is_iterable
 from invariant_rag.errors import FieldWarning, InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.evaluation.audit.matching import contains_gold
-from invariant_rag.evaluation.audit.question_files import hint_of, read_entries
+from invariant_rag.evaluation.audit.question_files import read_entries
 from invariant_rag.evaluation.audit.question_formats import as_record, describe_unknown, rows_of
 from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.shown import shown
@@ -128,8 +127,7 @@ def read_questions(
         FieldWarning: As `parse_questions` does.
     """
     parsed = parse_questions(source, fields)
-    with _hints_of(source):
-        return [_complete(question, retrieve, where) for where, question in parsed]
+    return [_complete(question, retrieve, where) for where, question in parsed]
 
 
 def parse_questions(
@@ -144,12 +142,11 @@ def parse_questions(
     Warns:
         FieldWarning: Records have fields that may be misspelt, or those of a file others that mean nothing here.
     """
-    with _hints_of(source):
-        entries = _entries_of(source)
-        if not entries:
-            where = f"{source}: " if isinstance(source, str | Path) else ""
-            raise InvalidQuestion(f"{where}expected at least one question, got none")
-        parsed = [_parse_question(_renamed(entry, fields or {}, where), where) for where, entry in entries]
+    entries = _entries_of(source)
+    if not entries:
+        where = f"{source}: " if isinstance(source, str | Path) else ""
+        raise InvalidQuestion(f"{where}expected at least one question, got none")
+    parsed = [_parse_question(_renamed(entry, fields or {}, where), where) for where, entry in entries]
     is_file = isinstance(source, str | Path)
     # Of a `Question`, other fields are what its maker put there.
     read = [each for each, (_, entry) in zip(parsed, entries, strict=True) if not isinstance(entry, Question)]
@@ -184,17 +181,6 @@ def _entries_of(source: Any) -> list[tuple[str, Any]]:
         raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
     listed = rows_of(source, "questions") if isinstance(source, Mapping) else source
     return [(f"question {index}", each) for index, each in enumerate(listed)]
-
-
-@contextmanager
-def _hints_of(source: Any) -> Iterator[None]:
-    """Let errors say how questions are written in a source of this kind, unless they say what else to do."""
-    try:
-        yield
-    except InvalidQuestion as error:
-        if error.hint != InvalidQuestion.hint:
-            raise
-        raise InvalidQuestion(str(error), hint=hint_of(source)) from error.__cause__
 
 
 def as_segment(value: Any) -> Segment:

@@ -208,7 +208,7 @@ def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tup
 
 
 def _chances(classes: Classes) -> tuple[Floats, Classes]:
-    """Return how likely 0 to 3 disagreeing pairs are within the order of today, `[questions, 4]`, and how many there are.
+    """Return how likely 0 to 3 disagreeing pairs within the order of today are, `[questions, 4]`, and their number.
 
     Of the first questions, two calls are draws in the order of today, and their disagreement counts as two pairs, as
     that of one in three does.

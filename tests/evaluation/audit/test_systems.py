@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invariant_rag.evaluation.audit.call_plan import Call
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
@@ -16,7 +17,6 @@ from invariant_rag import RAG, InvariantModel, Judge
 from invariant_rag.cli import app
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.evaluation.audit import audit
-from invariant_rag.evaluation.audit.call_plan import Call
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.remedies import CallSpec, SaltedOrdering, build_remedies
 from invariant_rag.evaluation.audit.systems import as_system, describe_lm

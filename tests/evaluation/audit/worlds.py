@@ -133,21 +133,22 @@ def draw(world: World, questions: int, source: np.random.Generator) -> Draws:
     top = source.random((questions, 1)) < world.first
     rank = np.where(top, 0, source.integers(0, documents, (questions, 1)))
     rank = documents - 1 - rank if world.last else rank
-    if world.two:
-        others = np.hstack([1 - rank, 1 - rank])
-    else:
-        others = source.integers(0, documents, (questions, 2))
+    others = np.hstack([1 - rank, 1 - rank]) if world.two else source.integers(0, documents, (questions, 2))
     places = np.hstack([rank, rank, rank, others, documents - 1 - rank, documents - 1 - rank]) / (documents - 1)
     hardness = source.random((questions, 1))
     right = np.broadcast_to(hardness < 0.8, places.shape)
     if world.finds is not None:
-        right = np.where(hardness < world.share, world.finds(places), (hardness - world.share) < 0.8 * (1 - world.share))
+        right = np.where(
+            hardness < world.share, world.finds(places), (hardness - world.share) < 0.8 * (1 - world.share)
+        )
     coin = source.random((questions, 1)) < world.coins
     turned = source.random(places.shape) < np.where(coin, 0.5, world.noise)
     classes = np.where(turned, ~right, right).astype(np.int64)
     if world.wordings:
         wording = source.integers(0, world.wordings, places.shape)
-        kept = source.random((questions, world.wordings)) >= world.merged  # wordings that a judge holds for another answer
+        kept = (
+            source.random((questions, world.wordings)) >= world.merged
+        )  # wordings that a judge holds for another answer
         classes = np.where(np.take_along_axis(kept, wording, axis=1), wording + 1, 0)
     classes = np.where(source.random(places.shape) < world.fails, FAILED, classes)
     if world.copies:
