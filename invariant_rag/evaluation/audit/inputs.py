@@ -55,7 +55,7 @@ def for_runnable(runnable: Any) -> MakeInput:
             hint=_HINT,
         )
     takes_context = not fields or bool(set(fields) & set(CONTEXT_NAMES)) or schema.get("additionalProperties") is True
-    asked = [name for name in fields if name in QUESTION_NAMES or len(fields) == 1]
+    asked = [name for name in fields if name in QUESTION_NAMES or (len(fields) == 1 and name != "messages")]
     assigned = "Assign" in schema.get("title", "") or "Sequence" in schema.get("title", "")
 
     def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:

@@ -155,8 +155,8 @@ def _of_table(table: Any, path: Path) -> Entries:
     if not {*QUESTIONS} & {*columns}:
         raise InvalidQuestion(
             f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {shown(columns)}",
-            hint="A table has a row per segment (question,segment,gold,answer), or a row per question: question,context "
-            "1,context 2,answer, or question,contexts,answer with a JSON list of texts under contexts.",
+            hint="A table has a row per segment (question,segment,gold,answer), or a row per question: question,"
+            "context 1,context 2,answer, or question,contexts,answer with a JSON list of texts under contexts.",
         )
     rows = parse_json(table.to_json(orient="records", date_format="iso"))
     entries = [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]

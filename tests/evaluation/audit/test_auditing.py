@@ -48,8 +48,13 @@ def noisy(system: Function, share: float, *, cached: bool = False) -> Function:
 
 @pytest.mark.parametrize(
     ("system", "outcome"),
-    [(first, "order matters"), (last, "order matters"), (sorting, "order does not matter")]
-    + [(symmetric, "order does not matter"), (at_random, "cannot tell yet")],
+    [
+        (first, "order matters"),
+        (last, "order matters"),
+        (sorting, "order does not matter"),
+        (symmetric, "order does not matter"),
+        (at_random, "cannot tell yet"),
+    ],
 )
 def test_the_outcome_is_right_for_systems_that_are_known(system: Function, outcome: str) -> None:
     found = audit(system, records(100), remedies=())
