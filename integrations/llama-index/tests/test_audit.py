@@ -37,7 +37,7 @@ class Reader(CustomLLM):
 
 
 def flips(found: Audit) -> float:
-    return found["as it is"].measures["flip_rate"].value
+    return len(found.flips) / len(found.asked)
 
 
 @pytest.mark.parametrize("wrap", [canonical, vote])
@@ -48,9 +48,9 @@ def test_wrapped_llms_are_given_marked_documents(wrap: Any) -> None:
 
 def test_our_llm_is_audited_as_the_model_that_it_is(model: InvariantModel) -> None:
     llm = InvariantLLM(model, max_tokens=6)
-    found = audit(llm, QUESTIONS, remedies=["plain"])
-    assert flips(found) == 0.0
-    assert found["plain"].measures["flip_rate"].value > 0.0
+    assert flips(audit(llm, QUESTIONS, remedies=["sort"])) == 0.0
+    plain = InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=6)
+    assert flips(audit(plain, QUESTIONS, remedies=[])) > 0.0
 
 
 def test_our_llm_is_audited_with_its_own_parameters(model: InvariantModel) -> None:

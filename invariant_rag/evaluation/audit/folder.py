@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from invariant_rag.evaluation.audit.calling import Answer
 from invariant_rag.evaluation.audit.questions import Question, read_questions
 from invariant_rag.evaluation.line_file import LineFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
+from invariant_rag.shown import shown
 
 SCHEMA_VERSION = 1
 """Of `run.json` and `audit.json`. It changes with the meaning of a field."""
@@ -108,10 +108,13 @@ def _read(path: Path, shape: dict[str, type]) -> dict[str, Any]:
 
 
 def _parse_answer(line: Any, where: str) -> Answer:
-    try:
-        answer = Answer(**{**line, "errors": tuple(line["errors"])})
-    except (TypeError, KeyError) as error:
-        raise AuditFailed(f"{where}: expected an answer of an audit: {error}") from error
-    if not isinstance(answer.key, str) or not isinstance(answer.text, str):
-        raise AuditFailed(f"{where}: expected key and text, got {json.dumps(line)[:60]}")
-    return answer
+    """Return an answer; somebody may have edited the file."""
+    kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "date": str, "errors": list}
+    if not isinstance(line, dict) or line.keys() != kinds.keys():
+        raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
+    for name, kind in kinds.items():
+        if not isinstance(line[name], kind) or isinstance(line[name], bool):
+            raise AuditFailed(f"{where}: {name}: got {shown(line[name])}")
+    if not all(isinstance(each, str) for each in line["errors"]):
+        raise AuditFailed(f"{where}: errors: expected texts, got {shown(line['errors'])}")
+    return Answer(**{**line, "errors": tuple(line["errors"])})
