@@ -14,11 +14,9 @@ import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import (
     ActorsLost,
-    AuditFailed,
     ContextOverflow,
     ExtraRequired,
     InvalidChoice,
-    UnsupportedCombination,
 )
 from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
 from invariant_rag.evaluation.benchmarks.runner import run_benchmark

@@ -14,7 +14,7 @@ from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, Un
 from invariant_rag.evaluation.audit.calling import Answer, Patience, make_calls
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.evaluation.audit.folder import AnswerFile, read_run, start_run
-from invariant_rag.evaluation.audit.grading import Grader, make_embed, resolve_metric
+from invariant_rag.evaluation.audit.grading import AnswerEmbedder, Grader, resolve_metric
 from invariant_rag.evaluation.audit.judging import AnswerJudge
 from invariant_rag.evaluation.audit.measures import slot_accuracies
 from invariant_rag.evaluation.audit.plan import (
@@ -106,7 +106,7 @@ def audit(
     judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
     judge_errors = None if judge is None else judge.check(asked)
     unscored = not all(each.has_gold or each.rubrics for each in asked)
-    grader = Grader(resolve_metric(chosen.metric)[0], judge, make_embed() if unscored and judge is None else None)
+    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored and judge is None else None)
     store = AnswerFile(folder)
     try:
         running = _Running(wrapped, asked, chosen, grader, store, progress, on_step)
@@ -126,7 +126,7 @@ def audit(
         unordered=len(asked) - len(running.order),
         judge_errors=judge_errors,
         judge=None if judge is None else (judge.calls, *judge.swapped),
-        embeds=grader.embed is not None,
+        embeds=grader.embedder is not None and grader.embedder.works,
     )
     if folder is not None:
         from invariant_rag.evaluation.audit.report import write_report

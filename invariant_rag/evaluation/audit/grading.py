@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import check_name
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, RetrievalError
 from invariant_rag.evaluation.audit.matching import is_right
 from invariant_rag.evaluation.audit.tokens import normal_tokens
 from invariant_rag.evaluation.audit.verdicts import parse_verdict
 from invariant_rag.evaluation.metrics import exact_match, token_f1
-from invariant_rag.shown import shown
+from invariant_rag.shown import clean, shown
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.judging import AnswerJudge
@@ -58,12 +59,12 @@ class Grader:
     Args:
         metric: Compares an answer with the gold answers, where there is no judge.
         judge: Says whether answers are right, and whether two mean the same. None: none is asked.
-        embed: Returns the similarity of two answers; None: equal tokens are the same, others not.
+        embedder: Compares answers without gold answers, where there is no judge. None: equal tokens are the same.
     """
 
     metric: Metric
     judge: AnswerJudge | None = None
-    embed: Callable[[str, str], float] | None = None
+    embedder: AnswerEmbedder | None = None
 
     def __post_init__(self) -> None:
         self._right: dict[tuple[str, str], bool] = {}
@@ -113,27 +114,34 @@ class Grader:
             return True
         if self.judge is not None:
             return self.judge.is_same(question, one, other)
-        return self.embed is not None and self.embed(one, other) >= SAME_MEANING
+        return self.embedder is not None and self.embedder.similarity(one, other) >= SAME_MEANING
 
 
-def make_embed() -> Callable[[str, str], float] | None:
-    """Return the similarity of two answers by the default embedder; None if it is not installed here."""
-    from importlib.util import find_spec
+class AnswerEmbedder:
+    """The similarity of two answers by the default embedding model, which is loaded when two answers differ in words.
 
-    if find_spec("sentence_transformers") is None:
-        return None
-    from invariant_rag.errors import RetrievalError
-    from invariant_rag.models.embedders import load_embedder
+    Attributes:
+        works: Whether the model is there; without it, answers in other words are different answers.
+    """
 
-    try:
-        model = load_embedder()
-    except RetrievalError:
-        return None
-    known: dict[str, Any] = {}
+    def __init__(self) -> None:
+        self.works = find_spec("sentence_transformers") is not None
+        self._model: Any = None
+        self._vectors: dict[str, Any] = {}
 
-    def vector(text: str) -> Any:
-        if text not in known:
-            known[text] = model.encode([text], normalize_embeddings=True, show_progress_bar=False)[0]
-        return known[text]
+    def similarity(self, one: str, other: str) -> float:
+        """Return the cosine similarity of two answers; 0 without a model."""
+        if self.works and self._model is None:
+            from invariant_rag.models.embedders import load_embedder
 
-    return lambda one, other: float(vector(one) @ vector(other))
+            try:
+                self._model = load_embedder()
+            except RetrievalError:
+                self.works = False
+        return float(self._vector(one) @ self._vector(other)) if self.works else 0.0
+
+    def _vector(self, text: str) -> Any:
+        if text not in self._vectors:
+            texts = [clean(text)]
+            (self._vectors[text],) = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        return self._vectors[text]

@@ -71,7 +71,7 @@ def screen_calls(question: Question, index: int, place: int, seed: int) -> list[
         seed: Seed of the orders.
     """
     today = tuple(range(len(question.segments)))
-    one, other = _other_orders(question, f"{seed} {index} {question.text}")
+    one, other = _other_orders(question, f"{seed} {index} {question.text!r}")
     plain = question.segments
     again = plain if place < REPEATED else placebo(question, 2)
     calls = {FIRST: (today, plain), AGAIN: (today, again), PLACEBO: (today, placebo(question, 1))}

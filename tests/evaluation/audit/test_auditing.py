@@ -216,12 +216,12 @@ def test_a_system_that_exits_fails_that_call_and_no_other(timeout: float | None)
 
 def test_a_slow_call_fails_and_the_others_count() -> None:
     def slow(question: str, segments: Sequence[Segment]) -> str:
-        if "number 1" in question and "right" in segments[0].text:
+        if "right" in segments[0].text:
             time.sleep(5)
         return first(question, segments)
 
     start = time.perf_counter()
-    found = audit(slow, records(3), timeout=0.1, retries=0, workers=8, remedies=())
+    found = audit(slow, records(8), timeout=0.1, retries=0, workers=8, remedies=())
     assert time.perf_counter() - start < 4
     assert "TimeoutError: no answer within 0.1 seconds" in found.errors[0]
 
