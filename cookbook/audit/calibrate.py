@@ -106,8 +106,8 @@ def main() -> None:
     pooled = sum(each.matters for each in blind_cells) / len(blind_cells)
     summary = (
         f"False alarms: at most {false:.1%} in any cell, {pooled:.2%} in all. Power at ten points and 200 questions: "
-        f"at least {power:.1%}. Intervals of differences miss the truth in at most {missed:.1%} of the audits of a cell, "
-        f"those of accuracy in {today:.1%} on average."
+        f"at least {power:.1%}. Intervals of differences miss the truth in at most {missed:.1%} of the audits of a "
+        f"cell, those of accuracy in {today:.1%} on average."
     )
     parts = [INTRODUCTION.format(audits=chosen.audits), summary, "", "## Where the order does not matter", "", *blind]
     parts += ["", "## Where it does", "", *some, "", "## Where it does, by ten points", "", *ten, ""]

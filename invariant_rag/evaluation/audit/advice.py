@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from invariant_rag.evaluation.audit.grading import LONG_GOLD, SAME_MEANING, resolve_metric
+from invariant_rag.evaluation.audit.grading import LONG_GOLD, RIGHT, SAME_MEANING, resolve_metric
 from invariant_rag.evaluation.audit.screen import CALLS
-from invariant_rag.shown import counted
+from invariant_rag.shown import counted, shown
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.measures import Comparison
@@ -121,7 +121,11 @@ def _listed(compared: list[Comparison]) -> str:
 
 def _notes(audit: Audit) -> list[str]:
     """Return what changes how the figures are to be read."""
-    found, screen = [], audit.screen
+    return [*_about_grading(audit), *_about_the_judge(audit), *_about_calls(audit)]
+
+
+def _about_grading(audit: Audit) -> list[str]:
+    found = []
     scored = [each.question for each in audit.asked if each.scored]
     if scored and audit.judge is None and not all(each.pairwise for each in scored):
         found.append(f"An answer is right if {resolve_metric(audit.choices.metric)[1]}.")
@@ -132,19 +136,35 @@ def _notes(audit: Audit) -> list[str]:
         how = "by the judge" if audit.judge else "only if their words are the same"
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else how
         found.append(f"Without gold answers, two answers count as the same {how}.")
-    if audit.judge is not None:
-        calls, pairs, divided = audit.judge
-        found.append(f"The judge was asked {calls:,} times.")
-        if pairs:
-            found.append(f"Asked in both orders, it contradicted itself on {divided:,} of {pairs:,} pairs of answers.")
-        if audit.judge_errors is not None:
-            found.append(f"It misses {percent(audit.judge_errors)} of the verdicts that are known.")
+    texts = {answer.text for each in audit.asked for answer in each.answers}
+    if len(texts) == 1 and len(audit.asked) > 1:
+        found.append(f"Every call gave the same answer, {shown(texts.pop())}: is the system called as it should be?")
+    elif scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
+        found.append(
+            "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
+        )
+    return found
+
+
+def _about_the_judge(audit: Audit) -> list[str]:
+    if audit.judge is None:
+        return []
+    calls, pairs, divided = audit.judge
+    found = [f"The judge was asked {calls:,} times."]
+    if pairs:
+        found.append(f"Asked in both orders, it contradicted itself on {divided:,} of {pairs:,} pairs of answers.")
+    if audit.judge_errors is not None:
+        found.append(f"It misses {percent(audit.judge_errors)} of the verdicts that are known.")
+    return found
+
+
+def _about_calls(audit: Audit) -> list[str]:
+    found, screen, errors = [], audit.screen, audit.measures["errors"]
     if not screen.repeated and screen.within:
         found.append(
             f"Equal calls came back equal, but {screen.within:.1%} of the outcomes change with a space that cannot "
             "matter: a cache or a fixed seed hides noise, which was counted all the same."
         )
-    errors = audit.measures["errors"]
     if errors.value:
         found.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")
     if audit.unordered:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.evaluation.audit.calling import settle
-from invariant_rag.evaluation.audit.inputs import as_text, call_with, for_callable, for_runnable, metadata_of
+from invariant_rag.evaluation.audit.inputs import Undeclared, as_text, for_callable, for_runnable, metadata_of
 from invariant_rag.evaluation.audit.systems import (
+    Ask,
     Reply,
     System,
     ToInput,
@@ -39,17 +40,14 @@ def from_langchain(system: Any, to_input: ToInput | None) -> System | None:
     if not isinstance(system, loaded("langchain_core.runnables", "Runnable")):
         return None
     takes_text = is_language_model(system) or _takes_marks(system)
+    make: MakeInput | Undeclared
     if to_input is not None:
         make = _given(to_input)
     elif takes_text:
         make = partial(as_text, marked=_takes_marks(system))
     else:
         make = for_runnable(system)
-    return System(
-        system.get_name(),
-        lambda question, segments: as_reply(system.invoke(make(question, segments))),
-        may_retrieve=to_input is None and not takes_text,
-    )
+    return System(system.get_name(), _ask(system.invoke, make), may_retrieve=to_input is None and not takes_text)
 
 
 def from_llama_index(system: Any, to_input: ToInput | None) -> System | None:
@@ -83,13 +81,26 @@ def from_callable(system: Any, to_input: ToInput | None) -> System | None:
         return None
     name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
     if to_input is not None:
-        give = _given(to_input)
-        return System(name, lambda question, segments: as_reply(settle(system(give(question, segments)))))
+        return System(name, _ask(system, _given(to_input)))
     make = for_callable(system)
-    return System(
-        name.removeprefix("__main__."),
-        lambda question, segments: as_reply(settle(call_with(system, make(question, segments)))),
-    )
+
+    def call(made: Any) -> Any:
+        arguments, named = made
+        return system(*arguments, **named)
+
+    ask = _ask(system if isinstance(make, Undeclared) else call, make)
+    return System(name.removeprefix("__main__."), ask)
+
+
+def _ask(call: Callable[[Any], Any], make: MakeInput | Undeclared) -> Ask:
+    """Return what calls a system with the input that it takes, and finds the answer in what it returns."""
+
+    def invoke(value: Any) -> Any:
+        return settle(call(value))
+
+    if isinstance(make, Undeclared):
+        return lambda question, segments: as_reply(make.call(invoke, question, segments))
+    return lambda question, segments: as_reply(invoke(make(question, segments)))
 
 
 def _given(to_input: ToInput) -> MakeInput:

@@ -33,10 +33,11 @@ def as_text(question: Question, segments: Sequence[Segment], *, marked: bool = F
     return prompt_text(question.text, segments, mark if marked else document_rendering)
 
 
-def for_runnable(runnable: Any) -> MakeInput:
+def for_runnable(runnable: Any) -> MakeInput | Undeclared:
     """Return what makes the input of a LangChain Runnable, by its input schema.
 
-    A schema without fields takes text: documents and question. Fields are filled by their names: the question, and the
+    A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
+    no mapping, a mapping. Fields are filled by their names: the question, and the
     documents as `Document`s or, where the field is a string, as text. Without a field for documents, the question holds
     them, as does the message of an agent.
 
@@ -45,8 +46,10 @@ def for_runnable(runnable: Any) -> MakeInput:
     """
     schema = runnable.get_input_jsonschema()
     fields = schema.get("properties", {})
-    if schema.get("type") == "string" or set(fields) == {"root"} or (not fields and schema.get("type") != "object"):
+    if schema.get("type") == "string" or set(fields) == {"root"}:
         return as_text
+    if not fields and schema.get("type") != "object":
+        return Undeclared(_mapping)
     unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
     if unknown and len(fields) > 1:
         raise UnsupportedCombination(
@@ -55,15 +58,16 @@ def for_runnable(runnable: Any) -> MakeInput:
             hint=_HINT,
         )
     takes_context = not fields or bool(set(fields) & set(CONTEXT_NAMES)) or schema.get("additionalProperties") is True
-    asked = [name for name in fields if name in QUESTION_NAMES or (len(fields) == 1 and name != "messages")]
+    alone = len(fields) == 1 and not {*fields} & {"messages", *CONTEXT_NAMES}
+    asked = [name for name in fields if name in QUESTION_NAMES or alone]
     assigned = "Assign" in schema.get("title", "") or "Sequence" in schema.get("title", "")
 
     def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
-        documents = _documents(segments)
         if "messages" in fields and not asked:
             return {"messages": [{"role": "user", "content": as_text(question, segments)}]}
         listed = takes_context or assigned
-        made: dict[str, Any] = {"question": question.text, "input": question.text, "context": documents}
+        made = _mapping(question, segments)
+        documents = made["context"]
         made |= {name: question.text if listed else as_text(question, segments) for name in asked}
         for name in set(fields) & set(CONTEXT_NAMES):
             is_text = fields[name].get("type") == "string"
@@ -73,11 +77,39 @@ def for_runnable(runnable: Any) -> MakeInput:
     return make
 
 
-def for_callable(function: Any) -> MakeInput:
+class Undeclared:
+    """Input of what declares none: text, or a mapping if the first text is refused as no mapping.
+
+    Args:
+        mapping: Makes the mapping.
+    """
+
+    def __init__(self, mapping: MakeInput) -> None:
+        self._mapping = mapping
+        self._known: MakeInput | None = None
+
+    def call(self, invoke: Callable[[Any], Any], question: Question, segments: Sequence[Segment]) -> Any:
+        """Call a system with the input that it takes."""
+        if self._known is not None:
+            return invoke(self._known(question, segments))
+        try:
+            said = invoke(as_text(question, segments))
+        except (TypeError, AttributeError, KeyError):
+            said, self._known = invoke(self._mapping(question, segments)), self._mapping
+        else:
+            self._known = as_text
+        return said
+
+
+def _mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+    return {"question": question.text, "input": question.text, "context": _documents(segments)}
+
+
+def for_callable(function: Any) -> MakeInput | Undeclared:
     """Return what makes the arguments of a function, as a pair of positional and named ones, by its signature.
 
     Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
-    or a mapping if it is annotated as one. Segments are given as texts where the annotation has `str`.
+    or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
 
     Raises:
         UnsupportedCombination: It has other parameters without a default.
@@ -112,16 +144,19 @@ def for_callable(function: Any) -> MakeInput:
     return make
 
 
-def _for_one(parameter: inspect.Parameter) -> MakeInput:
+def _for_one(parameter: inspect.Parameter) -> MakeInput | Undeclared:
+    def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        texts = [plain_rendering(each) for each in segments]
+        return {"question": question.text, "input": question.text, "context": texts}
+
+    if parameter.annotation is inspect.Parameter.empty:
+        return Undeclared(mapping)
     annotation = str(parameter.annotation).lower()
-    is_mapping = "dict" in annotation or "mapping" in annotation
-
-    def make(question: Question, segments: Sequence[Segment]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        mapping = {"question": question.text, "input": question.text, "context": [plain_rendering(e) for e in segments]}
-        value = mapping if is_mapping else as_text(question, segments)
-        return ((), {parameter.name: value}) if parameter.kind is parameter.KEYWORD_ONLY else ((value,), {})
-
-    return make
+    make = mapping if "dict" in annotation or "mapping" in annotation else as_text
+    by_name = parameter.kind is parameter.KEYWORD_ONLY
+    return lambda question, segments: (
+        ((), {parameter.name: make(question, segments)}) if by_name else ((make(question, segments),), {})
+    )
 
 
 def _as_annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:
@@ -141,9 +176,3 @@ def metadata_of(segment: Segment) -> dict[str, Any]:
 def _documents(segments: Sequence[Segment]) -> list[Any]:
     document = sys.modules["langchain_core.documents"].Document
     return [document(page_content=each.text, metadata=metadata_of(each)) for each in segments]
-
-
-def call_with(function: Callable[..., Any], made: Any) -> Any:
-    """Call a function with what `for_callable` made."""
-    arguments, named = made
-    return function(*arguments, **named)
