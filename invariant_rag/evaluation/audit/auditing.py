@@ -91,6 +91,7 @@ def audit(
     wrapped = as_system(system, to_input, chosen.generation)
     check_remedies(chosen.remedies, wrapped)
     called = wrapped.name if name is None else name
+    folder: Path | None = None
     if resume is not None:
         folder, run, asked = read_run(resume)
         if called != run["system"]:
@@ -125,7 +126,7 @@ def audit(
         planned=len(running.order),
         unordered=len(asked) - len(running.order),
         judge_errors=judge_errors,
-        judge=None if judge is None else (judge.calls, *judge.swapped),
+        judge=None if judge is None else (judge.calls, judge.swapped[0], judge.swapped[1]),
         embeds=grader.embedder is not None and grader.embedder.works,
     )
     if folder is not None:

@@ -63,7 +63,8 @@ def diff_audits(before: Path, after: Path) -> AuditDiff:
     old, new = (np.array([each[name] for name in names]) for each in shares)
     p = 2 * min(paired_p_value(new - old), paired_p_value(old - new))
     return AuditDiff(
-        *(str(found["system"]) for found in results),
+        str(results[0]["system"]),
+        str(results[1]["system"]),
         len(names),
         (mean_of_shares(old), mean_of_shares(new)),
         mean_difference(new, old),

@@ -30,8 +30,10 @@ METRICS: dict[str, tuple[Metric, str]] = {
     "token_f1": (token_f1, "the F1 of its words with a gold answer is at least 0.5"),
 }
 
-SAME_MEANING = 0.85
+SAME_MEANING = 0.9
 """Cosine similarity of embeddings from which two answers count as the same, where there is no judge."""
+
+_TELLING = {"no", "not", "yes", "never", "none", "cannot"}
 
 LONG_GOLD = 12
 """Words of a gold answer that no answer is likely to repeat."""
@@ -110,10 +112,14 @@ class Grader:
         return len(known) - 1
 
     def _same(self, question: Question, one: str, other: str) -> bool:
-        if normal_tokens(one) == normal_tokens(other):
+        tokens = [normal_tokens(each) for each in (one, other)]
+        if tokens[0] == tokens[1]:
             return True
         if self.judge is not None:
             return self.judge.is_same(question, one, other)
+        telling = [{each for each in words if each in _TELLING or any(map(str.isdigit, each))} for words in tokens]
+        if telling[0] != telling[1]:  # to an embedding, 1912 and 1913 are alike, and so are yes and no
+            return False
         return self.embedder is not None and self.embedder.similarity(one, other) >= SAME_MEANING
 
 

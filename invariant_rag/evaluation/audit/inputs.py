@@ -22,6 +22,7 @@ CONTEXT_NAMES = (
     "context", "contexts", "documents", "docs", "segments", "passages", "chunks", "input_documents", "context_str",
     "retrieved_contexts", "sources", "nodes",
 )  # fmt: skip
+_TEXT_NAMES = ("prompt", "text")
 _EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
 _HINT = "Say what it is called with: to_input=lambda question, segments: ... (in Python)."
 
@@ -37,9 +38,8 @@ def for_runnable(runnable: Any) -> MakeInput | Undeclared:
     """Return what makes the input of a LangChain Runnable, by its input schema.
 
     A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
-    no mapping, a mapping. Fields are filled by their names: the question, and the
-    documents as `Document`s or, where the field is a string, as text. Without a field for documents, the question holds
-    them, as does the message of an agent.
+    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where the
+    field is a string, as text. Without a field for documents, the question holds them, as does the message of an agent.
 
     Raises:
         UnsupportedCombination: A required field is unknown.
@@ -60,15 +60,18 @@ def for_runnable(runnable: Any) -> MakeInput | Undeclared:
     takes_context = not fields or bool(set(fields) & set(CONTEXT_NAMES)) or schema.get("additionalProperties") is True
     alone = len(fields) == 1 and not {*fields} & {"messages", *CONTEXT_NAMES}
     asked = [name for name in fields if name in QUESTION_NAMES or alone]
-    assigned = "Assign" in schema.get("title", "") or "Sequence" in schema.get("title", "")
+    # Fields that are found in code, or taken over by an assignment, are not all: there may be one for the documents.
+    untyped = any(not {"type", "anyOf", "$ref"} & set(each) for each in fields.values())
+    partial = untyped or any(each in schema.get("title", "") for each in ("Assign", "Sequence"))
 
     def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
         if "messages" in fields and not asked:
             return {"messages": [{"role": "user", "content": as_text(question, segments)}]}
-        listed = takes_context or assigned
         made = _mapping(question, segments)
         documents = made["context"]
-        made |= {name: question.text if listed else as_text(question, segments) for name in asked}
+        for name in asked:
+            holds_all = name in _TEXT_NAMES or not (takes_context or partial)
+            made[name] = as_text(question, segments) if holds_all else question.text
         for name in set(fields) & set(CONTEXT_NAMES):
             is_text = fields[name].get("type") == "string"
             made[name] = "\n\n".join(map(plain_rendering, segments)) if is_text else documents

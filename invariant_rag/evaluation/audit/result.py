@@ -176,7 +176,7 @@ class Audit:
         scored = [each for each in self.asked if each.scored]
         slots = slot_accuracies(scored) if scored else []
         tokens = [answer.tokens for each in self.asked for answer in each.answers if answer.tokens is not None]
-        return finite(
+        document: dict[str, Any] = finite(
             {
                 "schema_version": SCHEMA_VERSION,
                 "system": self.system,
@@ -220,6 +220,7 @@ class Audit:
                 ],
             }
         )
+        return document
 
 
 def package_versions() -> dict[str, str]:

@@ -21,8 +21,9 @@ from invariant_rag.errors import (
     UnsupportedCombination,
     UnusableFile,
 )
-from invariant_rag.evaluation.audit import Reply, audit
+from invariant_rag.evaluation.audit import Question, Reply, audit
 from invariant_rag.evaluation.audit.gates import Gate
+from invariant_rag.evaluation.audit.grading import AnswerEmbedder, Grader
 from invariant_rag.segments import Segment
 from tests.evaluation.audit.known import at_random, first, records, sorting, symmetric
 
@@ -148,6 +149,16 @@ def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
     assert "contradicted itself on 0 of" in dict(found.advice)["To know"]
     by_words = audit(rewording, asked, remedies=())
     assert by_words.screen.outcome != "order matters"  # chance is no order, whatever counts as the same
+
+
+def test_embeddings_tell_other_words_from_other_answers() -> None:
+    grader = Grader(lambda answer, golds: 0.0, embedder=AnswerEmbedder())
+    asked = Question("Who built it, and when?", ())
+    said = ["Ann built the bridge in 1912.", "The bridge was built by Ann in 1912.", "Ann built the bridge in 1913."]
+    said += ["Ann did not build the bridge in 1912.", "Bertrand built the bridge in 1912."]
+    assert grader.embedder is not None
+    assert grader.classes(asked, said)[:4] == [3, 3, 4, 5]
+    assert grader.classes(asked, ["Yes.", "No."]) != grader.classes(asked, ["Yes.", "Yes!"])
 
 
 def test_a_judge_that_is_often_wrong_is_refused_and_one_that_flips_is_told() -> None:
