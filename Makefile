@@ -66,7 +66,7 @@ demo: $(VENV)/.demo ## Ask a question over ten chunks of the atlas, then again i
 effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (half an hour of one core)
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/effect/measure.py --out $(VENV)/effect-runs
 
-calibrate-audit: $(VENV)/.demo ## Simulate audits: how often is something recommended, and rightly? (half an hour of one core)
+calibrate-audit: $(VENV)/.demo ## Simulate audits: how often are they right? (a few minutes of one core)
 	OMP_NUM_THREADS=1 $(BIN)/python cookbook/audit/calibrate.py
 
 test: test-core test-integrations ## Run every test (no network, no GPU)
@@ -95,7 +95,7 @@ test-rounding: $(VENV)/.test ## Run tests that rounding decides with the kernels
 test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)
 	cd integrations/vllm && $(abspath $(VLLM_VENV))/bin/python -m pytest $(VLLM_PYTEST_ARGS)
 
-test-ray: $(VENV)/.test ## Run the tests of replicas and of audits on Ray, on clusters of this machine
+test-ray: $(VENV)/.test ## Run the tests of replicas and of benchmarks on Ray, on clusters of this machine
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray_cluster
 
 # Their deprecations are not ours; only here is a warning no error.

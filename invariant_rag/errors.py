@@ -242,7 +242,7 @@ class InvalidQuestion(InvariantRAGError, ValueError):
 class AuditFailed(InvariantRAGError):
     """The system under audit raised an error, or there are too few answers for a measurement."""
 
-    hint = "What was answered is kept where the audit has a folder: start it again, and it goes on from there."
+    hint = "What was answered is kept where the audit has a folder: continue it with resume (--resume FOLDER)."
 
 
 class DatasetUnavailable(InvariantRAGError, OSError):

@@ -13,7 +13,6 @@ import yaml
 
 from invariant_rag import audit
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
-from invariant_rag.evaluation.audit.report import write_report
 from invariant_rag.models.embedded import EMBEDDED
 
 ROOT = Path(__file__).parent.parent
@@ -156,10 +155,10 @@ def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path: Path) -> Non
     (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(CODE.findall(text)[0].partition("\n\nfor system in")[0], names)
-    write_report(audit(names["first"], names["questions"]), tmp_path)
-    report = re.sub(r"\\|\*\*", "", (tmp_path / "report.md").read_text(encoding="utf-8"))
-    lines = shown.split("\n\n")
-    assert len(lines) == 10
+    audit(names["first"], names["questions"], out=tmp_path / "audit")
+    report = re.sub(r"\\|\*\*", "", (tmp_path / "audit" / "report.md").read_text(encoding="utf-8"))
+    lines = shown.strip().split("\n\n")
+    assert len(lines) >= 5
     assert [line.strip() for line in lines if line.strip() not in report] == []
 
 

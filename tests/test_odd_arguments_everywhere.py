@@ -90,7 +90,7 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
         BM25Retriever(segments),
     )
     asked = {"question": "q", "segments": ["a", "b"], "answers": ["a"]}
-    small: dict[str, Any] = {"remedies": [], "orders": 2, "slots": 2, "repeats": 1}
+    small: dict[str, Any] = {"remedies": []}
 
     def message(role: Any, content: Any, name: Any, tool_call_id: Any, tool_calls: Any, custom: Any) -> Prompt:
         fields = {"name": name, "tool_call_id": tool_call_id, "custom": custom}
@@ -283,7 +283,7 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
         "Question": (Question, {"text": "q", "segments": tuple(segments), "answers": ("a",), "gold": (0,), "id": "1"}),
         "audit": (
             lambda **given: audit(lambda _question, _segments: "a", **{**small, **given}),
-            {"questions": [asked], "k": 1, "seed": 0, "workers": 1, "budget": 9, "all_orders": False, **small},
+            {"questions": [asked], "k": 1, "seed": 0, "workers": 1, "max_calls": 9, "margin": 0.1, **small},
         ),
         "audit.question": (
             lambda **given: audit(lambda _question, _segments: "a", [{**asked, **given}], **small),

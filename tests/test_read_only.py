@@ -99,19 +99,19 @@ ENTRIES: dict[str, Callable[[InvariantModel, Any], object]] = {
     "audit questions": lambda lm, wrong: audit(answer, wrong),
     "audit out": lambda lm, wrong: audit(answer, QUESTIONS, out=None if isinstance(wrong, str) else wrong),
     "audit metric": lambda lm, wrong: audit(answer, QUESTIONS, metric=wrong),
-    "audit label": lambda lm, wrong: audit(answer, QUESTIONS, label=wrong),
+    "audit judge": lambda lm, wrong: audit(answer, QUESTIONS, judge=wrong or b""),
     "audit remedies": lambda lm, wrong: audit(answer, QUESTIONS, remedies=wrong),
     "audit retriever": lambda lm, wrong: audit(answer, QUESTIONS, retriever=wrong),
     **{
         f"audit {name}": lambda lm, wrong, name=name: audit(answer, QUESTIONS, **{name: wrong})
-        for name in ("repeats", "k", "seed", "workers", "budget")
+        for name in ("margin", "k", "seed", "workers", "max_calls")
     },
     **{
         f"config {name}": lambda lm, wrong, name=name: BenchmarkConfig("mmlu", **{name: wrong})
         for name in ("limit", "seed", "batch_size", "max_new_tokens", "alpha", "intervention", "ensemble")
     },
 }
-HEAVY = {"audit workers": [10**400], "audit repeats": [10**400]}
+HEAVY = {"audit workers": [10**400]}
 """Numbers that are right, and ask for more than a test has time for."""
 
 

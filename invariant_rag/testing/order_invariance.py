@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil, log
 from typing import Any
 
-from invariant_rag.checks import check_number, check_real
-from invariant_rag.errors import NoiseWarning
-from invariant_rag.evaluation.audit.answer_metrics import resolve_metric
-from invariant_rag.evaluation.audit.auditing import audit
-from invariant_rag.evaluation.audit.preparing import Questions
-from invariant_rag.evaluation.audit.result import AskedQuestion
-from invariant_rag.evaluation.audit.scoring import Label, Metric
-from invariant_rag.evaluation.metrics import normalise_answer
+from invariant_rag.checks import check_real
+from invariant_rag.errors import AuditFailed, InvalidChoice, NoiseWarning
+from invariant_rag.evaluation.audit.auditing import Questions, check_extras
+from invariant_rag.evaluation.audit.calling import Answer, Patience, make_calls
+from invariant_rag.evaluation.audit.choices import AuditChoices
+from invariant_rag.evaluation.audit.grading import FAILED, Grader, resolve_metric
+from invariant_rag.evaluation.audit.judging import AnswerJudge
+from invariant_rag.evaluation.audit.plan import Call, has_orders, placebo, screen_calls
+from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
+from invariant_rag.evaluation.audit.screen import ANOTHER, FIRST, OTHER
+from invariant_rag.evaluation.audit.systems import ToInput, as_system
 from invariant_rag.shown import counted
 
 SHOWN = 5
 """Questions in the message of a failed assertion."""
 
+FALSE_ALARMS = 0.02
+"""How often, at most, a system that is blind to the order fails, however random its answers are."""
+
 
 def assert_order_invariant(
     system: Any,
     questions: Questions,
-    orders: int = 10,
     *,
     allowed: float = 0.0,
-    metric: str | Metric = "best_subspan_em",
-    label: Label = normalise_answer,
-    seed: int = 0,
-    **options: Any,
+    retriever: Any = None,
+    to_input: ToInput | None = None,
+    **choices: Any,
 ) -> None:
-    """Ask every question with its documents in several orders, and assert that no outcome changes.
+    """Ask each question in today's order and two others, and assert that no order changes the outcome.
 
-    An outcome is right or wrong where gold answers are known; else it is the answer without case, punctuation and
-    articles. Questions that flip are asked anew, in orders and as often in the order given, so that a system that
-    answers at random is told from one that follows the order: if its answers change as much when nothing is moved, a
-    warning says so, and nothing is asserted.
+    An outcome is right or wrong where gold answers are known; else it is the answer, but for its wording. An order that
+    gives another outcome is asked again, and so is today's, until one of the two outcomes does not come back: then it
+    was chance. A system whose answers are coins comes back with both a quarter of the time, so a few rounds are enough
+    that not more than one run in 50 fails without reason; each round adds spaces to a document, past caches and seeds.
 
     >>> def first(question, segments):
     ...     return segments[0].text
@@ -45,68 +50,105 @@ def assert_order_invariant(
     >>> assert_order_invariant(first, asked)
     Traceback (most recent call last):
         ...
-    AssertionError: the order of the documents changes the outcome of 1 of 1 question; in one order, that of 0
-    Who?: 2 x 'Ann did.' (right); 1 x 'Bo did.' (wrong)
+    AssertionError: the order of the documents changes the outcome of 1 of 1 question, again and again
+    Who?: today 'Ann did.' (right); with the documents in the order 2 1 'Bo did.' (wrong)
 
     Args:
         system: Anything that an audit takes: a function `(question, segments) -> answer`, a Runnable, a URL...
         questions: Questions with their segments: a file, or mappings.
-        orders: Orders of each question with more than four segments; of fewer, every order is asked.
         allowed: Share of questions that may flip.
-        metric: Compares an answer with the gold answers.
-        label: What two answers must share to count as the same, without gold answers.
-        seed: Seed of the orders.
-        options: Other arguments of `audit`, such as `workers`, `retries` or `retriever`.
+        retriever: Finds the segments of questions that have none.
+        to_input: Makes the input of the system from question and segments.
+        choices: Choices of an audit: `metric`, `judge`, `k`, `seed`, `workers`, `retries`, `timeout`, `fields`...
 
     Raises:
-        AssertionError: More questions flip, or a call failed.
+        AssertionError: More questions flip, again and again.
         InvalidQuestion: A question cannot be read.
+        AuditFailed: The system never answers.
 
     Warns:
-        NoiseWarning: Answers change, and nothing shows that it is the order.
+        NoiseWarning: Outcomes change by chance.
     """
-    check_number("orders", orders, 2)
-    check_real("allowed", allowed)
-    resolve_metric(metric)
-    settings = {"remedies": [], "orders": orders, "repeats": 2, "slots": 2, "seed": seed, "tags": False}
-    result = audit(system, questions, metric=metric, label=label, **{**settings, **options})
-    if result.failed:
-        raise AssertionError(f"{result.failed:,} of {counted(result.calls, 'call')} failed: {result.errors[0][0]}")
-    flips = result.flips
-    if len(flips) <= allowed * len(result.asked):
-        return
-    anew = {**settings, "repeats": orders, "seed": seed + 1, **options, "out": None, "retriever": None}
-    again = audit(system, [each.question for each in flips], metric=metric, label=label, **anew)
-    noisy = sum(_flips_in_place(each) for each in again.asked)
-    found = f"{len(flips):,} of {counted(len(result.asked), 'question')}"
-    if noisy and not again.effects.order.is_real:
+    check_extras()
+    if not 0 <= check_real("allowed", allowed) <= 1:
+        raise InvalidChoice(f"allowed: expected a share from 0 to 1, got {allowed}")
+    chosen = AuditChoices().changed(choices)
+    wrapped = as_system(system, to_input, chosen.generation)
+    retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
+    asked = [each for each in read_questions(questions, retrieve, chosen.fields) if has_orders(each)]
+    judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
+    grader = Grader(resolve_metric(chosen.metric)[0], judge)
+
+    def outcomes(calls: Sequence[Call]) -> list[tuple[int, str | None]]:
+        """Return class and text of the answer to each call."""
+        found: dict[str, Answer] = {}
+
+        def bound(call: Call) -> Callable[[], Any]:
+            return lambda: wrapped.ask(asked[call.index], call.segments)
+
+        jobs = [(str(number), bound(call)) for number, call in enumerate(calls)]
+        patience = Patience(chosen.retries, chosen.timeout)
+        make_calls(jobs, patience, chosen.workers, lambda each: found.__setitem__(each.key, each), answers_before=True)
+        texts = [found[key].text for key, _ in jobs]
+        return [(grader.classes(asked[call.index], [text])[0], text) for call, text in zip(calls, texts, strict=True)]
+
+    planned = [screen_calls(question, index, 0, chosen.seed) for index, question in enumerate(asked)]
+    calls = [calls[column] for calls in planned for column in (FIRST, OTHER, ANOTHER)]
+    given = outcomes(calls)
+    if all(each == FAILED for each, _ in given):
+        raise AuditFailed("every call failed", hint="Call the system once by itself.")
+    pairs = [
+        (calls[place], calls[place + step], given[place], given[place + step])
+        for place in range(0, len(calls), 3)
+        for step in (1, 2)
+        if given[place][0] != given[place + step][0]
+    ]
+    flipping = {today.index for today, *_ in pairs}
+    for number in range(rounds(len(asked))):
+        again = outcomes([_again(asked[call.index], call, number) for pair in pairs for call in pair[:2]])
+        came = zip(pairs, again[::2], again[1::2], strict=True)
+        pairs = [pair for pair, one, other in came if (one[0], other[0]) == (pair[2][0], pair[3][0])]
+    confirmed = {pair[0].index: pair for pair in pairs}
+    if len(confirmed) > allowed * len(asked):
+        first = (
+            f"the order of the documents changes the outcome of {len(confirmed):,} of {counted(len(asked), 'question')}"
+        )
+        lines = [_line(asked[index], *pair[1:], grader) for index, pair in list(confirmed.items())[:SHOWN]]
+        raise AssertionError("\n".join([f"{first}, again and again", *lines]))
+    if flipping - confirmed.keys():
         warnings.warn(
             NoiseWarning(
-                f"the outcome of {found} changes, but in one order, that of {noisy} does as well: nothing shows that "
-                f"the order does it (p = {again.effects.order.p:.3f})"
+                f"the outcome of {len(flipping - confirmed.keys()):,} of {counted(len(asked), 'question')} changes by "
+                "chance: asked again in the same order, it is another one"
             ),
             stacklevel=2,
         )
-        return
-    first = f"the order of the documents changes the outcome of {found}; in one order, that of {noisy}"
-    raise AssertionError("\n".join([first, *(_line(each) for each in flips[:SHOWN])]))
 
 
-def _flips_in_place(asked: AskedQuestion) -> bool:
-    given = [each for each in asked.answers if each.kind == "given"]
-    return len({each.text if each.score is None else each.score for each in given}) > 1
+def rounds(questions: int) -> int:
+    """Return how often a flip must come back, so that blind systems fail in `FALSE_ALARMS` of the runs at most.
+
+    Two orders of each question differ from today's by chance at most half of the time, and each round repeats both
+    outcomes by chance at most a quarter of the time.
+
+    >>> rounds(20), rounds(200)
+    (5, 7)
+    """
+    return ceil(log(max(questions, 1) / FALSE_ALARMS) / log(4))
 
 
-def _line(asked: AskedQuestion) -> str:
-    counts: Counter[tuple[str | None, float | None]] = Counter(
-        (each.text, each.score) for each in _once_per_order(asked)
-    )
-    shown = (
-        f"{count} x {text!r}" + ("" if score is None else " (right)" if score >= 0.5 else " (wrong)")
-        for (text, score), count in counts.most_common()
-    )
-    return f"{asked.question.text}: {'; '.join(shown)}"
+def _again(question: Question, call: Call, number: int) -> Call:
+    """Return a call with the same order of documents, and spaces that no earlier call had."""
+    spaced = placebo(question, number + 1)
+    return replace(call, segments=tuple(spaced[place] for place in call.order))
 
 
-def _once_per_order(asked: AskedQuestion) -> Sequence[Any]:
-    return [each for each in asked.answers if each.kind in {"given", "order"}]
+def _line(
+    question: Question, other: Call, today: tuple[int, str | None], changed: tuple[int, str | None], grader: Grader
+) -> str:
+    def said(outcome: tuple[int, str | None]) -> str:
+        verdict = f" ({'right' if outcome[0] == 1 else 'wrong'})" if grader.is_scored(question) else ""
+        return "no answer" if outcome[1] is None else f"{outcome[1]!r}{verdict}"
+
+    order = " ".join(str(place + 1) for place in other.order)
+    return f"{question.text}: today {said(today)}; with the documents in the order {order} {said(changed)}"

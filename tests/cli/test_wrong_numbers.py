@@ -56,7 +56,7 @@ def test_what_is_no_whole_number_is_refused_by_name(
 @pytest.mark.parametrize(
     ("path", "option"),
     [
-        *((("audit",), option) for option in ("--orders", "--slots", "--repeats", "--workers")),
+        *((("audit",), option) for option in ("--workers", "--retries")),
         (("ask", "q"), "--check-order"),
         *((("search-dimension",), option) for option in ("--examples", "--pairs")),
         *((("bench", "speed"), option) for option in ("--layers", "--repeats", "--batch")),

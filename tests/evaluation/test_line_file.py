@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from invariant_rag.errors import AuditFailed, FileInUse, InvalidRun, UnusableFile
-from invariant_rag.evaluation.audit.answer_store import AnswerStore, StoredAnswer
+from invariant_rag.evaluation.audit.calling import Answer
+from invariant_rag.evaluation.audit.folder import AnswerFile
 from invariant_rag.evaluation.benchmarks.record_file import RecordFile
 from invariant_rag.evaluation.line_file import LineFile
 
@@ -24,7 +25,7 @@ RECORD = {
     "dropped": 0,
     "trimmed": 0,
 }
-ANSWER = {"key": "k", "asker": "a", "question": "q", "order": [0], "text": "t", "tokens": None, "seconds": 0.5}
+ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "date": "", "errors": []}
 
 
 def lines(path: Path) -> LineFile[object]:
@@ -32,13 +33,13 @@ def lines(path: Path) -> LineFile[object]:
 
 
 def test_a_second_process_is_refused_and_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
+    path = tmp_path / "answers.jsonl"
     child = f"""
 from pathlib import Path
 from invariant_rag.errors import FileInUse
-from invariant_rag.evaluation.audit.answer_store import AnswerStore
+from invariant_rag.evaluation.audit.folder import AnswerFile
 from invariant_rag.evaluation.benchmarks.record_file import RecordFile
-for opened in (lambda path: RecordFile(path, "k"), AnswerStore):
+for opened in (lambda path: RecordFile(path, "k"), lambda path: AnswerFile(path.parent)):
     try:
         opened(Path({str(path)!r}))
     except FileInUse as error:
@@ -56,20 +57,20 @@ for opened in (lambda path: RecordFile(path, "k"), AnswerStore):
 
 
 def test_a_writer_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / "answers.jsonl"
     child = f"""
 import os, signal
 from pathlib import Path
-from invariant_rag.evaluation.audit.answer_store import AnswerStore
-AnswerStore(Path({str(path)!r}))
+from invariant_rag.evaluation.audit.folder import AnswerFile
+AnswerFile(Path({str(path.parent)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", child], check=False).returncode == -signal.SIGKILL
-    AnswerStore(path).close()
+    AnswerFile(path.parent).close()
 
 
 def test_a_full_disk_is_an_error_and_tears_no_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / "answers.jsonl"
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with lines(path) as file:
         file.append(["kept"])
@@ -87,7 +88,7 @@ def test_a_full_disk_is_an_error_and_tears_no_line(tmp_path: Path) -> None:
 
 
 def test_half_a_surrogate_pair_is_written_and_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / "answers.jsonl"
     with lines(path) as file:
         file.append([{"é \ud800": "\u2028\r\n"}])
     path.read_bytes().decode("utf-8")
@@ -97,10 +98,10 @@ def test_half_a_surrogate_pair_is_written_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / "answers.jsonl"
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     with pytest.raises(UnusableFile, match=f"expected a file, got a (named )?{kind}"):
-        AnswerStore(path)
+        AnswerFile(path.parent)
 
 
 WRONG = [None, 5, True, "x", [], {}, [1], {"a": "b"}, float("nan"), 10**400, "\ud800"]
@@ -133,23 +134,23 @@ def test_a_record_with_a_value_of_another_type_is_refused(name: str, tmp_path: P
 @pytest.mark.parametrize("name", ANSWER)
 def test_an_answer_with_a_value_of_another_type_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    allowed = {"tokens": [None, 5, 10**400], "seconds": [5, 10**400], "order": [[], [1]]}.get(name, ["x", "\ud800"])
+    allowed = {"tokens": [None, 5, 10**400], "seconds": [5, 10**400], "errors": [[]]}.get(name, ["x", "\ud800"])
     for value in WRONG:
         path.write_text(json.dumps({**ANSWER, name: value}) + "\n")
         if (value in allowed and not isinstance(value, bool)) or (name == "seconds" and isinstance(value, float)):
-            AnswerStore(path).close()
+            AnswerFile(path.parent).close()
         else:
             with pytest.raises(AuditFailed, match="line 1"):
-                AnswerStore(path)
+                AnswerFile(path.parent)
     path.write_text(json.dumps({key: each for key, each in ANSWER.items() if key != name}) + "\n")
     with pytest.raises(AuditFailed, match="line 1"):
-        AnswerStore(path)
+        AnswerFile(path.parent)
 
 
 def test_threads_of_one_store_still_share_it(tmp_path: Path) -> None:
-    store = AnswerStore(tmp_path / "a.jsonl")
-    store.add(StoredAnswer("k", "a", "q", (0,), "t", None, 0.0))
+    store = AnswerFile(tmp_path)
+    store.add(Answer("k", "t"))
     store.close()
-    again = AnswerStore(tmp_path / "a.jsonl")
+    again = AnswerFile(tmp_path)
     again.close()
     assert again.answers == store.answers

@@ -23,6 +23,7 @@ from invariant_rag.evaluation.line_file import LineFile
 ROOT = Path(__file__).parents[2]
 Rounds = Callable[[], Iterator[random.Random]]
 CHILD = """
+import pathlib
 import sys
 sys.path.insert(0, "tests/evaluation/audit")
 from invariant_rag.evaluation.audit import audit
@@ -32,7 +33,9 @@ def told(question, segments):
     print("call", flush=True)
     return first(question, segments)
 
-audit(told, records(6), out=sys.argv[1], workers=2, remedies=["sort"])
+folder = pathlib.Path(sys.argv[1])
+to = {"resume": folder} if (folder / "run.json").exists() else {"questions": records(6), "out": folder}
+audit(told, workers=2, remedies=["sort"], **to)
 """
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from invariant_rag.errors import DocumentSkipped, InvariantRAGError
-from invariant_rag.evaluation.audit.answer_store import AnswerStore
+from invariant_rag.evaluation.audit.folder import AnswerFile
 from invariant_rag.evaluation.audit.questions import read_questions
 from invariant_rag.evaluation.benchmarks.record_file import RecordFile
 from invariant_rag.rag.documents import chunk_documents, load_documents
@@ -112,7 +112,7 @@ def test_a_mutated_run_is_continued_without_loss_or_refused(kind: str, rounds: R
                 with RecordFile(path, "k") as file:
                     assert len(file.records) == kept + 1
             else:
-                AnswerStore(path).close()
+                AnswerFile(path.parent).close()
         except InvariantRAGError:
             assert path.read_bytes() == before  # a run that is refused is left alone
         else:

@@ -14,17 +14,13 @@ import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import (
     ActorsLost,
-    AuditFailed,
     ContextOverflow,
     ExtraRequired,
     InvalidChoice,
-    UnsupportedCombination,
 )
-from invariant_rag.evaluation.audit import audit
 from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
 from invariant_rag.evaluation.benchmarks.runner import run_benchmark
 from invariant_rag.evaluation.ray_map import ATTEMPTS, ray_map
-from tests.evaluation.audit.known import first, numbers, records
 from tests.evaluation.conftest import calling
 
 
@@ -127,44 +123,6 @@ def test_actors_write_the_records_of_a_local_run(killed, saved: Path, files: Pat
     assert shared.summary == local.summary
     assert shared.config == local.config
     assert len(victims) == killed
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_an_audit_over_actors_finds_what_a_local_one_does(tmp_path: Path):
-    lm = InvariantModel.from_pretrained(method="sequential")
-    local = audit(lm, records(2), orders=3, remedies=["rotor"], max_new_tokens=4)
-    shared = audit(lm, records(2), orders=3, remedies=["rotor"], max_new_tokens=4, actors=2, out=tmp_path)
-    assert numbers(shared) == numbers(local)
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == local.calls
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_audit_loses_nothing_with_an_actor(tmp_path: Path):
-    def answer(question: str, segments: Any, mark: Path | None = None) -> str:
-        if mark is not None and question == "What is number 1?" and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return str(segments[0].text)
-
-    mark = tmp_path / "killed"
-    shared = audit(lambda *asked: answer(*asked, mark), records(3), actors=2)
-    assert mark.exists()
-    assert numbers(shared) == numbers(audit(answer, records(3)))
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_call_that_fails_in_an_actor_stops_the_audit():
-    def failing(question: str, segments: Any) -> str:
-        raise ConnectionError("no line")
-
-    with pytest.raises(AuditFailed, match="ConnectionError: no line"):
-        audit(failing, records(1), actors=1)
-
-
-def test_threads_and_actors_together_are_refused():
-    with pytest.raises(UnsupportedCombination):
-        audit(first, records(1), actors=2, workers=2)
 
 
 def _actor_process() -> int:

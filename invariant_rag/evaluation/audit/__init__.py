@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from invariant_rag.evaluation.audit.auditing import audit, estimate_calls
+from invariant_rag.evaluation.audit.auditing import audit
+from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.evaluation.audit.endpoint import Endpoint
 from invariant_rag.evaluation.audit.measures import ABOUT
-from invariant_rag.evaluation.audit.preparing import CallEstimate
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.result import Audit
 from invariant_rag.evaluation.audit.systems import Reply
 from invariant_rag.evaluation.statistics import Estimate
 
-__all__ = ["ABOUT", "Audit", "CallEstimate", "Endpoint", "Estimate", "Question", "Reply", "audit", "estimate_calls"]
+__all__ = ["ABOUT", "Audit", "AuditChoices", "Endpoint", "Estimate", "Question", "Reply", "audit"]

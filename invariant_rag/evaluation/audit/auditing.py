@@ -1,323 +1,317 @@
-"""The audit: does this system depend on the order of its documents, by how much, and what helps?"""
+"""The audit: a screen that says whether the order matters, then remedies against today where it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from invariant_rag.checks import MOST_CALLS, check_flag, check_items, check_number, check_real, require_extra
-from invariant_rag.errors import AuditFailed, InvalidChoice, UnsupportedCombination
-from invariant_rag.evaluation.audit.advice import advise
-from invariant_rag.evaluation.audit.answer_metrics import AnswerMetric, resolve_metric
-from invariant_rag.evaluation.audit.answer_store import AnswerStore
-from invariant_rag.evaluation.audit.call_plan import Call
-from invariant_rag.evaluation.audit.effects import assess
-from invariant_rag.evaluation.audit.failures import Failures
-from invariant_rag.evaluation.audit.folder import AuditFolder
-from invariant_rag.evaluation.audit.measures import measure
-from invariant_rag.evaluation.audit.patience import Patience
-from invariant_rag.evaluation.audit.preparing import CallEstimate, Preparation, Questions, prepare
-from invariant_rag.evaluation.audit.remedies import check_remedies
-from invariant_rag.evaluation.audit.result import Audit, Reused, asked_question, package_versions
-from invariant_rag.evaluation.audit.runner import CallLog, FailedCall, hopeless, make_calls, make_calls_with_ray
-from invariant_rag.evaluation.audit.scoring import AnswerParser, Label, Metric, numbers_of, outcomes_of
-from invariant_rag.evaluation.audit.segment_use import SegmentUseCheck
-from invariant_rag.evaluation.audit.systems import ToInput, as_system
-from invariant_rag.evaluation.metrics import normalise_answer
+from invariant_rag.checks import require_extra
+from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
+from invariant_rag.evaluation.audit.calling import Answer, Patience, make_calls
+from invariant_rag.evaluation.audit.choices import AuditChoices
+from invariant_rag.evaluation.audit.folder import AnswerFile, read_run, start_run
+from invariant_rag.evaluation.audit.grading import AnswerEmbedder, Grader, resolve_metric
+from invariant_rag.evaluation.audit.judging import AnswerJudge
+from invariant_rag.evaluation.audit.measures import slot_accuracies
+from invariant_rag.evaluation.audit.plan import (
+    TODAY,
+    Call,
+    asking_order,
+    has_orders,
+    has_two_orders,
+    screen_calls,
+)
+from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
+from invariant_rag.evaluation.audit.remedies import DRAWS, Remedy, build_remedies, check_remedies, choose_remedies
+from invariant_rag.evaluation.audit.result import Asked, Audit, Drawn, package_versions
+from invariant_rag.evaluation.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
+from invariant_rag.evaluation.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.shown import counted
+
+Questions = str | Path | Iterable[Question | Mapping[str, Any]]
+
+PROBED = 3
+"""Questions that are asked with other texts, if no order ever changes an answer: does the system read its documents?"""
 
 
 def audit(
     system: Any,
-    questions: Questions,
+    questions: Questions | None = None,
+    choices: AuditChoices | None = None,
     *,
     retriever: Any = None,
-    k: int = 10,
-    remedies: Sequence[str] | None = None,
-    metric: str | Metric = "best_subspan_em",
-    label: Label = normalise_answer,
-    orders: int = 10,
-    slots: int = 5,
-    repeats: int = 3,
-    all_orders: bool = False,
-    seed: int = 0,
-    workers: int = 1,
-    actors: int = 0,
-    retries: int = 3,
-    timeout: float | None = None,
-    budget: int | None = None,
+    to_input: ToInput | None = None,
     out: str | Path | None = None,
-    fresh: bool = False,
+    resume: str | Path | None = None,
     name: str | None = None,
     progress: Progress = no_progress,
-    before_asking: Callable[[CallEstimate, Reused], object] | None = None,
-    to_input: ToInput | None = None,
-    tags: bool = True,
-    **generation: Any,
+    on_step: Callable[[str], object] = lambda _: None,
+    **changes: Any,
 ) -> Audit:
-    """Ask questions with their segments in many orders; measure what changes, and recommend what to do.
+    """Find out whether the order of its documents matters to a system and, where it does, what helps.
 
-    Every question is asked repeatedly in the order that the retriever gives, which is what users get today; in all
-    orders of up to 4 segments, else in a sample of orders; with its gold segments moved through the slots of the input;
-    and in salted canonical orders, which put them into the same slots. All of that is done for the system as it is and
-    with each remedy. Equal calls are made once. The calls follow from the questions and the seed, so threads, actors
-    and interruptions do not change the measures.
+    The screen asks each question five times: in the order that the retriever gives, again, with a placebo, and in two
+    other orders. It stops as soon as it is clear that the order matters, or that it does not. Then remedies are
+    compared with today, on the same questions. See `docs/explanation/audit.md`.
 
     Args:
-        system: An `InvariantModel`, a `RAG`, a `Judge`, a Runnable or language model of LangChain, a query engine or
-            LLM of LlamaIndex, an `Endpoint` or the URL of a server like that of OpenAI, or a function
-            `(question, segments) -> answer`, which may be async; see `as_system` in
-            `invariant_rag.evaluation.audit.systems`. Of a chain that retrieves for itself, pass the combine chain: the
-            audit chooses the order of the documents.
-        questions: A file, a folder, or `Question`s and mappings; see `invariant_rag.evaluation.audit.questions`.
+        system: Anything that answers questions; see `invariant_rag.evaluation.audit.systems.as_system`.
+        questions: A file, a folder, or `Question`s and mappings; see `read_questions` in
+            `invariant_rag.evaluation.audit.questions`. None: those of the run that is resumed.
+        choices: How the audit is made.
         retriever: Finds the segments of questions that have none: an object with `retrieve(question, k)`, a retriever
             of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
-        k: Segments to retrieve, if the retriever takes a number.
-        remedies: Names out of `sort`; `rerank`, `top-3` and `long-context-reorder` (by the scores of the segments);
-            `vote`; `reverse` (what the retriever lists first comes last); and for an `InvariantModel` also `plain` and
-            every invariant method. None: all that apply but `reverse`; of the methods, `rotor` and `pine`.
-        metric: `best_subspan_em`, `exact_match`, `token_f1`, or a function `(answer, gold answers) -> number` from 0 to
-            1; an answer is right from 0.5 on.
-        label: What two answers must share to count as the same wording.
-        orders: Input orders of a question with more than 4 segments.
-        slots: Slots through which gold segments are moved, and salted orders.
-        repeats: How often the given order is asked, to tell the effect of the order from randomness.
-        all_orders: Whether to ask the first five segments of each question in all of their orders too, 120 calls, for
-            the measure `psr`: the share of questions whose answers all agree (Stable-RAG, arXiv 2601.02993). Fewer
-            segments have fewer orders.
-        seed: Seed of orders, salts and intervals.
-        workers: Number of threads that make calls.
-        actors: Number of Ray actors that make calls, each with a pickled copy of the system. 0: no Ray.
-        retries: Tries of a call that raised an error, after the first one, with pauses that double. A call that fails
-            all the same does not stop the audit: the share of errors is reported.
-        timeout: Seconds after which a try counts as failed. None: never.
-        budget: Most calls to make now. Questions are asked one after the other, so that some are complete. For a
-            Runnable without `to_input` this includes up to three calls with other texts, which check whether it uses
-            its input.
-        out: Folder for `answers.jsonl`, from which an interrupted audit continues, and for the report. Stored answers
-            are only used for the very system that gave them.
-        fresh: Whether to ask everything anew. The answers that are in the folder are set aside.
-        name: Name of the system in reports. It vouches for the system: answers that are stored under it are used,
-            whatever has changed.
+        to_input: Makes the input of the system from question and segments.
+        out: New folder for the answers and the report. None: nothing is written.
+        resume: Folder of a run to continue: the same questions, orders, margin and name; what was answered is not asked
+            again. You vouch that the system is the same.
+        name: Name of the system in reports.
         progress: Shows a progress bar.
-        before_asking: Called with what the audit will take, and what it need not ask.
-        to_input: Makes the input of a Runnable or an LLM of a framework from question and segments.
-        tags: Whether the segments of a black-box system may be prefixed with hashes in salted orders. This detects a
-            system that sorts by text. Pass False for a system that parses its texts; it is then assumed not to re-sort
-            its input.
-        generation: Keywords of `InvariantModel.generate`.
+        on_step: Called with a sentence before and after each step: what it costs, and what is known.
+        changes: Choices, as keywords: `audit(system, questions, workers=8)`.
 
     Raises:
         InvalidQuestion: A question cannot be read.
-        InvalidChoice: An argument is no such number or function, or too small.
-        UnusableFile: The folder cannot be written, or another process writes it.
-        AuditFailed: The system answers nothing or does not use the segments it is given, or no question is complete.
-        UnsupportedCombination: The system is none of those, a remedy does not apply to it, or both workers and actors
-            were requested.
-        ExtraRequired: The extra `evaluation` is not installed, Ray is not installed for actors, or pyarrow for a folder
-            of `datasets`.
+        InvalidChoice: A choice is no such number or function, or too small.
+        UnusableFile: The folder cannot be written, holds a run already, or another process writes it.
+        AuditFailed: The system answers nothing or does not read its documents, or there is nothing to compare.
+        UnsupportedCombination: The system is none of those, or a remedy does not apply to it.
+        ExtraRequired: The extra `evaluation` is not installed.
         UnknownName: There is no remedy or metric of that name.
     """
-    check_extras(writes=out is not None, actors=actors)
-    for option, value, least in (
-        ("orders", orders, 2),
-        ("slots", slots, 2),
-        ("repeats", repeats, 1),
-        ("workers", workers, 1),
-        ("actors", actors, 0),
-        ("retries", retries, 0),
-    ):
-        check_number(option, value, least, MOST_CALLS)
-    check_number("k", k, 1)
-    check_number("seed", seed, 0)
-    check_flag("all_orders", all_orders)
-    check_flag("tags", tags)
-    if remedies is not None:
-        check_remedies(check_items("remedies", remedies, str))
-    if budget is not None:
-        check_number("budget", budget, 0)
-    if timeout is not None and check_real("timeout", timeout) <= 0:
-        raise InvalidChoice(f"timeout: expected seconds above 0, got {timeout}")
-    if actors and workers > 1:
-        raise UnsupportedCombination(f"{workers} workers are threads of this process, and {actors} actors are others")
-    answer_metric = resolve_metric(metric)
-    if not callable(label):
-        raise InvalidChoice(f"label: expected a function of an answer, got {type(label).__name__}")
-    folder = AuditFolder.of(out)
-    prepared = prepare(
-        system,
-        questions,
-        retriever=retriever,
-        k=k,
-        remedies=remedies,
-        orders=orders,
-        slots=slots,
-        repeats=repeats,
-        all_orders=all_orders,
-        seed=seed,
-        to_input=to_input,
-        tags=tags,
-        name=name,
-        identities=folder.identities,
-        **generation,
-    )
-    answer_metric.check(prepared.questions)
-    store = folder.open_store(fresh)
-    caller = _Caller(prepared, store, workers, actors, Patience(retries, timeout))
-    reused = _reused(prepared, store)
+    check_extras()
+    chosen = (choices or AuditChoices()).changed(changes)
+    if (questions is None) == (resume is None) or (out is not None and resume is not None):
+        raise InvalidChoice("expected questions for a new audit (and out, to keep it), or resume, to continue one")
+    wrapped = as_system(system, to_input, chosen.generation)
+    check_remedies(chosen.remedies, wrapped)
+    called = wrapped.name if name is None else name
+    folder: Path | None = None
+    if resume is not None:
+        folder, run, asked = read_run(resume)
+        if called != run["system"]:
+            raise UnsupportedCombination(
+                f"{str(folder)!r} is an audit of {run['system']!r}, and this is {called!r}",
+                hint=f"To continue it, pass name={run['system']!r} (--name); to audit another system, a new folder.",
+            )
+        chosen = chosen.changed({"seed": run["seed"], "margin": run["margin"]})
+    else:
+        asked = _read(questions, wrapped, retriever, chosen)
+        described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
+        folder = None if out is None else start_run(out, described, asked)
+    judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
+    judge_errors = None if judge is None else judge.check(asked)
+    unscored = not all(each.has_gold or each.rubrics for each in asked)
+    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored and judge is None else None)
+    store = AnswerFile(folder)
     try:
-        if before_asking is not None:
-            before_asking(prepared.estimate(store.answers, max(workers, actors)), reused)
-        failed = caller.make_all(budget, progress)
+        running = _Running(wrapped, asked, chosen, grader, store, progress, on_step)
+        screened = running.screen()
+        remedies, drawn = running.compare(screened)
     finally:
         store.close()
-        if prepared.system.lm is None and prepared.system.identity and not isinstance(system, str):
-            folder.remember(as_system(system, to_input, generation).identity, prepared.system.identity)
-    result = _evaluate(prepared, store, failed, answer_metric, label, reused, budget)
-    folder.write(result)
+    result = Audit(
+        system=called,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        choices=chosen,
+        screen=screened,
+        asked=tuple(running.asked),
+        remedies=tuple(remedies),
+        drawn=tuple(drawn),
+        planned=len(running.order),
+        unordered=len(asked) - len(running.order),
+        judge_errors=judge_errors,
+        judge=None if judge is None else (judge.calls, judge.swapped[0], judge.swapped[1]),
+        embeds=grader.embedder is not None and grader.embedder.works,
+    )
+    if folder is not None:
+        from invariant_rag.evaluation.audit.report import write_report
+
+        write_report(result, folder)
     return result
 
 
-def check_extras(*, writes: bool, actors: int = 0) -> None:
+def check_extras() -> None:
     """Check that the packages are installed that an audit needs, before a model is loaded or a system is asked.
-
-    Args:
-        writes: Whether a report is written, which has plots.
-        actors: Number of Ray actors.
 
     Raises:
         ExtraRequired: One is not.
     """
-    require_extra("scipy", "evaluation")
-    if writes:
-        require_extra("matplotlib", "plots")
-    if actors:
-        require_extra("ray", "ray")
+    for module in ("scipy", "tenacity", "jinja2", "pandas"):
+        require_extra(module, "evaluation")
 
 
-def estimate_calls(
-    system: Any, questions: Questions, *, out: str | Path | None = None, workers: int = 1, **options: Any
-) -> CallEstimate:
-    """Estimate what an audit will take. No call is made, and nothing is written.
-
-    Args:
-        system: The system.
-        questions: The questions.
-        out: Folder of an audit whose answers would be reused.
-        workers: Number of threads.
-        options: Other arguments of `audit` that decide what is asked.
-    """
-    check_number("workers", workers, 1)
-    folder = AuditFolder.of(out, writes=False)
-    prepared = prepare(system, questions, identities=folder.identities, **options)
-    return prepared.estimate(folder.read_answers(), workers)
-
-
-def _reused(prepared: Preparation, store: AnswerStore) -> Reused:
-    used = [store.answers[call.key] for call in prepared.calls if call.key in store.answers]
-    dates = sorted(each.date for each in used if each.date)
-    return Reused(len(used), dates[0][:10] if dates else "", len(store.answers) - len(used))
-
-
-@dataclass(frozen=True)
-class _Caller:
-    """Makes the calls of an audit in threads or Ray actors, and stores their answers."""
-
-    prepared: Preparation
-    store: AnswerStore
-    workers: int
-    actors: int
-    patience: Patience
-
-    def make_all(self, budget: int | None, progress: Progress) -> Mapping[str, FailedCall]:
-        """Make every call that has no answer, as far as the budget goes, and return those that failed, by key."""
-        failed: dict[str, FailedCall] = {}
-        remaining = budget
-        if self.prepared.system.may_retrieve:
-            check = SegmentUseCheck.of([each[0] for each in self.prepared.plans])
-            once = Patience(retries=0, timeout=self.patience.timeout)  # a system that fails on other texts uses them
-            for calls, patience in ((check.original, self.patience), (check.replaced, once)):
-                missing = self._unanswered(calls, failed)[:remaining]
-                failed |= self._make(missing, patience)
-                remaining = None if remaining is None else remaining - len(missing)
-            check.verify(self.store)
-        missing = self._unanswered(self.prepared.calls, failed)[:remaining]
-        return failed | self._make(missing, self.patience, progress)
-
-    def _unanswered(self, calls: Iterable[Call], failed: Mapping[str, FailedCall]) -> list[Call]:
-        """Return the calls without an answer that have not failed, each key once."""
-        missing = [call for call in calls if call.key not in self.store.answers and call.key not in failed]
-        return list({call.key: call for call in missing}.values())
-
-    def _make(
-        self, calls: Sequence[Call], patience: Patience, progress: Progress = no_progress
-    ) -> dict[str, FailedCall]:
-        if not calls:
-            return {}
-        with progress("Asking", len(calls)) as advance:
-            log = CallLog(self.store, advance)
-            if self.actors:
-                make_calls_with_ray(calls, self.prepared.askers, log, actors=self.actors, patience=patience)
-            else:
-                make_calls(calls, self.prepared.askers, log, workers=self.workers, patience=patience)
-        return {each.call.key: each for each in log.failed}
-
-
-def _evaluate(
-    prepared: Preparation,
-    store: AnswerStore,
-    failed: Mapping[str, FailedCall],
-    metric: AnswerMetric,
-    label: Label,
-    reused: Reused,
-    budget: int | None,
-) -> Audit:
-    """Score the answers, test what they show, and advise."""
-    made = store.answers.keys() | failed.keys()
-    complete = [each for each in prepared.plans if all(call.key in made for plan in each for call in plan.calls)]
-    asked = {call.key for each in complete for plan in each for call in plan.calls}
-    if complete and not asked & store.answers.keys():
-        raise hopeless(list(failed.values()))
-    if not complete:
-        first = {call.key for plan in prepared.plans[0] for call in plan.calls}
-        raise AuditFailed(
-            f"no question was asked in full: the budget of {budget} calls is used up, the first question alone takes "
-            f"{len(first)}, and all take {len(prepared.calls)}",
-            hint="Raise budget (--budget). With a folder (out, --out) the audit goes on from what has been answered.",
-        )
-    parser = AnswerParser(store.answers, metric.score, label)
-    scored = [[parser.score_plan(plan) for plan in each] for each in complete]  # [questions][remedies]
-    names = [each.name for each in prepared.remedies]
-    seed, slots = prepared.design.seed, prepared.design.slots
-    outcomes = {name: outcomes_of([each[i] for each in scored], slots) for i, name in enumerate(names)}
-    numbers = {name: numbers_of([each[i] for each in scored], outcomes[name]) for i, name in enumerate(names)}
-    as_is = names[0]
-    measured = [
-        measure(name, numbers[name], outcomes[name], None if name == as_is else numbers[as_is], seed) for name in names
-    ]
-    remedies = {name: outcomes[name] for name in names[1:]}
-    calls = {name: float(np.nanmean(numbers[name]["calls"])) for name in remedies}
-    effects = assess(outcomes[as_is], remedies, calls, prepared.same_as_today, seed, prepared.listing)
-    failures = Failures.of([call for each in complete for plan in each for call in plan.calls], store.answers, failed)
-    return Audit(
-        system=prepared.system.name,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=package_versions(),
-        metric=metric.name,
-        design=prepared.design,
-        questions=len(prepared.questions),
-        complete=len(complete),
-        unasked=sum(call.key not in made for call in prepared.calls),
-        failures=failures,
-        reused=reused,
-        out_of_slots=sum(not each[0].slots for each in complete),
-        measured=tuple(measured),
-        effects=effects,
-        advice=advise(measured, effects, len(complete), failures),
-        asked=tuple(asked_question(plans, found, names) for plans, found in zip(complete, scored, strict=True)),
+def most_calls(questions: int, choices: AuditChoices) -> str:
+    """Return a sentence on the calls that an audit takes at most."""
+    named = choices.remedies
+    extra = "remedies only if the order matters" if named is None else ", ".join(named) or "no remedies"
+    return (
+        f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question), and stops early where it "
+        f"can; then {extra}{'' if named == () else f', {DRAWS} calls a question each'}."
     )
+
+
+def _read(source: Any, system: System, retriever: Any, choices: AuditChoices) -> list[Question]:
+    retrieve = system.retrieve if retriever is None else as_retrieve_function(retriever, choices.k)
+    return read_questions(source, retrieve, choices.fields)
+
+
+class _Running:
+    """The steps of an audit: asks, grades, decides.
+
+    Attributes:
+        order: Numbers of the questions that have two orders, in the order in which they are asked.
+        asked: What was asked, with the outcomes.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        questions: Sequence[Question],
+        choices: AuditChoices,
+        grader: Grader,
+        store: AnswerFile,
+        progress: Progress,
+        on_step: Callable[[str], object],
+    ) -> None:
+        self._system, self._questions, self._choices, self._grader = system, questions, choices, grader
+        self._store, self._progress, self._on_step = store, progress, on_step
+        self._calls_left = choices.max_calls
+        self.order = [n for n in asking_order(len(questions), choices.seed) if has_orders(questions[n])]
+        self.asked: list[Asked] = []
+        if not self.order:
+            raise InvalidQuestion(
+                f"{counted(len(questions), 'question')}, and none has two different documents: there is no order",
+                hint="Give each question its retrieved documents one by one.",
+            )
+
+    def screen(self) -> Screen:
+        """Ask in steps until the order matters, does not matter, or all was asked."""
+        planned, found = len(self.order), None
+        for count in looks(planned):
+            step = self.order[len(self.asked) : count]
+            self._on_step(
+                f"Step: {counted(len(step), 'question')}, at most {counted(CALLS * len(step), 'call')}, in today's "
+                "order and two others."
+            )
+            calls = {n: screen_calls(self._questions[n], n, self.order.index(n), self._choices.seed) for n in step}
+            answers = self._ask([call for n in step for call in calls[n]], self._system.ask)
+            for n in step:
+                if all(call.key in answers for call in calls[n]):
+                    self.asked.append(self._grade(n, calls[n], answers))
+            if not self.asked:
+                break
+            found = self._decide(planned)
+            self._on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
+            if found.outcome != "cannot tell yet" or len(self.asked) < count:
+                break
+        if found is None:
+            raise AuditFailed(
+                "no question is complete", hint="Raise max_calls (--max-calls): a question takes 5 calls."
+            )
+        self._check_use(found)
+        return found
+
+    def _decide(self, planned: int) -> Screen:
+        classes = np.array([each.classes for each in self.asked], dtype=np.int64)
+        two = [has_two_orders(each.question) for each in self.asked]
+        return screen(classes, two, self._choices.margin, planned)
+
+    def compare(self, found: Screen) -> tuple[list[Remedy], list[Drawn]]:
+        """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
+        names = self._choices.remedies
+        scored = [each for each in self.asked if each.scored]
+        if names is None:
+            if found.outcome != "order matters" or not scored:
+                return [], []
+            slots = [None if each is None else each.value for each in slot_accuracies(scored)]
+            names = tuple(choose_remedies(self._system, slots, [each.question for each in scored]))
+        remedies = build_remedies(names, self._system)
+        if not remedies:
+            return [], []
+        today = {n: self._today_calls(n) for n in self.order}
+        self._on_step(
+            f"{', '.join(each.name for each in remedies)} against today: {counted(len(self.order), 'question')}, "
+            f"{DRAWS} calls each."
+        )
+        arms = {TODAY: today} | {
+            each.name: {n: each.calls(self._questions[n], n) for n in self.order} for each in remedies
+        }
+        for name, calls in arms.items():
+            ask = next((each.ask for each in remedies if each.name == name), self._system.ask)
+            self._ask([call for each in calls.values() for call in each], ask)
+        drawn = []
+        for n in self.order:
+            draws = {name: self._settle(self._questions[n], calls[n]) for name, calls in arms.items()}
+            scores = self._grader.is_scored(self._questions[n])
+            drawn.append(Drawn(n, scores, {name: each for name, each in draws.items() if each is not None}))
+        return remedies, drawn
+
+    def _today_calls(self, index: int) -> list[Call]:
+        calls = screen_calls(self._questions[index], index, self.order.index(index), self._choices.seed)
+        return [calls[FIRST], calls[PLACEBO]]
+
+    def _settle(self, question: Question, calls: Sequence[Call]) -> list[int] | None:
+        """Return the class of each draw: of several votes, the most frequent, the first of equals. None: not asked."""
+        answers = self._store.answers
+        if not all(call.key in answers for call in calls):
+            return None
+        classes = self._grader.classes(question, [answers[call.key].text for call in calls])
+        draws: dict[int, list[int]] = {}
+        for call, each in zip(calls, classes, strict=True):
+            draws.setdefault(call.draw, []).append(each)
+        return [max(votes, key=votes.count) for votes in draws.values()]
+
+    def _grade(self, index: int, calls: Sequence[Call], answers: Mapping[str, Answer]) -> Asked:
+        question = self._questions[index]
+        given = [answers[call.key] for call in calls]
+        classes = self._grader.classes(question, [each.text for each in given])
+        return Asked(index, question, [call.order for call in calls], given, classes, self._grader.is_scored(question))
+
+    def _ask(self, calls: Sequence[Call], ask: Ask) -> Mapping[str, Answer]:
+        """Make the calls that have no answer, as far as `max_calls` goes, and return all answers."""
+        missing = [call for call in calls if call.key not in self._store.answers]
+        if self._calls_left is not None:
+            missing = missing[: self._calls_left]
+            self._calls_left -= len(missing)
+
+        def bound(call: Call) -> Callable[[], Any]:
+            return lambda: ask(self._questions[call.index], call.segments)
+
+        if missing:
+            patience = Patience(self._choices.retries, self._choices.timeout)
+            with self._progress("Asking", len(missing)) as advance:
+
+                def keep(answer: Answer) -> None:
+                    self._store.add(answer)
+                    advance()
+
+                known = any(each.text is not None for each in self._store.answers.values())
+                pairs = [(call.key, bound(call)) for call in missing]
+                make_calls(pairs, patience, self._choices.workers, keep, answers_before=known)
+        return self._store.answers
+
+    def _check_use(self, found: Screen) -> None:
+        """Refuse a chain whose answers do not change with the order, nor with other texts: it retrieves by itself.
+
+        Equal answers to all questions prove nothing: "I don't know" may be right for both texts.
+
+        Raises:
+            AuditFailed: The system does not read the documents that it is given.
+        """
+        before = [each.answers[0].text for each in self.asked[:PROBED]]
+        if not self._system.may_retrieve or found.between or len(set(before)) < 2 or None in before:
+            return
+        calls = [Call(each.index, "other texts", 0, (), each.question.other_texts()) for each in self.asked[:PROBED]]
+        answers = self._ask(calls, self._system.ask)
+        if [answers[call.key].text for call in calls if call.key in answers] == before:
+            raise AuditFailed(
+                "the system does not read the documents it is given: with other texts in them it answers the same",
+                hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "
+                "called with.",
+            )

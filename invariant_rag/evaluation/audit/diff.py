@@ -1,146 +1,85 @@
-"""Compare two audits: which questions got better or worse, and is that more than noise?"""
+"""Two audits of the same questions compared: what got better, what got worse, and is that more than noise?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed
 from invariant_rag.evaluation.audit.folder import read_result
-from invariant_rag.evaluation.audit.result import GIVEN
-from invariant_rag.evaluation.audit.scoring import RIGHT
-from invariant_rag.evaluation.statistics import Estimate, mean_difference, mean_interval, paired_p_value
+from invariant_rag.evaluation.statistics import Estimate, mean_difference, mean_of_shares, paired_p_value
 
-
-@dataclass(frozen=True)
-class Change:
-    """How one measure differs between two audits, on the questions of both.
-
-    Attributes:
-        measure: Name of the measure.
-        before: In the first audit.
-        after: In the second.
-        difference: Of paired questions.
-        p: Two-tailed p-value.
-    """
-
-    measure: str
-    before: Estimate
-    after: Estimate
-    difference: Estimate
-    p: float
+TODAY = ("today", "placebo")
+"""Calls that are distinct draws of today."""
 
 
 @dataclass(frozen=True)
 class AuditDiff:
-    """The difference between two audits.
+    """Two audits compared on the questions of both.
 
     Attributes:
-        before: System and date of the first.
-        after: System and date of the second.
-        common: Number of questions of both.
-        only_before: Number of questions that only the first asked.
-        only_after: Number of questions that only the second asked.
-        changes: Measures that both have.
-        fixed: Questions that are wrong today in the first, and right in the second.
-        broken: Questions that are right today in the first, and wrong in the second.
-        steadied: Questions that flip in the first only.
-        unsettled: Questions that flip in the second only.
+        before: Name of the first system.
+        after: Name of the second.
+        common: Questions that both asked, with gold answers.
+        accuracy: Accuracy today of both, on these questions.
+        gain: That of the second minus that of the first.
+        p: Two-tailed p-value of the gain.
+        fixed: Questions that are right now in every call of today, and wrong before.
+        broken: Questions that are wrong now, and right before.
     """
 
     before: str
     after: str
     common: int
-    only_before: int
-    only_after: int
-    changes: tuple[Change, ...]
-    fixed: tuple[str, ...]
-    broken: tuple[str, ...]
-    steadied: tuple[str, ...]
-    unsettled: tuple[str, ...]
+    accuracy: tuple[Estimate, Estimate]
+    gain: Estimate
+    p: float
+    fixed: list[str]
+    broken: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return asdict(self)
+        """Return plain data."""
+        accuracy = [each.as_dict() for each in self.accuracy]
+        return {**vars(self), "accuracy": accuracy, "gain": self.gain.as_dict()}
 
 
-def diff_audits(before: str | Path, after: str | Path) -> AuditDiff:
-    """Compare the audits in two folders, on the questions that both asked. Questions are matched by text and documents.
+def diff_audits(before: Path, after: Path) -> AuditDiff:
+    """Compare two audits, by their folders.
 
     Raises:
-        AuditFailed: A folder has no result of an audit, no question was asked by both, or they measure other things.
+        AuditFailed: A folder has no audit, or no question with gold answers is in both.
     """
-    first, second = (read_result(check_path("folder", each, error=AuditFailed)) for each in (before, after))
-    _check_alike(first, second)
-    ours, theirs = (_by_content(each) for each in (first, second))
-    common = [key for key in ours if key in theirs]
-    if not common:
-        raise AuditFailed(
-            f"no question was asked by both {str(before)!r} and {str(after)!r}",
-            hint="Audit the same questions, with the same documents, in two folders.",
-        )
-    names = {
-        "today": [(_today(ours[key]), _today(theirs[key])) for key in common],
-        "flip_rate": [(float(ours[key]["flips"]), float(theirs[key]["flips"])) for key in common],
-    }
-    changes = tuple(change for name, pairs in names.items() if (change := _change(name, pairs)) is not None)
-    right = {key: (_today(ours[key]), _today(theirs[key])) for key in common}
+    results = [read_result(each) for each in (before, after)]
+    shares = [
+        {_name(each): share for each in found["questions"] if (share := _share(each)) is not None} for found in results
+    ]
+    names = [name for name in shares[0] if name in shares[1]]
+    if not names:
+        raise AuditFailed("the audits share no question with gold answers", hint="Audit the same questions.")
+    import numpy as np
+
+    old, new = (np.array([each[name] for name in names]) for each in shares)
+    p = 2 * min(paired_p_value(new - old), paired_p_value(old - new))
     return AuditDiff(
-        before=f"{first['system']} ({first['date']})",
-        after=f"{second['system']} ({second['date']})",
-        common=len(common),
-        only_before=len(ours) - len(common),
-        only_after=len(theirs) - len(common),
-        changes=changes,
-        fixed=tuple(ours[key]["question"] for key, (one, other) in right.items() if one < RIGHT <= other),
-        broken=tuple(ours[key]["question"] for key, (one, other) in right.items() if other < RIGHT <= one),
-        steadied=tuple(ours[key]["question"] for key in common if ours[key]["flips"] and not theirs[key]["flips"]),
-        unsettled=tuple(ours[key]["question"] for key in common if theirs[key]["flips"] and not ours[key]["flips"]),
+        str(results[0]["system"]),
+        str(results[1]["system"]),
+        len(names),
+        (mean_of_shares(old), mean_of_shares(new)),
+        mean_difference(new, old),
+        min(1.0, p),
+        [text for (_, text), was, now in zip(names, old, new, strict=True) if (was, now) == (0, 1)],
+        [text for (_, text), was, now in zip(names, old, new, strict=True) if (was, now) == (1, 0)],
     )
 
 
-def _check_alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """Raise for audits that score answers in different ways, or flip the more often the more orders they try."""
-    for name, own, other in [
-        ("metric", first["metric"], second["metric"]),
-        *((name, first["design"][name], second["design"][name]) for name in ("orders", "repeats")),
-    ]:
-        if own != other:
-            raise AuditFailed(
-                f"{name}: expected the same of both audits, got {own} and {other}",
-                hint=f"Audit one of them again, with the other's --{name}.",
-            )
+def _name(record: Mapping[str, Any]) -> tuple[str, str]:
+    return str(record.get("id")), str(record.get("question"))
 
 
-def _by_content(result: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-    """Return questions by their texts and those of their documents, in whatever order."""
-    return {
-        (each["question"], *sorted((one["title"] or "", one["text"]) for one in each["segments"])): each
-        for each in result["asked"]
-    }
-
-
-def _today(asked: Mapping[str, Any]) -> float:
-    """Return the mean score in the given order; NaN without gold answers."""
-    own = asked["asked"][0]["remedy"]
-    scores = [
-        each["score"]
-        for each in asked["asked"]
-        if each["remedy"] == own and each["kind"] == GIVEN and each["score"] is not None
-    ]
-    return float(np.mean(scores)) if scores else float("nan")
-
-
-def _change(name: str, pairs: list[tuple[float, float]]) -> Change | None:
-    known = [(one, other) for one, other in pairs if np.isfinite(one) and np.isfinite(other)]
-    if not known:
-        return None
-    before, after = ([pair[index] for pair in known] for index in (0, 1))
-    differences = np.subtract(after, before)
-    p = min(1.0, 2 * min(paired_p_value(differences), paired_p_value(-differences)))
-    return Change(name, mean_interval(before), mean_interval(after), mean_difference(after, before), p)
+def _share(record: Mapping[str, Any]) -> float | None:
+    """Return the share of right answers of today; None if they are neither right nor wrong."""
+    said = [call["outcome"] for call in record["calls"] if call["call"] in TODAY]
+    known = [each for each in said if each in {"right", "wrong", "failed"}]
+    return None if not known or not record.get("answers") else known.count("right") / len(known)

@@ -51,9 +51,6 @@ class Endpoint:
     model: str | None = None
     parameters: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Endpoint, (self.url, self.model, self.parameters)  # connections stay in their process
-
     @cached_property
     def _client(self) -> httpx.Client:
         import httpx
@@ -84,11 +81,16 @@ class Endpoint:
             AuditFailed: The server refuses this key or this model.
         """
         write = pairwise_prompt_text if question.pairwise else prompt_text
-        body = {
-            "model": self.served,
-            "messages": [{"role": "user", "content": write(question.text, segments)}],
-            **self.parameters,
-        }
+        return self.complete(write(question.text, segments))
+
+    def complete(self, text: str) -> Reply:
+        """Send one message of a user.
+
+        Raises:
+            ServerError: The server does not answer, or with something else.
+            AuditFailed: The server refuses this key or this model.
+        """
+        body = {"model": self.served, "messages": [{"role": "user", "content": text}], **self.parameters}
         said = self._send("POST", "/chat/completions", body)
         try:
             text, usage = said["choices"][0]["message"]["content"] or "", said.get("usage") or {}

@@ -1,101 +1,90 @@
-"""The folder of an audit: answers, the identities of systems, and the report."""
+"""The folder of an audit: what was asked and of whom, the answers, the result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, UnusableFile
-from invariant_rag.evaluation.audit.answer_store import AnswerStore, StoredAnswer
+from invariant_rag.evaluation.audit.calling import Answer
+from invariant_rag.evaluation.audit.questions import Question, read_questions
+from invariant_rag.evaluation.line_file import LineFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
+from invariant_rag.shown import shown
 
-if TYPE_CHECKING:
-    from invariant_rag.evaluation.audit.result import Audit
+SCHEMA_VERSION = 1
+"""Of `run.json` and `audit.json`. It changes with the meaning of a field."""
 
-RESULT = "audit.json"
+RUN, ANSWERS, RESULT = "run.json", "answers.jsonl", "audit.json"
 
 
-@dataclass(frozen=True)
-class AuditFolder:
-    """Where an audit is kept, or nowhere.
+class AnswerFile:
+    """The answers of a run, in memory and in `answers.jsonl`. A call that failed is not in the file: it is made again.
+
+    Args:
+        folder: The folder; None: memory only.
 
     Attributes:
-        path: The folder; None for an audit that is kept in memory.
-        identities: Identity under which the answers of a system are stored, by the identity that it had afterwards: a
-            system may count its calls, or keep what it was asked.
+        answers: What is known, by key.
+
+    Raises:
+        AuditFailed: A line is no answer.
+        FileInUse: Another process writes the file.
+        UnusableFile: The file cannot be opened.
     """
 
-    path: Path | None
-    identities: Mapping[str, str] = field(default_factory=dict)
+    def __init__(self, folder: Path | None) -> None:
+        self._file = None if folder is None else LineFile(folder / ANSWERS, _parse_answer, AuditFailed)
+        known = [] if self._file is None else self._file.lines
+        self.answers: dict[str, Answer] = {each.key: each for each in known}
 
-    @classmethod
-    def of(cls, out: Any, *, writes: bool = True) -> AuditFolder:
-        """Return the folder of an audit, and make it if it does not exist, unless nothing is to be written.
-
-        Raises:
-            InvalidChoice: It is no path.
-            UnusableFile: It cannot be made or read.
-        """
-        if out is None:
-            return cls(None)
-        path = check_path("out", out)
-        if writes:
-            make_folder(path)
-        known = path / "systems.json"
-        try:
-            identities = parse_json(read_bytes(known)) if known.exists() else {}
-        except (OSError, ValueError) as error:
-            raise UnusableFile(f"{str(known)!r} cannot be read: {error}", hint="Remove it.") from error
-        return cls(path, identities if isinstance(identities, dict) else {})
-
-    def open_store(self, fresh: bool) -> AnswerStore:
-        """Open the answers of the folder.
-
-        Args:
-            fresh: Whether to set those aside that are there.
+    def add(self, answer: Answer) -> None:
+        """Keep an answer.
 
         Raises:
-            AuditFailed: A line is no answer.
-            FileInUse: Another process writes the file.
-            UnusableFile: The file cannot be opened.
+            UnusableFile: It cannot be written.
         """
-        if self.path is None:
-            return AnswerStore()
-        answers = self.path / "answers.jsonl"
-        if fresh and answers.exists():
-            AnswerStore(answers).close()  # refuses a file that another process writes
-            answers.replace(self.path / f"answers-until-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.jsonl")
-        return AnswerStore(answers)
+        self.answers[answer.key] = answer
+        if self._file is not None and answer.text is not None:
+            self._file.append([asdict(answer)])
 
-    def read_answers(self) -> Mapping[str, StoredAnswer]:
-        """Return the answers of the folder by key. Nothing is written, and another process may write meanwhile.
+    def close(self) -> None:
+        """Close the file, and let other processes write it."""
+        if self._file is not None:
+            self._file.close()
 
-        Raises:
-            AuditFailed: A line is no answer.
-            UnusableFile: The file cannot be read.
-        """
-        return {} if self.path is None else AnswerStore(self.path / "answers.jsonl", writes=False).answers
 
-    def remember(self, now: str, stored: str) -> None:
-        """Note that a system changed while it was asked: its answers are stored under the identity it had before."""
-        if self.path is not None and now != stored and self.identities.get(now) != stored:
-            write_file(self.path / "systems.json", encode_json({**self.identities, now: stored}) + b"\n")
+def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
+    """Make the folder of a new run, and write down what is asked and of whom.
 
-    def write(self, result: Audit) -> None:
-        """Write the result and the report.
+    Raises:
+        UnusableFile: It cannot be made, or holds a run already.
+    """
+    folder = check_path("out", out)
+    make_folder(folder)
+    if (folder / RUN).exists() or (folder / ANSWERS).exists():
+        raise UnusableFile(
+            f"{str(folder)!r} holds an audit already",
+            hint=f"Continue it with resume (--resume {folder}), or name another folder: everything is asked anew.",
+        )
+    records = [each.as_dict() for each in questions]
+    document = {"schema_version": SCHEMA_VERSION, **run, "questions": records}
+    write_file(folder / RUN, encode_json(document, indent=1, default=str) + b"\n")
+    return folder
 
-        Raises:
-            UnusableFile: They cannot be written.
-        """
-        if self.path is not None:
-            from invariant_rag.evaluation.audit.report import write_report
 
-            write_file(self.path / RESULT, encode_json(result.as_dict(), indent=2) + b"\n")
-            write_report(result, self.path)
+def read_run(folder: Any) -> tuple[Path, dict[str, Any], list[Question]]:
+    """Return the folder of a run that was begun, what it says, and its questions.
+
+    Raises:
+        AuditFailed: There is none, or it is not of this version.
+    """
+    path = check_path("resume", folder)
+    run = _read(path / RUN, {"system": str, "seed": int, "margin": float, "questions": list})
+    questions = read_questions(run["questions"], None)
+    return path, run, questions
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -104,38 +93,28 @@ def read_result(folder: Path) -> dict[str, Any]:
     Raises:
         AuditFailed: There is none, or it is not of this version.
     """
-    path = folder / RESULT if folder.is_dir() else folder
+    return _read(folder / RESULT if folder.is_dir() else folder, {"system": str, "screen": dict, "questions": list})
+
+
+def _read(path: Path, shape: dict[str, type]) -> dict[str, Any]:
     try:
         found = parse_json(read_bytes(path))
-    except (OSError, ValueError) as error:
-        raise AuditFailed(
-            f"{path}: no result of an audit: {error}", hint="Name the --out folder of an audit."
-        ) from error
-    if not _fits(found, _SHAPE) or not all(each["asked"] for each in found["asked"]):
-        raise AuditFailed(f"{path}: no result of an audit of this version", hint="Audit once more into that folder.")
+    except (OSError, ValueError, UnusableFile) as error:
+        raise AuditFailed(f"{path}: no audit: {error}", hint="Name the folder of an audit.") from error
+    fits = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in shape.items())
+    if not fits or found.get("schema_version") != SCHEMA_VERSION:
+        raise AuditFailed(f"{path}: no audit of this version", hint="Audit once more, into another folder.")
     return dict(found)
 
 
-_SHAPE: Any = {
-    "system": str,
-    "date": str,
-    "measured": list,
-    "asked": [
-        {
-            "question": str,
-            "flips": bool,
-            "segments": [{"title": str | None, "text": str}],
-            "asked": [{"remedy": str, "kind": str, "score": int | float | None}],
-        }
-    ],
-}
-"""What is read of a result: somebody may have edited the file."""
-
-
-def _fits(found: Any, shape: Any) -> bool:
-    """Return whether plain data has the keys and the types of a shape; a list in it holds the shape of each."""
-    if isinstance(shape, dict):
-        return isinstance(found, dict) and all(name in found and _fits(found[name], shape[name]) for name in shape)
-    if isinstance(shape, list):
-        return isinstance(found, list) and all(_fits(each, shape[0]) for each in found)
-    return isinstance(found, shape)
+def _parse_answer(line: Any, where: str) -> Answer:
+    """Return an answer; somebody may have edited the file."""
+    kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "date": str, "errors": list}
+    if not isinstance(line, dict) or line.keys() != kinds.keys():
+        raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
+    for name, kind in kinds.items():
+        if not isinstance(line[name], kind) or isinstance(line[name], bool):
+            raise AuditFailed(f"{where}: {name}: got {shown(line[name])}")
+    if not all(isinstance(each, str) for each in line["errors"]):
+        raise AuditFailed(f"{where}: errors: expected texts, got {shown(line['errors'])}")
+    return Answer(**{**line, "errors": tuple(line["errors"])})

@@ -1,150 +1,171 @@
-"""Measures of an audit: what users get today, what other orders would give, flips, fairness and cost."""
+"""The measures of an audit, each with its interval: six of the system, and the differences of remedies from today."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invariant_rag.evaluation.audit.outcomes import Outcomes
+from invariant_rag.evaluation.audit.grading import FAILED, RIGHT
+from invariant_rag.evaluation.audit.plan import TODAY, relative_places
+from invariant_rag.evaluation.audit.remedies import SLOTS, slot_of
+from invariant_rag.evaluation.audit.screen import ANOTHER, FIRST, OTHER, PLACEBO
 from invariant_rag.evaluation.statistics import (
+    CONFIDENCE,
     Estimate,
-    bootstrap_mean,
+    holm,
     mean_difference,
-    mean_interval,
-    variations,
+    mean_of_shares,
+    paired_p_value,
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from invariant_rag.evaluation.audit.result import Asked, Drawn
 
 ABOUT = {
-    "today": "accuracy in the order that the retriever gives: what users get today, or would get with the remedy",
-    "accuracy": "mean accuracy over input orders",
-    "worst": "worst case: accuracy where each question is asked in its worst order",
-    "best": "best case: accuracy where each question is asked in its best order",
-    "flip_rate": "share of questions right in one order (or repeat) and wrong in another; without gold: answers differ",
-    "wording_rate": "share of questions that are answered in other words by some order (or repeat)",
-    "sensitivity": "probability that two different orders have different outcomes",
-    "noise": "probability that two calls in the same order have different outcomes",
-    "net_sensitivity": "sensitivity less noise: what the order alone changes",
-    "psr": "share of questions with one answer in all orders (120) of the first five segments (arXiv 2601.02993)",
-    "slot_spread": "largest less smallest accuracy over the slots of the gold segments in the input",
-    "slot_std": "standard deviation of accuracy over these slots",
-    "salted_accuracy": "mean accuracy over salted canonical orders",
-    "salted_worst": "accuracy where each question is asked in its worst salted order",
-    "salted_sensitivity": "probability that two salted orders have different outcomes",
-    "salted_spread": "largest less smallest accuracy over the slots of the gold segments in salted canonical orders",
-    "salted_std": "standard deviation of accuracy over these slots",
-    "unreadable": "share of verdicts that name neither response, empty ones aside",
-    "position_consistency": "share of (readable) pairs with the same verdict in both orders (arXiv 2406.07791)",
-    "preference_fairness": "1: every pair goes to whatever comes second; -1: to whatever comes first; 0: fair",
-    "calls": "calls per answer",
-    "tokens": "prompt and completion tokens per answer",
-    "seconds": "seconds per answer, one call after the other",
+    "accuracy_today": "share of right answers in the order that your retriever gives; a call that failed is not right",
+    "accuracy_over_orders": "share of right answers in random orders",
+    "net_sensitivity": "disagreement between orders, minus disagreement within one order",
+    "worst_slot": "accuracy where the documents with the answer stand in the worst part of the prompt",
+    "errors": "share of calls without an answer, after all retries",
+    "calls": "calls of the screen for each question",
 }
-"""The measures, and what each means."""
+"""What each of the six measures says."""
 
-COSTS = ("calls", "tokens", "seconds")
-_SIGNED = ("net_sensitivity", "preference_fairness")
-"""Measures from -1 to 1; all others but costs are from 0 to 1."""
+TODAY_DRAWS = (FIRST, PLACEBO)
+"""Distinct draws of today, which no cache makes equal."""
 
-
-@dataclass(frozen=True)
-class RemedyMeasures:
-    """The measures of the system with one remedy, or as it is.
-
-    Attributes:
-        name: Name of the remedy.
-        measures: Estimates by the names in `ABOUT`, without those that need gold answers, pairs or slots where the
-            questions have none.
-        versus: Paired differences from the system as it is, by the same names; empty for the system as it is. That of
-            `today` is what the remedy gives against today.
-        slots: Accuracy by slot of the gold segments in the input.
-        salts: Accuracy by slot of the gold segments in salted canonical orders.
-        slot_chance: Spread over `slots` that chance alone stays below 19 times out of 20.
-        salt_chance: The same for `salts`.
-        per_question: Sensitivity of each question, in the order of the questions.
-    """
-
-    name: str
-    measures: Mapping[str, Estimate]
-    versus: Mapping[str, Estimate]
-    slots: tuple[Estimate, ...]
-    salts: tuple[Estimate, ...]
-    slot_chance: float | None
-    salt_chance: float | None
-    per_question: tuple[float, ...]
+REMEDY_LEVEL = 0.02
+FEWEST = 5
+"""Calls in a part of the prompt, from which its accuracy is measured."""
 
 
-def measure(
-    name: str,
-    numbers: Mapping[str, Floats],
-    outcomes: Outcomes,
-    as_is: Mapping[str, Floats] | None,
-    seed: int,
-) -> RemedyMeasures:
-    """Return the measures of a remedy, or of the system as it is, with intervals.
-
-    Args:
-        name: Name of the remedy.
-        numbers: Measures `[questions]` by name.
-        outcomes: Outcomes with the remedy.
-        as_is: Measures of the system as it is, for paired differences; None for the system itself.
-        seed: Seed of resamples and shuffles.
-    """
-    found = {each: _estimate(each, numbers[each], seed) for each in numbers if np.isfinite(numbers[each]).any()}
-    both = np.isfinite(numbers["sensitivity"]) & np.isfinite(numbers["noise"])
-    if both.any():
-        found["net_sensitivity"] = mean_difference(numbers["sensitivity"][both], numbers["noise"][both])
-    chances: dict[str, float] = {}
-    for kind, scores in (("slot", outcomes.slot_scores), ("salted", outcomes.salted_scores)):
-        varied = variations(scores, seed)
-        if varied:
-            found[f"{kind}_spread"], found[f"{kind}_std"] = varied["spread"].estimate, varied["deviation"].estimate
-            chances[kind] = varied["spread"].chance
-    return RemedyMeasures(
-        name=name,
-        measures={each: found[each] for each in ABOUT if each in found},
-        versus={} if as_is is None else _differences(numbers, as_is, seed),
-        slots=_by_slot(outcomes.slot_scores),
-        salts=_by_slot(outcomes.salted_scores),
-        slot_chance=chances.get("slot"),
-        salt_chance=chances.get("salted"),
-        per_question=tuple(np.nan_to_num(numbers["sensitivity"]).tolist()),
-    )
-
-
-def _estimate(name: str, values: Floats, seed: int) -> Estimate:
-    known = values[np.isfinite(values)]
-    if name in COSTS:
-        return bootstrap_mean(known, seed)
-    if name in _SIGNED:
-        found = mean_interval(((known + 1) / 2).tolist())
-        return Estimate(*(2 * each - 1 for each in (found.value, found.low, found.high)))
-    return mean_interval(known.tolist(), seed)
-
-
-def _differences(ours: Mapping[str, Floats], theirs: Mapping[str, Floats], seed: int) -> dict[str, Estimate]:
-    """Return paired differences, of the questions that have both numbers."""
-    found = {}
-    for name, values in ours.items():
-        known = np.isfinite(values) & np.isfinite(theirs[name])
-        if known.any():
-            ours_known, theirs_known = values[known], theirs[name][known]
-            bounded = name not in COSTS and name not in _SIGNED
-            found[name] = (
-                mean_difference(ours_known, theirs_known)
-                if bounded
-                else bootstrap_mean(ours_known - theirs_known, seed)
-            )
+def measure(asked: Sequence[Asked]) -> dict[str, Estimate]:
+    """Return the measures of the system as it is, but for net sensitivity and calls."""
+    tail = (1 - CONFIDENCE) / 2
+    scored = [each for each in asked if each.scored]
+    failed = np.array([[each == FAILED for each in one.classes] for one in asked], dtype=np.float64)
+    found = {"errors": mean_of_shares(failed.mean(axis=1), tail)}
+    if scored:
+        found["accuracy_today"] = mean_of_shares(_right(scored, TODAY_DRAWS), tail)
+        found["accuracy_over_orders"] = mean_of_shares(_right(scored, (OTHER, ANOTHER)), tail)
+        worst = worst_slot(scored)
+        if worst is not None:
+            found["worst_slot"] = worst
     return found
 
 
-def _by_slot(scores: Floats) -> tuple[Estimate, ...]:
-    known = scores[np.isfinite(scores).all(axis=1)] if scores.size else scores
-    return tuple(mean_interval(column.tolist()) for column in known.T) if len(known) else ()
+def flips(asked: Sequence[Asked]) -> tuple[Estimate, Estimate | None]:
+    """Return the share of questions of which some order changes the outcome, and of those right in every order asked.
+
+    Both grow with the number of calls and with noise, so they describe one system and are never compared.
+    """
+    tail = (1 - CONFIDENCE) / 2
+    columns = (FIRST, OTHER, ANOTHER)
+    flipping = [float(len({each.classes[column] for column in columns}) > 1) for each in asked]
+    scored = [each for each in asked if each.scored]
+    always = [float(all(each.classes[column] == RIGHT for column in columns)) for each in scored]
+    return mean_of_shares(np.array(flipping), tail), mean_of_shares(np.array(always), tail) if scored else None
+
+
+def slot_accuracies(scored: Sequence[Asked], tail: float = (1 - CONFIDENCE) / 2) -> list[Estimate | None]:
+    """Return the accuracy by the part of the prompt in which the documents with the answer stand, from random orders.
+
+    The order of today is left out: what a retriever lists first is also what is easy to answer.
+    """
+    return [mean_of_shares(values, tail) if len(values) >= FEWEST else None for values in _by_slot(scored)]
+
+
+def worst_slot(scored: Sequence[Asked]) -> Estimate | None:
+    """Return the accuracy of the worst part of the prompt; None if fewer than two are known.
+
+    The minimum of noisy means is too low, so the worst part is chosen on one half of the questions and measured on the
+    other, both ways. The interval holds whichever part is the worst (Bonferroni).
+    """
+    tail = (1 - CONFIDENCE) / 2
+    whole = slot_accuracies(scored, tail)
+    known = [number for number, each in enumerate(whole) if each is not None]
+    if len(known) < 2:
+        return None
+    halves = [_by_slot(scored[start::2]) for start in range(2)]
+    values = []
+    for chosen, measured in (halves, halves[::-1]):
+        usable = [number for number in known if len(chosen[number]) and len(measured[number])]
+        if usable:
+            worst = min(usable, key=lambda number: float(np.mean(chosen[number])))
+            values.append(float(np.mean(measured[worst])))
+    bounds = slot_accuracies(scored, tail / len(known))
+    low = min(each.low for each in whole if each is not None)
+    high = min(each.high for each in bounds if each is not None)
+    value = sum(values) / len(values) if values else low
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def _by_slot(scored: Sequence[Asked]) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """Return for each part the mean outcome of the calls of each question that has some there."""
+    found: list[list[float]] = [[] for _ in range(SLOTS)]
+    for each in scored:
+        places = relative_places(each.question, [each.orders[column] for column in (OTHER, ANOTHER)])
+        slots = [None if place is None else slot_of(place) for place in places]
+        for slot in {slot for slot in slots if slot is not None}:
+            columns = [column for column, one in zip((OTHER, ANOTHER), slots, strict=True) if one == slot]
+            found[slot].append(sum(each.classes[column] == RIGHT for column in columns) / len(columns))
+    return [np.array(values, dtype=np.float64) for values in found]
+
+
+def _right(asked: Sequence[Asked], columns: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([np.mean([each.classes[column] == RIGHT for column in columns]) for each in asked])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A remedy against today: as many distinct draws of each, on the same questions.
+
+    Attributes:
+        name: The remedy.
+        about: What it does.
+        fixes: Whether the order of today changes nothing after it, by construction.
+        questions: Questions that were compared.
+        accuracy: Accuracy with it; None without gold answers.
+        gain: Accuracy with it minus accuracy today.
+        p: One-tailed p-value of the gain, corrected for the number of remedies.
+        calls: Calls for one answer.
+    """
+
+    name: str
+    about: str
+    fixes: bool
+    questions: int
+    accuracy: Estimate | None
+    gain: Estimate | None
+    p: float
+    calls: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is right more often than today, beyond noise."""
+        return self.gain is not None and self.gain.value > 0 and self.p <= REMEDY_LEVEL
+
+    def costs_less_than(self, margin: float) -> bool:
+        """Return whether it loses less accuracy than a margin, beyond doubt."""
+        return self.gain is not None and self.gain.low > -margin
+
+
+def compare(drawn: Sequence[Drawn], remedies: Sequence[tuple[str, str, bool, float]]) -> list[Comparison]:
+    """Compare remedies, given as name, description, whether the order is fixed and calls per answer, with today."""
+    found, p_values = [], {}
+    for name, about, fixes, calls in remedies:
+        both = [each for each in drawn if each.scored and {TODAY, name} <= each.draws.keys()]
+        accuracy = gain = None
+        if both:
+            ours, today = (
+                np.array([np.mean([draw == RIGHT for draw in each.draws[arm]]) for each in both])
+                for arm in (name, TODAY)
+            )
+            accuracy, gain = mean_of_shares(ours), mean_difference(ours, today)
+            p_values[name] = paired_p_value(ours - today)
+        found.append(Comparison(name, about, fixes, len(both), accuracy, gain, 1.0, calls))
+    corrected = holm(p_values)
+    return [replace(each, p=corrected.get(each.name, 1.0)) for each in found]

@@ -1,18 +1,19 @@
-"""Files of questions: lines of JSON, CSV, YAML of promptfoo, and folders of Hugging Face `datasets`, as raw entries."""
+"""Files of questions as raw entries: JSON, YAML of promptfoo, tables by pandas, folders of Hugging Face `datasets`."""
 
 from __future__ import annotations
 
 import ast
 import codecs
-import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from invariant_rag.errors import ExtraRequired, InvalidQuestion
-from invariant_rag.evaluation.audit.question_formats import column_name, rows_of
+from invariant_rag.evaluation.audit.question_formats import QUESTIONS, column_name, rows_of
 from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.shown import shown
 
@@ -20,37 +21,22 @@ Entries = list[tuple[str, Any]]
 """Where each entry is, such as `questions.jsonl, line 3`, and what it says."""
 
 COLUMNS = ("id", "question", "segment", "title", "score", "gold", "answer", "pairwise")
-"""Columns of a .csv file with one row per segment; others are kept with the question."""
+"""Columns of a table with one row per segment; others are kept with the question."""
 
+_TABLES = {".csv": "read_csv", ".tsv": "read_csv", ".xlsx": "read_excel", ".parquet": "read_parquet"}
 _DELIMITERS = ",;\t"
-"""Of a .csv file: a spreadsheet writes semicolons where the comma is a decimal sign, and tabs as Unicode text."""
-_QUESTION_COLUMNS = {"question", "user_input", "query"}
+"""A spreadsheet writes semicolons where the comma is a decimal sign, and tabs as Unicode text."""
 _NUMBERED = re.compile(r"(?:segment|context|document|passage|chunk)[ _-]?(\d{1,4})", re.IGNORECASE)
 """Columns with one segment each."""
-_DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
+_FLAGS = {"": False, "0": False, "0.0": False, "false": False, "no": False} | dict.fromkeys(
+    ("1", "1.0", "true", "yes"), True
+)
 _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_HINTS = {
-    ".jsonl": InvalidQuestion.hint,
-    ".json": 'A .json file is a list: [{"question": "...", "segments": ["...", ...], "answers": ["...", ...]}, ...].',
-    ".csv": "A .csv file has a row per segment (question,segment,score,gold,answer), or a row per question: "
-    "question,context 1,context 2,answer, or question,contexts,answer with a JSON list of texts under contexts.",
-    ".yaml": "A .yaml file is a list of questions with segments and answers, or a configuration of promptfoo.",
-    "folder": "A row of a saved dataset has question, segments (or contexts: a list of texts), and answers.",
-    "": "A question has question, segments (a list of texts), and may have answers and gold.",
-}
-
-
-def hint_of(source: object) -> str:
-    """Return how questions are written in a file of this kind, in a folder, or in Python."""
-    if not isinstance(source, str | Path):
-        return _HINTS[""]
-    suffix = Path(source).suffix.lower() or "folder"
-    return _HINTS.get({".yml": ".yaml"}.get(suffix, suffix), InvalidQuestion.hint)
 
 
 def read_entries(path: Path) -> Entries:
@@ -58,38 +44,31 @@ def read_entries(path: Path) -> Entries:
 
     Raises:
         InvalidQuestion: It cannot be read, or is in none of the formats.
-        ExtraRequired: It is a folder of `datasets`, and pyarrow is not installed.
+        ExtraRequired: It is a table or a folder of `datasets`, and pandas or pyarrow is not installed.
     """
-    if _is_folder(path):
-        return _read_dataset(path)
     parsers: dict[str, Callable[[str, Path], Entries]] = {
-        ".jsonl": _parse_jsonl,
-        ".json": _parse_document,
-        ".csv": _parse_csv,
-        ".yaml": _parse_document,
-        ".yml": _parse_document,
-    }
-    if not path.exists():
-        raise InvalidQuestion(f"no such file: {path}", hint="")
-    suffix = path.suffix.lower()
-    if suffix not in parsers:
-        raise InvalidQuestion(f"{path}: expected a .jsonl, .json, .csv or .yaml file, or a folder of a saved dataset")
+        ".jsonl": _parse_jsonl, ".json": _parse_document, ".yaml": _parse_document, ".yml": _parse_document
+    }  # fmt: skip
     try:
+        if path.is_dir():
+            return _read_dataset(path)
+        if not path.exists():
+            raise InvalidQuestion(f"no such file: {path}", hint="")
+        suffix = path.suffix.lower()
+        if suffix not in {*parsers, *_TABLES}:
+            known = ", ".join([*parsers, *_TABLES])
+            raise InvalidQuestion(f"{path}: expected a file of {known}, or a folder of a saved dataset")
         content = read_bytes(path)
     except OSError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error.strerror or error}", hint="") from error
+    if suffix in {".xlsx", ".parquet"}:
+        return _of_table(_read_table(_TABLES[suffix], io.BytesIO(content), path), path)
     encoding = next((name for mark, name in _BYTE_ORDER_MARKS if content.startswith(mark)), "utf-8-sig")
     try:
-        return parsers[suffix](content.decode(encoding), path)
+        text = content.decode(encoding)
     except UnicodeDecodeError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error}", hint="Save it as UTF-8.") from error
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError as error:  # its name is too long
-        raise InvalidQuestion(f"{path}: cannot be read: {error.strerror}") from error
+    return parsers.get(suffix, _parse_csv)(text, path)
 
 
 def _parse_jsonl(text: str, path: Path) -> Entries:
@@ -142,68 +121,68 @@ def _parse_document(text: str, path: Path) -> Entries:
 
 
 def _parse_csv(text: str, path: Path) -> Entries:
-    limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a segment may be long
-    try:
-        delimiter = _delimiter(text)
-        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-        columns = [column_name(each) for each in rows.fieldnames or ()]
-        rows.fieldnames = columns
-        numbered = list(_numbered_rows(rows, path, len(columns)))
-    except csv.Error as error:
-        raise InvalidQuestion(f"{path}: expected CSV: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
-    if not _QUESTION_COLUMNS & {*columns}:
-        raise InvalidQuestion(
-            f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {shown(columns)}"
-        )
-    if "segment" in columns:
-        return _join_rows(numbered, decimal_comma=delimiter != ",")
-    return [(where, _one_row(row)) for where, row in numbered]
-
-
-def _delimiter(text: str) -> str:
-    """Return what separates the columns: the first that gives a column of questions, else what gives most columns."""
     header = text.partition("\n")[0].strip("\r")
-    split = {each: next(csv.reader([header], delimiter=each), []) for each in _DELIMITERS}
-    known = (each for each, names in split.items() if _QUESTION_COLUMNS & {*map(column_name, names)})
-    return next(known, max(split, key=lambda each: len(split[each])))
+    named = (
+        each for each in _DELIMITERS if {*QUESTIONS} & {column_name(name.strip('"')) for name in header.split(each)}
+    )
+    separator = next(named, max(_DELIMITERS, key=header.count))
+    options = {"sep": separator, "dtype": str, "keep_default_na": False, "index_col": False}
+    return _of_table(_read_table("read_csv", io.StringIO(text), path, **options), path)
 
 
-def _numbered_rows(rows: csv.DictReader[str], path: Path, columns: int) -> Iterable[tuple[str, dict[str, str]]]:
-    """Yield rows with the line where each begins: a cell may go over several lines."""
-    start = rows.line_num + 1
-    for row in rows:
-        where = f"{path}, line {start}"
-        if None in row or None in row.values():
-            raise InvalidQuestion(f"{where}: expected {columns} fields")
-        yield where, row
-        start = rows.line_num + 1
+def _read_table(reader: str, source: Any, path: Path, **options: Any) -> Any:
+    """Return a table of pandas.
+
+    Raises:
+        InvalidQuestion: It is none.
+        ExtraRequired: pandas, or what it reads such a file with, is not installed.
+    """
+    try:
+        import pandas as pd
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row has more fields than there are columns
+            return getattr(pd, reader)(source, **options)
+    except ImportError as error:
+        raise ExtraRequired(error.name or "pandas", "evaluation") from None
+    except (zipfile.BadZipFile, OSError, ValueError, KeyError, UserWarning, Warning) as error:
+        raise InvalidQuestion(f"{path}: expected a table: {str(error)[:200]}") from error
 
 
-def _join_rows(rows: Iterable[tuple[str, dict[str, str]]], *, decimal_comma: bool) -> Entries:
+def _of_table(table: Any, path: Path) -> Entries:
+    """Return the rows of a table: one for each question, or one for each segment."""
+    table.columns = columns = [column_name(str(each)) for each in table.columns]
+    if not {*QUESTIONS} & {*columns}:
+        raise InvalidQuestion(
+            f"{path}: expected columns out of {', '.join(COLUMNS)}, with question; got {shown(columns)}",
+            hint="A table has a row per segment (question,segment,gold,answer), or a row per question: question,"
+            "context 1,context 2,answer, or question,contexts,answer with a JSON list of texts under contexts.",
+        )
+    rows = parse_json(table.to_json(orient="records", date_format="iso"))
+    entries = [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
+    return _join_rows(entries) if "segment" in columns else [(where, _one_row(row)) for where, row in entries]
+
+
+def _join_rows(rows: Entries) -> Entries:
     """Join the rows of one id (or question), which have a segment each."""
     entries: dict[str, tuple[str, dict[str, Any]]] = {}
-    for where, row in rows:
+    for where, cells in rows:
+        row = {name: "" if cell is None else str(cell) for name, cell in cells.items()}
         _, entry = entries.setdefault(row.get("id") or row["question"], (where, {"segments": [], "answers": []}))
         answers = [each.strip() for each in row.get("answer", "").split("|") if each.strip()]
         entry["answers"] += [each for each in answers if each not in entry["answers"]]
-        entry["pairwise"] = entry.get("pairwise", False) or _parse_bool(row.get("pairwise", ""), where)
+        entry["pairwise"] = entry.get("pairwise", False) or _parse_flag(row.get("pairwise", ""), where)
         others = {name: cell for name, cell in row.items() if name not in COLUMNS and cell}
         for name, cell in {"id": row.get("id", ""), "question": row["question"], **others}.items():
             entry.setdefault(name, cell)
-        if row.get("segment"):
-            segment = {
-                "text": row["segment"],
-                "title": row.get("title") or None,
-                "score": _parse_number(row.get("score", ""), where, decimal_comma),
-                "gold": _parse_bool(row.get("gold", ""), where),
-            }
-            entry["segments"].append(segment)
+        if row["segment"]:
+            gold, title = _parse_flag(row.get("gold", ""), where), row.get("title") or None
+            score = _parse_number(row.get("score", ""), where)
+            entry["segments"].append({"text": row["segment"], "title": title, "score": score, "gold": gold})
     return list(entries.values())
 
 
-def _one_row(row: Mapping[str, str]) -> dict[str, Any]:
+def _one_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row that is a whole question; cells with a list are read as one, as pandas or JSON writes it.
 
     >>> _one_row({"question": "Who?", "Context 2": "Bo.", "Context 1": "Ann."})
@@ -211,12 +190,13 @@ def _one_row(row: Mapping[str, str]) -> dict[str, Any]:
     """
     numbered = {int(found[1]): name for name in row if (found := _NUMBERED.fullmatch(name))}
     segments = [row[numbered[number]] for number in sorted(numbered) if row[numbered[number]]]
-    others = {name: _parse_cell(cell) for name, cell in row.items() if cell != "" and name not in numbered.values()}
+    taken = {*numbered.values()}
+    others = {name: _parse_cell(cell) for name, cell in row.items() if cell not in ("", None) and name not in taken}
     return {**others, "segments": segments} if segments else others
 
 
-def _parse_cell(cell: str) -> Any:
-    if not cell.strip().startswith("["):
+def _parse_cell(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.strip().startswith("["):
         return cell
     for parse in (parse_json, ast.literal_eval):
         try:
@@ -228,19 +208,17 @@ def _parse_cell(cell: str) -> Any:
     return cell
 
 
-def _parse_bool(cell: str, where: str) -> bool:
-    values = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-    if cell.strip().lower() not in values:
+def _parse_flag(cell: str, where: str) -> bool:
+    if cell.strip().lower() not in _FLAGS:
         raise InvalidQuestion(f"{where}: expected 1 or 0, got {shown(cell)}")
-    return values[cell.strip().lower()]
+    return _FLAGS[cell.strip().lower()]
 
 
-def _parse_number(cell: str, where: str, decimal_comma: bool) -> float | None:
-    number = cell.replace(",", ".") if decimal_comma and _DECIMAL_COMMA.fullmatch(cell) else cell
+def _parse_number(cell: str, where: str) -> float | None:
     try:
-        return float(number) if cell.strip() else None
+        return float(cell.replace(",", ".")) if cell.strip() else None
     except ValueError:
-        raise InvalidQuestion(f"{where}: expected a number, got {cell!r}") from None
+        raise InvalidQuestion(f"{where}: expected a number, got {shown(cell)}") from None
 
 
 def _read_dataset(folder: Path) -> Entries:
@@ -248,29 +226,25 @@ def _read_dataset(folder: Path) -> Entries:
     arrow, parquet = (sorted(folder.rglob(pattern)) for pattern in ("*.arrow", "*.parquet"))
     if not arrow and not parquet:
         raise InvalidQuestion(f"{folder}: expected a folder with .arrow or .parquet files, got none")
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet as parquet_files
-    except ImportError:
-        raise ExtraRequired("pyarrow", "benchmarks") from None
     entries: Entries = []
     for path in arrow or parquet:
-        try:
-            table = parquet_files.read_table(path) if not arrow else _read_arrow(path)
-        except (OSError, pa.ArrowException) as error:
-            raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
-        entries += [(f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), start=1)]
+        entries += _of_table(_read_arrow(path) if arrow else _read_table("read_parquet", path, path), path)
     return entries
 
 
 def _read_arrow(path: Path) -> Any:
     """Return the table of an Arrow file: `datasets` writes streams."""
-    import pyarrow as pa
-    from pyarrow import ipc
-
+    try:
+        import pyarrow as pa
+        from pyarrow import ipc
+    except ImportError:
+        raise ExtraRequired("pyarrow", "evaluation") from None
     with path.open("rb") as file:
         try:
-            return ipc.open_stream(file).read_all()
-        except pa.ArrowInvalid:
-            file.seek(0)
-            return ipc.open_file(file).read_all()
+            try:
+                return ipc.open_stream(file).read_pandas()
+            except pa.ArrowInvalid:
+                file.seek(0)
+                return ipc.open_file(file).read_pandas()
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidQuestion(f"{path}: cannot be read: {error}") from error

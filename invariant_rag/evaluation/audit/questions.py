@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.checks import check_flag, check_items, check_path, check_text, is_iterable
+from invariant_rag.checks import check_flag, check_items, check_name, check_path, check_text, is_iterable
 from invariant_rag.errors import FieldWarning, InvalidQuestion, InvalidSegment, UnsupportedCombination
-from invariant_rag.evaluation.audit.question_files import hint_of, read_entries
+from invariant_rag.evaluation.audit.matching import contains_gold
+from invariant_rag.evaluation.audit.question_files import read_entries
 from invariant_rag.evaluation.audit.question_formats import as_record, describe_unknown, rows_of
-from invariant_rag.evaluation.metrics import best_subspan_em
 from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.shown import shown
 
-FIELDS = ("id", "question", "segments", "answers", "gold", "pairwise")
+FIELDS = ("id", "question", "segments", "answers", "gold", "pairwise", "rubrics")
 """Keys of a record; others are kept as they are."""
 
 Retrieve = Callable[[str], Iterable[Any]]
@@ -37,6 +37,7 @@ class Question:
         gold: Indices of the segments that hold the answer; of a pairwise question, of the better response.
         pairwise: Whether the two segments are responses of which the system names the better one.
         id: Name in reports.
+        rubrics: What a right answer does, for a judge.
         extra: Other fields of the record, kept for reports.
         source: Where it was read, such as `questions.jsonl, line 3`, for messages; "" if it was made by a caller.
     """
@@ -47,6 +48,7 @@ class Question:
     gold: tuple[int, ...] = ()
     pairwise: bool = False
     id: str = ""
+    rubrics: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     source: str = field(default="", compare=False, repr=False)
 
@@ -55,7 +57,7 @@ class Question:
         check_text("id", self.id, error=InvalidQuestion)
         check_text("source", self.source, error=InvalidQuestion)
         check_flag("pairwise", self.pairwise, error=InvalidQuestion)
-        for name, kind in (("segments", Segment), ("answers", str), ("gold", Integral)):
+        for name, kind in (("segments", Segment), ("answers", str), ("gold", Integral), ("rubrics", str)):
             listed = check_items(name, getattr(self, name), kind, error=InvalidQuestion)
             object.__setattr__(self, name, tuple(listed))
         if not all(0 <= index < len(self.segments) for index in self.gold):
@@ -76,25 +78,45 @@ class Question:
         known = {"segments": self.segments, "answers": self.answers, "gold": self.gold}
         return {name for name, each in known.items() if not each}
 
+    def other_texts(self) -> tuple[Segment, ...]:
+        """Return as many documents that say nothing."""
+        return tuple(Segment(f"Page {number} is left blank.") for number, _ in enumerate(self.segments, start=1))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the question as a record that `read_questions` reads."""
+        record: dict[str, Any] = {"id": self.id, "question": self.text, "segments": list(map(_as_dict, self.segments))}
+        record |= {"answers": list(self.answers), "gold": list(self.gold), "rubrics": list(self.rubrics)}
+        return record | ({"pairwise": True} if self.pairwise else {})
+
+
+def _as_dict(segment: Segment) -> dict[str, Any]:
+    if segment.token_ids is not None:
+        return {"token_ids": list(segment.token_ids), "score": segment.score}
+    fields = {"text": segment.text, "title": segment.title, "score": segment.score, "metadata": dict(segment.metadata)}
+    return {name: each for name, each in fields.items() if each not in (None, {})}
+
 
 def read_questions(
-    source: str | Path | Iterable[Question | Mapping[str, Any]], retrieve: Retrieve | None
+    source: str | Path | Iterable[Question | Mapping[str, Any]],
+    retrieve: Retrieve | None,
+    fields: Mapping[str, str] | None = None,
 ) -> list[Question]:
     """Read the questions of a file, a folder, or a collection of questions and mappings.
 
     A mapping, like a line of a .jsonl file, has `question`, and may have `segments` (strings, or mappings with `text`,
-    `title`, `score`, `metadata` and `gold`: true), `answers` (or `answer`), `gold` (indices), `pairwise` and `id`. A
-    .csv file has one row per segment with the columns `question`, `segment`, and any of `id`, `title`, `score`, `gold`
-    (1 or 0), `answer` (several are separated by `|`) and `pairwise`; the rows of one id (or question) belong together.
-    Records of ragas, tests of promptfoo and folders of Hugging Face `datasets` are read as well; see
-    `invariant_rag.evaluation.audit.question_formats`. Other fields are kept in `Question.extra`.
+    `title`, `score`, `metadata` and `gold`: true), `answers` (or `answer`), `gold` (indices), `pairwise`, `rubrics` and
+    `id`. A table (.csv, .xlsx, .parquet) has a row per question, or a row per segment with the columns `question`,
+    `segment`, and any of `id`, `title`, `score`, `gold` (1 or 0), `answer` (several are separated by `|`) and
+    `pairwise`. Records of ragas, promptfoo, deepeval, inspect and SQuAD and folders of Hugging Face `datasets` are read
+    as well; see `invariant_rag.evaluation.audit.question_formats`. Other fields are kept in `Question.extra`.
 
-    If the answers are known and the gold segments are not, the segments that contain an answer (`best_subspan_em`) are
+    If the answers are known and the gold segments are not, the segments that contain an answer as whole tokens are
     gold, unless all of them do.
 
     Args:
         source: The file, the folder or the collection.
         retrieve: Finds the segments of questions that have none.
+        fields: Names of your fields by ours, such as `{"question": "frage"}`.
 
     Raises:
         InvalidQuestion: The source cannot be read, an entry is invalid, or a question has no segments and there is no
@@ -104,12 +126,13 @@ def read_questions(
     Warns:
         FieldWarning: As `parse_questions` does.
     """
-    parsed = parse_questions(source)
-    with _hints_of(source):
-        return [_complete(question, retrieve, where) for where, question in parsed]
+    parsed = parse_questions(source, fields)
+    return [_complete(question, retrieve, where) for where, question in parsed]
 
 
-def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]]) -> list[tuple[str, Question]]:
+def parse_questions(
+    source: str | Path | Iterable[Question | Mapping[str, Any]], fields: Mapping[str, str] | None = None
+) -> list[tuple[str, Question]]:
     """Parse questions as `read_questions` does, without retrieval: where each is, and what it asks.
 
     Raises:
@@ -119,20 +142,35 @@ def parse_questions(source: str | Path | Iterable[Question | Mapping[str, Any]])
     Warns:
         FieldWarning: Records have fields that may be misspelt, or those of a file others that mean nothing here.
     """
-    with _hints_of(source):
-        entries = _entries_of(source)
-        if not entries:
-            where = f"{source}: " if isinstance(source, str | Path) else ""
-            raise InvalidQuestion(f"{where}expected at least one question, got none")
-        parsed = [_parse_question(entry, where) for where, entry in entries]
+    entries = _entries_of(source)
+    if not entries:
+        where = f"{source}: " if isinstance(source, str | Path) else ""
+        raise InvalidQuestion(f"{where}expected at least one question, got none")
+    parsed = [_parse_question(_renamed(entry, fields or {}, where), where) for where, entry in entries]
     is_file = isinstance(source, str | Path)
     # Of a `Question`, other fields are what its maker put there.
     read = [each for each, (_, entry) in zip(parsed, entries, strict=True) if not isinstance(entry, Question)]
     unknown = describe_unknown(((each.extra, each.missing) for each in read), misspelt_only=not is_file)
     if unknown:
         warnings.warn(FieldWarning(f"{source}: {unknown}" if is_file else unknown), stacklevel=2)
-    named = [each if each.id else replace(each, id=str(i)) for i, each in enumerate(parsed)]
+    taken = Counter(each.id for each in parsed)
+    named = [
+        each if each.id and taken[each.id] == 1 else replace(each, id=f"{each.id}#{i}" if each.id else str(i))
+        for i, each in enumerate(parsed)
+    ]
     return [(each.source or where, each) for each, (where, _) in zip(named, entries, strict=True)]
+
+
+def _renamed(entry: Any, fields: Mapping[str, str], where: str) -> Any:
+    """Return a record with fields under our names."""
+    if not fields or not isinstance(entry, Mapping):
+        return entry
+    for ours, theirs in fields.items():
+        check_name("field", ours, FIELDS)
+        if theirs not in entry and ours == "question":
+            raise InvalidQuestion(f"{where}: expected {theirs!r} for {ours}, got {sorted(map(str, entry))}")
+    names = {theirs: ours for ours, theirs in fields.items()}
+    return {names.get(name, name): each for name, each in entry.items()}
 
 
 def _entries_of(source: Any) -> list[tuple[str, Any]]:
@@ -145,29 +183,20 @@ def _entries_of(source: Any) -> list[tuple[str, Any]]:
     return [(f"question {index}", each) for index, each in enumerate(listed)]
 
 
-@contextmanager
-def _hints_of(source: Any) -> Iterator[None]:
-    """Let errors say how questions are written in a source of this kind, unless they say what else to do."""
-    try:
-        yield
-    except InvalidQuestion as error:
-        if error.hint != InvalidQuestion.hint:
-            raise
-        raise InvalidQuestion(str(error), hint=hint_of(source)) from error.__cause__
-
-
 def as_segment(value: Any) -> Segment:
     """Return a retrieved chunk as a segment: a `Segment`, string, mapping, LangChain document or LlamaIndex node."""
     if isinstance(value, Segment | str):
         return Segment.of(value)
     if isinstance(value, Mapping):
-        text = value.get("text", value.get("page_content"))
+        if "token_ids" in value:
+            return Segment(token_ids=value["token_ids"], score=value.get("score"))
+        text = value.get("text", value.get("page_content", value.get("content")))
         if not isinstance(text, str):
             keys = sorted(map(str, value))
             raise InvalidQuestion(f"expected a segment with text, title, score and metadata, got {keys}")
         metadata = value.get("metadata") or {}
         if isinstance(metadata, Mapping):
-            known = {"text", "page_content", "title", "score", "metadata", "gold"}
+            known = {"text", "page_content", "content", "title", "score", "metadata", "gold"}
             metadata = {**{str(name): each for name, each in value.items() if name not in known}, **metadata}
         return Segment(text, value.get("title"), metadata, value.get("score"))
     if hasattr(value, "page_content"):  # a document of LangChain
@@ -236,6 +265,7 @@ def _parse_question(entry: Any, where: str) -> Question:
             tuple(sorted({*_as_list(record.get("gold"), "gold", int), *marked})),
             check_flag("pairwise", record.get("pairwise", False), error=InvalidQuestion),
             _as_id(record.get("id", "")),
+            tuple(map(str, _as_list(record.get("rubrics"), "rubrics", str))),
             {str(name): value for name, value in record.items() if name not in FIELDS},
             where,
         )
@@ -279,6 +309,6 @@ def _complete(question: Question, retrieve: Retrieve | None, where: str) -> Ques
 
 def _find_gold(question: Question) -> tuple[int, ...]:
     """Return the segments that contain a gold answer; none if all of them do."""
-    known: Sequence[str] = question.answers
-    holding = [index for index, each in enumerate(question.segments) if best_subspan_em(plain_rendering(each), known)]
+    texts = map(plain_rendering, question.segments)
+    holding = [index for index, each in enumerate(texts) if contains_gold(each, question.answers)]
     return tuple(holding) if len(holding) < len(question.segments) else ()

@@ -1,98 +1,142 @@
-"""Write the report of an audit: a self-contained HTML file, and a Markdown file with its plots beside it."""
+"""The report of an audit: audit.json, answers.csv, and pages in HTML and Markdown that begin with the answer."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections import Counter
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
-from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from invariant_rag.checks import check_path
-from invariant_rag.evaluation.audit.measures import ABOUT
-from invariant_rag.evaluation.audit.page import html_report
-from invariant_rag.evaluation.audit.report_text import CAPTIONS, NOTES, TITLE, differences, opening, summary, table
-from invariant_rag.files import make_folder, write_file
+from invariant_rag.evaluation.audit.advice import percent, points
+from invariant_rag.evaluation.audit.folder import RESULT
+from invariant_rag.evaluation.audit.measures import ABOUT, flips
+from invariant_rag.files import encode_json, write_file
 from invariant_rag.shown import clean
 
 if TYPE_CHECKING:
-    from invariant_rag.evaluation.audit.result import AskedQuestion, Audit
+    from invariant_rag.evaluation.audit.result import Audit
+    from invariant_rag.evaluation.statistics import Estimate
 
-MOST_FLIPS = 10
-"""Questions with flips in the Markdown file; the page has all."""
+SHOWN = 100
+"""Most questions on a page; those that flip come first."""
 
-# An interval in brackets is no link. The rest is Markdown inside a line, and what GitHub makes of bare addresses,
-# names, numbers of issues, formulas and emojis; each character may stand behind a backslash. Where brackets are
-# escaped, parentheses and exclamation marks are no markup; neither are underscores inside a word.
-_MARKUP = re.compile(
-    r"(?P<interval>\[[+-]?[\d.]+%?, [+-]?[\d.]+%?\](?![(\[:]))|"
-    r"[\\`*\[\]|~@$]|(?<![^\W_])_|_(?![^\W_])|^#|#(?=\d)|:(?=//|[+-]1:|[\w+-]*[a-z][\w+-]*:)|(?<=www)\.",
-    re.IGNORECASE,
-)
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 
 
-def write_report(audit: Audit, folder: str | Path) -> None:
-    """Write `report.html`, which is self-contained, and `report.md` with `plots/` into a folder."""
-    from invariant_rag.evaluation.audit.plots import NARROW, draw
+def write_report(audit: Audit, folder: Path) -> None:
+    """Write audit.json, answers.csv, report.html and report.md.
 
-    target = check_path("folder", folder)
-    images, narrow = draw(audit), draw(audit, NARROW)
-    plots = make_folder(target / "plots")
-    for name, image in images.items():
-        write_file(plots / f"{name}.png", image)
-    shown = [name for name in CAPTIONS if name in images]
-    both = {name: (images[name], narrow[name]) for name in shown}
-    pages = {"html": html_report(audit, both), "md": _markdown(audit, shown)}
-    for kind, page in pages.items():
-        write_file(target / f"report.{kind}", clean(page).encode())
+    Raises:
+        UnusableFile: They cannot be written.
+    """
+    write_file(folder / RESULT, encode_json(audit.as_dict(), indent=1, default=str) + b"\n")
+    write_file(folder / "answers.csv", _csv(audit).encode("utf-8", "backslashreplace"))
+    for name in ("report.html", "report.md"):
+        write_file(folder / name, _page(audit, f"{name}.j2").encode("utf-8", "backslashreplace"))
 
 
-def _markdown(audit: Audit, images: Sequence[str]) -> str:
-    names, rows = table(audit)
-    versions = ", ".join(f"{name} {version}" for name, version in audit.versions.items())
-    parts = [
-        f"# {TITLE}",
-        f"System: {_one_line(audit.system)}",
-        f"{_one_line(audit.date)}, {_one_line(versions)}",
-        _one_line(summary(audit)),
-        *(f"**{title}: {_one_line(text)}**" for title, text in opening(audit)),
+def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
+    """Return name, value and meaning of each measure that is known."""
+    rows = []
+    for name, about in ABOUT.items():
+        estimate = audit.measures.get(name)
+        if estimate is not None:
+            rows.append((name.replace("_", " "), _shown(name, estimate), about))
+    return rows
+
+
+def remedy_rows(audit: Audit) -> list[dict[str, Any]]:
+    """Return the figures of each remedy as text."""
+    return [
+        {
+            "name": each.name,
+            "about": each.about,
+            "accuracy": "" if each.accuracy is None else percent(each.accuracy),
+            "gain": "" if each.gain is None else points(each.gain).replace(" points", ""),
+            "p": "" if each.gain is None else "< 0.001" if each.p < 0.001 else f"{each.p:.3f}",
+            "fixes": each.fixes,
+            "calls": each.calls,
+        }
+        for each in audit.comparisons
     ]
-    for question, answers in audit.advice.sections[:-1]:
-        parts += [f"## {question}", "\n".join(f"- {_one_line(each)}" for each in answers)]
-    parts += ["## Measures", "Each with its 95% interval.", _markdown_table(["", *names], rows)]
-    if audit.measured[1:]:
-        parts += ["## Differences from the system as it is", _markdown_table(["", *names[1:]], differences(audit))]
-    parts += [f"![{name}](plots/{name}.png)\n\n{CAPTIONS[name]}" for name in images]
-    if audit.flips:
-        flips = [[_one_line(flip.question.text), _one_line(_answers(flip))] for flip in audit.flips[:MOST_FLIPS]]
-        parts += ["## Questions that change most", _markdown_table(["question", "answers"], flips)]
-    parts += [
-        "## What the measures mean",
-        "\n".join(f"- {key.replace('_', ' ')}: {text}" for key, text in ABOUT.items()),
+
+
+def described(audit: Audit) -> str:
+    """Return what describes this system alone, and is not to be compared with another."""
+    rate, always = flips(audit.asked)
+    text = f"Of the questions, {percent(rate)} flip in one of the three orders asked"
+    text += "" if always is None else f", and {percent(always)} are right in all three"
+    return f"{text}. Both grow with noise and with the number of orders: compare net sensitivity instead."
+
+
+def _shown(name: str, estimate: Estimate) -> str:
+    if name == "calls":
+        return f"{estimate.value:g}"
+    return points(estimate) if name == "net_sensitivity" else percent(estimate)
+
+
+def _page(audit: Audit, template: str) -> str:
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
+    loader = PackageLoader("invariant_rag.evaluation.audit", "pages")
+    environment = Environment(
+        loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True, finalize=_cleaned
+    )
+    environment.filters["md"] = lambda text: _SPECIAL.sub(r"\\\1", " ".join(clean(str(text)).split()))
+    from markupsafe import Markup
+
+    return environment.get_template(template).render(
+        audit=audit,
+        most=SHOWN,
+        measures=measure_rows(audit),
+        remedies=remedy_rows(audit),
+        described=described(audit),
+        figure=Markup(_figure(audit)),  # noqa: S704 - numbers and our own words
+    )
+
+
+def _cleaned(value: Any) -> Any:
+    """Return text without control characters: answers and documents are not trusted."""
+    return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _figure(audit: Audit) -> str:
+    """Return the accuracies and net sensitivity with their intervals as inline SVG, described in words."""
+    rows = [
+        (name.replace("_", " "), estimate)
+        for name, estimate in audit.measures.items()
+        if name in {"accuracy_today", "accuracy_over_orders", "worst_slot", "net_sensitivity"}
     ]
-    parts += ["## Notes", "\n".join(f"- {note}" for note in NOTES)]
-    return "\n\n".join(parts) + "\n"
+    left, width, step = 170, 420, 26
+    height = step * len(rows) + 30
+    what = "; ".join(f"{name} {percent(each)}" for name, each in rows)
+    parts = [f'<svg role="img" viewBox="0 0 640 {height}" width="100%"><title>{what}</title>']
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        x = left + width * share
+        parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="0" y2="{height - 22}"/>')
+        parts.append(f'<text x="{x}" y="{height - 6}" text-anchor="middle">{share:.0%}</text>')
+    for number, (name, each) in enumerate(rows):
+        y = step * number + 14
+        low, value, high = (left + width * min(1.0, max(0.0, one)) for one in (each.low, each.value, each.high))
+        parts.append(f'<text x="0" y="{y + 4}">{name}</text>')
+        parts.append(f'<line class="mark" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke-width="2"/>')
+        parts.append(f'<circle class="mark" cx="{value:.1f}" cy="{y}" r="4"/>')
+    return "".join([*parts, "</svg>"])
 
 
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def _csv(audit: Audit) -> str:
+    """Return a row for each call of the screen. Cells that a spreadsheet would run as a formula begin with a quote."""
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["id", "question", "gold", "call", "order", "answer", "outcome", "flips", "tokens", "seconds"])
+    for each in audit.asked:
+        question = each.question
+        for (name, order, answer, outcome), said in zip(each.rows, each.answers, strict=True):
+            cells = [question.id, question.text, " | ".join(question.answers), name, order, answer, outcome]
+            rows.writerow([*map(_cell, cells), each.flips, said.tokens, round(said.seconds, 3)])
+    return text.getvalue()
 
 
-def _one_line(text: str) -> str:
-    """Escape text for a line or a table cell: it cannot end the row or become markup, whatever a document contains."""
-
-    def escaped(found: re.Match[str]) -> str:
-        return found[0] if found["interval"] else f"\\{found[0]}"
-
-    return escape(_MARKUP.sub(escaped, " ".join(text.split())), quote=False)
-
-
-def _answers(flip: AskedQuestion) -> str:
-    """Return the answers of the system as it is, one for each input order, with their counts, as it wrote them."""
-    texts = [each.text for each in flip.by_order if each.text is not None]
-    answers = Counter(texts).most_common()
-    shown = "; ".join(f"{count} x {shorten(text, 80) or '(nothing)'}" for text, count in answers[:5])
-    return shown + (f"; and {len(answers) - 5} others" if len(answers) > 5 else "")
+def _cell(value: str) -> str:
+    return f"'{value}" if value[:1] in {"=", "+", "-", "@"} else value

@@ -12,9 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
-from invariant_rag.evaluation.audit.identity import describe
-from invariant_rag.evaluation.audit.patience import settle
-from invariant_rag.prompts import DEFAULT_SYSTEM, mark
+from invariant_rag.prompts import DEFAULT_SYSTEM
 from invariant_rag.segments import Segment, document_rendering
 
 if TYPE_CHECKING:
@@ -22,13 +20,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
 
 ToInput = Callable[[str, Sequence[Segment]], Any]
-
-_MARKED_TEXT_MODELS = (
-    ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
-    ("langchain_invariant_rag.api_models", "WrappedRunnable"),
-    ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
-)
-"""Module and class of what `canonical` and `vote` return: models that order the segments marked in their text."""
+Ask = Callable[["Question", Sequence[Segment]], "Reply"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +42,6 @@ class System:
 
     Attributes:
         name: Name in reports.
-        identity: Digest of everything that its answers depend on, part of the keys of stored answers; "" if the caller
-            vouches for the name.
         ask: Calls the system with a question and its segments, listed in the order that it is to be given.
         lm: The `InvariantModel` behind the system, if there is one: methods can be tried on it.
         message: System message for `lm`; None for the default.
@@ -61,31 +51,24 @@ class System:
     """
 
     name: str
-    ask: Callable[[Question, Sequence[Segment]], Reply]
+    ask: Ask
     lm: InvariantModel | None = None
     message: str | None = None
     retrieve: Retrieve | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     may_retrieve: bool = False
-    identity: str = ""
-
-    @property
-    def key(self) -> str:
-        """Name in keys of stored answers: it changes with the system."""
-        return f"{self.name} #{self.identity[:16]}" if self.identity else self.name
 
 
 def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[str, Any] | None = None) -> System:
     """Wrap a system of any supported kind.
 
     Args:
-        system: An `InvariantModel`, a `RAG` or a `Judge`; a chat model, LLM or any other Runnable of LangChain; an LLM
-            or query engine of LlamaIndex; an `Endpoint`, or its URL; or a function `(question, segments) -> answer`,
-            which may be async. A framework's wrapper around an `InvariantModel` is audited as that model, with the
-            wrapper's parameters.
-        to_input: Makes the input of a Runnable or an LLM. By default, language models get `prompt_text` (pairwise
-            questions: `pairwise_prompt_text`), with marked documents if `canonical` or `vote` made them, and other
-            Runnables a mapping with `question`, `input` (also the question) and `context` (the documents).
+        system: An `InvariantModel`, a `RAG` or a `Judge`; a chat model, an LLM, an agent or any other Runnable of
+            LangChain; an LLM, query engine, chat engine, synthesizer or agent of LlamaIndex; an `Endpoint`, or its URL;
+            or anything callable, which may be async. A framework's wrapper around an `InvariantModel` is audited as
+            that model, with the wrapper's parameters.
+        to_input: Makes the input of the system from question and segments. By default it follows from what the system
+            declares; see `invariant_rag.evaluation.audit.inputs`.
         generation: Keywords of `InvariantModel.generate`; they override a wrapper's parameters.
 
     Raises:
@@ -93,25 +76,55 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     """
     found = _invariant_rag(system, generation or {})
     if found is not None:
-        _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
+        refuse(to_input, "to_input", "one of our models, which takes segments as they are")
         return found
-    _refuse(generation, "generation keywords", "a system that is not one of our models")
-    for wrap in (_endpoint, _langchain, _llama_index):
+    refuse(generation, "generation keywords", "a system that is not one of our models")
+    from invariant_rag.evaluation.audit.frameworks import from_callable, from_langchain, from_llama_index
+
+    for wrap in (_endpoint, from_langchain, from_llama_index, from_callable):
         found = wrap(system, to_input)
         if found is not None:
-            return replace(found, identity=describe((system, to_input)))
-    if not callable(system):
-        raise UnsupportedCombination(
-            f"expected a system that answers questions, got {type(system).__name__}",
-            hint="Wrap it in a function (question, segments) -> answer.",
-        )
-    _refuse(to_input, "to_input", "a function, which takes question and segments as they are")
-    name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
-    return System(
-        name.removeprefix("__main__."),
-        lambda asked, segments: _as_reply(settle(system(asked.text, segments))),
-        identity=describe(system),
+            return found
+    raise UnsupportedCombination(
+        f"expected a system that answers questions, got {type(system).__name__}",
+        hint="Wrap it in a function (question, segments) -> answer.",
     )
+
+
+def as_reply(said: Any, tokens: int | None = None) -> Reply:
+    """Return the answer in whatever a system returns: text, a message, a mapping or an object that holds one.
+
+    Raises:
+        AuditFailed: No answer is found in it.
+    """
+    if isinstance(said, Reply):
+        return said
+    if isinstance(said, str):
+        return Reply(said, tokens)
+    usage = getattr(said, "usage_metadata", None)
+    if isinstance(usage, Mapping):
+        tokens = usage.get("total_tokens", tokens)
+    content = said.get("content") if isinstance(said, Mapping) else getattr(said, "content", None)
+    if isinstance(content, list) and content:  # blocks of a message
+        parts = [each if isinstance(each, str) else each.get("text", "") for each in content]
+        return Reply("".join(part for part in parts if isinstance(part, str)), tokens)
+    if isinstance(said, Mapping) and isinstance(said.get("messages"), Sequence) and said["messages"]:
+        return as_reply(said["messages"][-1], tokens)
+    for name in _ANSWERS:
+        found = said.get(name) if isinstance(said, Mapping) else getattr(said, name, None)
+        if isinstance(found, str):
+            return Reply(found, tokens)
+        if found is not None and not callable(found) and not isinstance(found, int | float | list | tuple):
+            return as_reply(found, tokens)
+    what = f"a mapping with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
+    raise AuditFailed(
+        f"expected an answer as text, a message, or a mapping with one of {', '.join(_ANSWERS)}; got {what}",
+        hint="Return a string, or a Reply with its tokens.",
+    )
+
+
+_ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")
+"""Names under which answers are returned."""
 
 
 def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
@@ -148,40 +161,31 @@ def _endpoint(system: Any, to_input: ToInput | None) -> System | None:
         system = Endpoint(system)
     if not isinstance(system, Endpoint):
         return None
-    _refuse(to_input, "to_input", "an endpoint, which is sent a message")
+    refuse(to_input, "to_input", "an endpoint, which is sent a message")
     return System(f"{system.served} at {system.url}", system.ask)
 
 
-def _refuse(value: Any, what: str, where: str) -> None:
+def refuse(value: Any, what: str, where: str) -> None:
+    """Refuse an argument that means nothing to a system."""
     if value:
         raise UnsupportedCombination(f"{what} mean nothing to {where}")
 
 
-def _as_reply(said: Any, tokens: int | None = None) -> Reply:
-    if isinstance(said, Reply):
-        return said
-    if not isinstance(said, str):
-        raise AuditFailed(
-            f"expected an answer as text, got {type(said).__name__}",
-            hint="Return a string, or a Reply with its tokens.",
-        )
-    return Reply(said, tokens)
-
-
-def _loaded(module: str, name: str) -> tuple[Any, ...]:
-    """Return a class of a module if the module is imported, as a tuple for isinstance."""
-    found = getattr(sys.modules.get(module), name, None)
-    return () if found is None else (found,)
+def loaded(module: str, *names: str) -> tuple[Any, ...]:
+    """Return the classes of a module if the module is imported, as a tuple for isinstance."""
+    found = (getattr(sys.modules.get(module), name, None) for name in names)
+    return tuple(each for each in found if each is not None)
 
 
 def _is_invariant_model(value: Any) -> bool:
-    return isinstance(value, _loaded("invariant_rag.generation.model", "InvariantModel"))
+    return isinstance(value, loaded("invariant_rag.generation.model", "InvariantModel"))
 
 
-def _is_language_model(value: Any) -> bool:
+def is_language_model(value: Any) -> bool:
+    """Return whether a value is a language model of LangChain or LlamaIndex."""
     return isinstance(
         value,
-        _loaded("langchain_core.language_models", "BaseLanguageModel") + _loaded("llama_index.core.llms", "LLM"),
+        loaded("langchain_core.language_models", "BaseLanguageModel") + loaded("llama_index.core.llms", "LLM"),
     )
 
 
@@ -189,12 +193,12 @@ def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
     """Wrap an `InvariantModel`, a `RAG`, a `Judge`, or a framework's wrapper around an `InvariantModel`."""
     if _is_invariant_model(system):
         return _from_lm(system, None, generation)
-    if isinstance(system, _loaded("invariant_rag.rag.pipeline", "RAG")):
+    if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
         found = _from_lm(system.model, system.system, generation)
         return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
-    if isinstance(system, _loaded("invariant_rag.judge", "Judge")):
+    if isinstance(system, loaded("invariant_rag.judge", "Judge")):
         return _from_judge(system)
-    lm = _unwrap(system) if _is_language_model(system) else None
+    lm = _unwrap(system) if is_language_model(system) else None
     if lm is None:
         return None
     return _from_lm(lm, getattr(system, "system_prompt", None), {**_wrapper_parameters(system), **generation})
@@ -202,14 +206,7 @@ def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
 
 def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
     name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
-    return System(name, ask, lm, message, generation=generation, identity=lm_identity(lm))
-
-
-def lm_identity(lm: InvariantModel) -> str:
-    """Return the digest of everything about a model that can change an answer."""
-    from invariant_rag.generation.identity import identity
-
-    return identity(lm)
+    return System(name, ask, lm, message, generation=generation)
 
 
 def _unwrap(system: Any) -> InvariantModel | None:
@@ -270,76 +267,4 @@ def _from_judge(judge: Any) -> System:
         return Reply("" if winner is None else segments[winner].text)
 
     name = f"Judge by {judge.by} with {describe_lm(judge.lm, None, {})}"
-    return System(name, ask, identity=lm_identity(judge.lm))
-
-
-def _langchain(system: Any, to_input: ToInput | None) -> System | None:
-    if not isinstance(system, _loaded("langchain_core.runnables", "Runnable")):
-        return None
-    takes_text = _is_language_model(system) or _takes_marked_text(system)
-    make_input = _input_function(to_input, _prompt_function(system) if takes_text else _chain_input)
-
-    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
-        said = system.invoke(make_input(question, segments))
-        if isinstance(said, Mapping):
-            said = next((said[key] for key in ("answer", "output", "result", "text") if key in said), said)
-        usage = getattr(said, "usage_metadata", None) or {}
-        content = getattr(said, "content", said)
-        if isinstance(content, list):  # blocks of a chat message
-            content = "".join(each if isinstance(each, str) else each.get("text", "") for each in content)
-        return _as_reply(content, usage.get("total_tokens"))
-
-    return System(system.get_name(), ask, may_retrieve=to_input is None and not takes_text)
-
-
-def _input_function(
-    to_input: ToInput | None, default: Callable[[Question, Sequence[Segment]], Any]
-) -> Callable[[Question, Sequence[Segment]], Any]:
-    return default if to_input is None else lambda question, segments: to_input(question.text, segments)
-
-
-def _takes_marked_text(system: Any) -> bool:
-    return any(isinstance(system, _loaded(*each)) for each in _MARKED_TEXT_MODELS)
-
-
-def _prompt_function(system: Any) -> Callable[[Question, Sequence[Segment]], str]:
-    """Return the function that writes the prompt of a language model."""
-    rendering = mark if _takes_marked_text(system) else document_rendering
-
-    def text(question: Question, segments: Sequence[Segment]) -> str:
-        if question.pairwise:
-            return pairwise_prompt_text(question.text, segments)
-        return prompt_text(question.text, segments, rendering)
-
-    return text
-
-
-def _chain_input(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
-    document = _loaded("langchain_core.documents", "Document")[0]
-    documents = [document(page_content=each.text, metadata=_metadata(each)) for each in segments]
-    return {"question": question.text, "input": question.text, "context": documents}
-
-
-def _metadata(segment: Segment) -> dict[str, Any]:
-    return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
-
-
-def _llama_index(system: Any, to_input: ToInput | None) -> System | None:
-    name = type(system).__name__
-    if isinstance(system, _loaded("llama_index.core.llms", "LLM")):
-        make_input = _input_function(to_input, _prompt_function(system))
-        name = f"{name} {system.metadata.model_name}"
-        return System(name, lambda question, segments: _as_reply(system.complete(make_input(question, segments)).text))
-    if not isinstance(system, _loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):
-        return None
-    _refuse(to_input, "to_input", "a query engine, which takes nodes")
-    schema: Any = sys.modules["llama_index.core.schema"]
-
-    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
-        nodes = [
-            schema.NodeWithScore(node=schema.TextNode(text=each.text, metadata=_metadata(each)), score=each.score)
-            for each in segments
-        ]
-        return _as_reply(str(system.synthesize(schema.QueryBundle(question.text), nodes)))
-
-    return System(name, ask, retrieve=lambda question: system.retrieve(schema.QueryBundle(question)))
+    return System(name, ask)

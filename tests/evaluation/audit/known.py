@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 
-from invariant_rag.evaluation.audit import Audit
 from invariant_rag.segments import Segment
 
 
@@ -44,13 +42,3 @@ def symmetric(question: str, segments: Sequence[Segment]) -> str:
 def at_random(question: str, segments: Sequence[Segment]) -> str:
     """Answer from any segment."""
     return random.choice(segments).text
-
-
-def numbers(result: Audit | dict[str, object]) -> dict[str, object]:
-    """Everything that an audit found but seconds, dates, and tries that a retry cured."""
-    found = json.loads(json.dumps(result.as_dict() if isinstance(result, Audit) else result))
-    for each in found["measured"]:
-        del each["measures"]["seconds"]
-        each["versus_as_it_is"].pop("seconds", None)
-    cured = {"tries": 0, "failed_tries": 0, "errors": []}
-    return dict(found, **cured, system="", date="", reused={}, advice=found["advice"]["choice"])

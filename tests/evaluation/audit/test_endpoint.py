@@ -64,23 +64,19 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_url_is_a_system_that_is_asked_again_when_it_is_busy(url: str) -> None:
-    result = audit(url, records(2), remedies=[], slots=2, repeats=1)
+    result = audit(url, records(8), remedies=())
     assert result.system == f"toy at {url}"
-    assert result.failed == 0
-    measures = result["as it is"].measures
-    assert (measures["worst"].value, measures["best"].value, measures["tokens"].value) == (0.0, 1.0, 7.0)
+    assert result.measures["errors"].value == 0.0
+    assert result.screen.between > 0.0 == result.screen.within
+    assert result.as_dict()["described"]["tokens"] == 7 * result.calls
     assert len(Server.seen) == result.calls + 1
     assert Server.seen[0]["model"] == "toy"
     assert Server.seen[0]["temperature"] == 0
 
 
-def test_a_model_and_parameters_are_sent_and_tell_endpoints_apart(url: str, tmp_path: Path) -> None:
-    options: Any = {"remedies": [], "slots": 2, "repeats": 1, "out": tmp_path}
-    audit(Endpoint(url, "other", {"temperature": 0, "seed": 3}), records(1), **options)
+def test_a_model_and_parameters_are_sent(url: str) -> None:
+    audit(Endpoint(url, "other", {"temperature": 0, "seed": 3}), records(1))
     assert {(each["model"], each["seed"]) for each in Server.seen} == {("other", 3)}
-    assert audit(Endpoint(url, "other", {"temperature": 1}), records(1), **options).reused.answers == 0
-    again = audit(Endpoint(url, "other", {"temperature": 1}), records(1), **options)
-    assert again.reused.answers == again.calls
 
 
 def test_a_server_that_refuses_is_not_asked_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,4 +96,4 @@ def test_the_command_takes_a_url(url: str, tmp_path: Path) -> None:
     run = CliRunner().invoke(app, [*command, "--model", "mine", "--workers", "4"])
     assert run.exit_code == 0, run.output
     assert {each["model"] for each in Server.seen} == {"mine"}
-    assert "To ask: " in run.stderr
+    assert "at most 10 calls" in run.stderr

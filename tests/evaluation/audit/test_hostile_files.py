@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from invariant_rag.errors import AuditFailed, InvalidQuestion
-from invariant_rag.evaluation.audit import audit
-from invariant_rag.evaluation.audit.diff import diff_audits
+from invariant_rag.errors import InvalidQuestion
 from invariant_rag.evaluation.audit.questions import parse_questions
-from tests.evaluation.audit.known import first, records
 
 TEST = "tests:\n- question: Who?\n  segments: [a]\n  "
 LAUGHS = "x: &a0 [l, l, l, l, l, l, l, l, l, l]\n" + "".join(
     f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
 )
-LONG_TEXTS = f"x: &a {'long ' * 20_000}\nxs: [{', '.join(['*a'] * 100)}]\n"
 
 
 @pytest.mark.parametrize(
@@ -29,13 +23,12 @@ LONG_TEXTS = f"x: &a {'long ' * 20_000}\nxs: [{', '.join(['*a'] * 100)}]\n"
             f"{LAUGHS}tests:\n- question: Who?\n  {use}\n"
             for use in ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata: {x: *a8}}]")
         ),
-        f"{LONG_TEXTS}tests:\n- question: Who?\n",
     ],
 )
-def test_aliases_of_a_yaml_file_that_stand_for_too_much_are_refused(text: str, tmp_path: Path) -> None:
+def test_aliases_of_aliases_in_a_yaml_file_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "laughs.yaml"
     path.write_text(text)
-    with pytest.raises(InvalidQuestion, match=r"laughs\.yaml: .*aliases(.|\n)*line \d") as caught:
+    with pytest.raises(InvalidQuestion, match=r"laughs\.yaml: .*alias(.|\n)*line \d") as caught:
         parse_questions(path)
     assert len(str(caught.value)) < 500
 
@@ -56,11 +49,11 @@ def test_aliases_of_a_yaml_file_are_read(tmp_path: Path) -> None:
         ("q.yaml", TEST + "n: !!bool x", r"q\.yaml: (.|\n)*bool(.|\n)*line 4"),
         ("q.yaml", TEST + "n: !!timestamp x", r"q\.yaml: (.|\n)*timestamp(.|\n)*line 4"),
         ("q.yaml", TEST + "n: 2001-99-99", r"q\.yaml: (.|\n)*timestamp(.|\n)*line 4"),
-        ("q.yaml", TEST + "n: &n [*n]", r"q\.yaml: (.|\n)*aliases(.|\n)*line 4"),
+        ("q.yaml", TEST + "n: &n [*n]", r"q\.yaml: (.|\n)*alias(.|\n)*line 4"),
         ("q.yaml", "[" * 2000, r"q\.yaml: .*nested"),
         ("q.yaml", f"tests:\n- file://{'a' * 5000}.json", r"aaa\.json: cannot be read"),
-        ("q.csv", 'question,segments\nWho?,"[{[]: 1}]"\n', r"q\.csv, line 2: expected segments in a list"),
-        ("q.csv", 'question,segments\nWho?,"[{{}}]"\n', r"q\.csv, line 2: expected segments in a list"),
+        ("q.csv", 'question,segments\nWho?,"[{[]: 1}]"\n', r"q\.csv, row 1: expected segments in a list"),
+        ("q.csv", 'question,segments\nWho?,"[{{}}]"\n', r"q\.csv, row 1: expected segments in a list"),
         ("q.jsonl", "\n", r"q\.jsonl: expected at least one question, got none"),
     ],
 )
@@ -80,41 +73,3 @@ def test_a_message_about_a_value_that_stands_for_many_is_made_at_once() -> None:
     with pytest.raises(InvalidQuestion, match=r"expected gold .*, got list \[\[") as caught:
         parse_questions([{"question": "Who?", "segments": ["a"], "gold": value}])
     assert len(str(caught.value)) < 200
-
-
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("audited")
-    audit(first, records(1), out=folder, remedies=[], repeats=1)
-    return dict(json.loads((folder / "audit.json").read_text()))
-
-
-PLACES: list[tuple[str | int, ...]] = [
-    ("system",),
-    ("asked",),
-    ("asked", 0),
-    ("asked", 0, "question"),
-    ("asked", 0, "flips"),
-    ("asked", 0, "segments", 0),
-    ("asked", 0, "segments", 0, "title"),
-    ("asked", 0, "segments", 0, "text"),
-    ("asked", 0, "asked"),
-    ("asked", 0, "asked", 0),
-    ("asked", 0, "asked", 0, "remedy"),
-    ("asked", 0, "asked", 0, "score"),
-]
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_result_that_somebody_edited_is_refused_by_its_path(
-    place: tuple[str | int, ...], result: dict[str, Any], tmp_path: Path
-) -> None:
-    for wrong in ({}, ["a"]):
-        edited = copy.deepcopy(result)
-        around: Any = edited
-        for each in place[:-1]:
-            around = around[each]
-        around[place[-1]] = wrong
-        (tmp_path / "audit.json").write_text(json.dumps(edited))
-        with pytest.raises(AuditFailed, match=r"audit\.json: no result of an audit of this version"):
-            diff_audits(tmp_path, tmp_path)

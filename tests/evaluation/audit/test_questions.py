@@ -97,11 +97,11 @@ def test_what_is_no_question_is_named(record: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("q.txt", "", "expected a .jsonl, .json, .csv or .yaml"),
+        ("q.txt", "", "expected a file of .jsonl, .json, .yaml"),
         ("q.jsonl", "{", "line 1: expected JSON"),
         ("q.jsonl", "\n", "at least one question"),
         ("q.csv", "text\nx\n", "expected columns"),
-        ("q.csv", "question,segment\na\n", "expected 2 fields"),
+        ("q.csv", "question,segment\na,b,c\n", "expected a table"),
         ("q.csv", "question,segment,gold\na,b,maybe\n", "1 or 0"),
         ("q.csv", "question,segment,score\na,b,high\n", "a number"),
     ],

@@ -1,0 +1,181 @@
+"""What a system is called with: question and documents, in the form that its signature or its input schema declares."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.evaluation.audit.systems import pairwise_prompt_text, prompt_text
+from invariant_rag.prompts import mark
+from invariant_rag.segments import Segment, document_rendering, plain_rendering
+
+if TYPE_CHECKING:
+    from invariant_rag.evaluation.audit.questions import Question
+
+MakeInput = Callable[["Question", Sequence[Segment]], Any]
+
+QUESTION_NAMES = ("question", "input", "query", "user_input", "q", "user_query", "user_question", "prompt", "text")
+CONTEXT_NAMES = (
+    "context", "contexts", "documents", "docs", "segments", "passages", "chunks", "input_documents", "context_str",
+    "retrieved_contexts", "sources", "nodes",
+)  # fmt: skip
+_TEXT_NAMES = ("prompt", "text")
+_EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
+_HINT = "Say what it is called with: to_input=lambda question, segments: ... (in Python)."
+
+
+def as_text(question: Question, segments: Sequence[Segment], *, marked: bool = False) -> str:
+    """Return one text with the documents and the question."""
+    if question.pairwise:
+        return pairwise_prompt_text(question.text, segments)
+    return prompt_text(question.text, segments, mark if marked else document_rendering)
+
+
+def for_runnable(runnable: Any) -> MakeInput | Undeclared:
+    """Return what makes the input of a LangChain Runnable, by its input schema.
+
+    A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
+    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where
+    the field is a string, as text. Without a field for documents, the question holds them, as does an agent's message.
+
+    Raises:
+        UnsupportedCombination: A required field is unknown.
+    """
+    schema = runnable.get_input_jsonschema()
+    fields = schema.get("properties", {})
+    if schema.get("type") == "string" or set(fields) == {"root"}:
+        return as_text
+    if not fields and schema.get("type") != "object":
+        return Undeclared(_mapping)
+    unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
+    if unknown and len(fields) > 1:
+        raise UnsupportedCombination(
+            f"{runnable.get_name()} wants {', '.join(sorted(fields))}, and nothing is known of "
+            f"{', '.join(sorted(unknown))}",
+            hint=_HINT,
+        )
+    takes_context = not fields or bool(set(fields) & set(CONTEXT_NAMES)) or schema.get("additionalProperties") is True
+    alone = len(fields) == 1 and not {*fields} & {"messages", *CONTEXT_NAMES}
+    asked = [name for name in fields if name in QUESTION_NAMES or alone]
+    # Fields that are found in code, or taken over by an assignment, are not all: there may be one for the documents.
+    untyped = any(not {"type", "anyOf", "$ref"} & set(each) for each in fields.values())
+    partial = untyped or any(each in schema.get("title", "") for each in ("Assign", "Sequence"))
+
+    def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        if "messages" in fields and not asked:
+            return {"messages": [{"role": "user", "content": as_text(question, segments)}]}
+        made = _mapping(question, segments)
+        documents = made["context"]
+        for name in asked:
+            holds_all = name in _TEXT_NAMES or not (takes_context or partial)
+            made[name] = as_text(question, segments) if holds_all else question.text
+        for name in set(fields) & set(CONTEXT_NAMES):
+            is_text = fields[name].get("type") == "string"
+            made[name] = "\n\n".join(map(plain_rendering, segments)) if is_text else documents
+        return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
+
+    return make
+
+
+class Undeclared:
+    """Input of what declares none: text, or a mapping if the first text is refused as no mapping.
+
+    Args:
+        mapping: Makes the mapping.
+    """
+
+    def __init__(self, mapping: MakeInput) -> None:
+        self._mapping = mapping
+        self._known: MakeInput | None = None
+
+    def call(self, invoke: Callable[[Any], Any], question: Question, segments: Sequence[Segment]) -> Any:
+        """Call a system with the input that it takes."""
+        if self._known is not None:
+            return invoke(self._known(question, segments))
+        try:
+            said = invoke(as_text(question, segments))
+        except (TypeError, AttributeError, KeyError):
+            said, self._known = invoke(self._mapping(question, segments)), self._mapping
+        else:
+            self._known = as_text
+        return said
+
+
+def _mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+    return {"question": question.text, "input": question.text, "context": _documents(segments)}
+
+
+def for_callable(function: Any) -> MakeInput | Undeclared:
+    """Return what makes the arguments of a function, as a pair of positional and named ones, by its signature.
+
+    Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
+    or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
+
+    Raises:
+        UnsupportedCombination: It has other parameters without a default.
+    """
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return lambda question, segments: ((question.text, segments), {})
+    kinds = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in found):
+        return lambda question, segments: ((question.text, segments), {})
+    named = [each for each in found if each.kind not in kinds]
+    wanted = [each for each in named if each.default is inspect.Parameter.empty]
+    if len(wanted) == 1:
+        # A second parameter with a default, which is named as documents are, takes them.
+        wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
+    if len(wanted) == 1:
+        return _for_one(wanted[0])
+    if len(wanted) != 2:
+        raise UnsupportedCombination(
+            f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
+            hint="Wrap it in a function (question, segments) -> answer.",
+        )
+    backwards = wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES
+    asked, listed = reversed(wanted) if backwards else wanted
+
+    def make(question: Question, segments: Sequence[Segment]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = {asked.name: question.text, listed.name: _as_annotated(segments, listed)}
+        by_name = {each.name: values[each.name] for each in wanted if each.kind is not each.POSITIONAL_ONLY}
+        return tuple(values[each.name] for each in wanted if each.name not in by_name), by_name
+
+    return make
+
+
+def _for_one(parameter: inspect.Parameter) -> MakeInput | Undeclared:
+    def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        texts = [plain_rendering(each) for each in segments]
+        return {"question": question.text, "input": question.text, "context": texts}
+
+    if parameter.annotation is inspect.Parameter.empty:
+        return Undeclared(mapping)
+    annotation = str(parameter.annotation).lower()
+    make = mapping if "dict" in annotation or "mapping" in annotation else as_text
+    by_name = parameter.kind is parameter.KEYWORD_ONLY
+    return lambda question, segments: (
+        ((), {parameter.name: make(question, segments)}) if by_name else ((make(question, segments),), {})
+    )
+
+
+def _as_annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:
+    annotation = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
+    if parameter.annotation is str or annotation == "str":
+        return "\n\n".join(map(plain_rendering, segments))
+    if "str" in annotation.replace("structure", ""):
+        return [each.text for each in segments]
+    return tuple(segments)
+
+
+def metadata_of(segment: Segment) -> dict[str, Any]:
+    """Return the metadata of a segment, with its title."""
+    return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
+
+
+def _documents(segments: Sequence[Segment]) -> list[Any]:
+    document = sys.modules["langchain_core.documents"].Document
+    return [document(page_content=each.text, metadata=metadata_of(each)) for each in segments]
