@@ -10,7 +10,7 @@ so that no layer has to recognise it again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
@@ -230,14 +230,18 @@ class RowArrangement:
         return is_causal and self.positions == natural_positions(self.layout)
 
     def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
-        """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text.
+        """Return the blocks of the queries `query_start` to `stop`.
 
         The last text, and tokens that continue it, see everything before them at its natural position.
         """
-        if query_start:
+        if self._is_in_last_text(query_start):
             return (Causal(Span(query_start, stop)),)
         behind = Span(self.layout.length, stop)
-        return (*self.blocks, Causal(behind)) if len(behind) > 0 else self.blocks
+        blocks = _behind(self.blocks, query_start)
+        return (*blocks, Causal(behind)) if len(behind) > 0 else blocks
+
+    def _is_in_last_text(self, query_start: int) -> bool:
+        return query_start >= max(1, self.layout.text_spans[-1].start)
 
     def rows_from(self, query_start: int, stop: int) -> Iterator[Row]:
         """Yield the rows of `blocks_from`."""
@@ -259,10 +263,11 @@ class HidingArrangement(RowArrangement):
     hidden: tuple[Span, ...]
 
     def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
-        """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text."""
-        start = query_start or self.layout.length
+        """Return the blocks of the queries `query_start` to `stop`."""
+        in_last_text = self._is_in_last_text(query_start)
+        start = query_start if in_last_text else self.layout.length
         behind = (Rows((Row(Span(start, stop), all_but(self.hidden, stop)),)),) if start < stop else ()
-        return behind if query_start else (*self.blocks, *behind)
+        return behind if in_last_text else (*_behind(self.blocks, query_start), *behind)
 
 
 @dataclass(frozen=True)
@@ -299,6 +304,18 @@ class WeightedArrangement(RowArrangement):
     def attend(self, backend: Backend, call: AttentionCall) -> torch.Tensor:
         """Return the attention output `[H, Q, D_v]` of one layer for one prompt."""
         return backend.weighted(self, call)
+
+
+def _behind(blocks: tuple[Block, ...], start: int) -> tuple[Block, ...]:
+    """Return the blocks of the queries from a token on; one that begins before it becomes the rows of its rest."""
+    kept: list[Block] = []
+    for block in blocks:
+        if block.rows[0].queries.start >= start:
+            kept.append(block)
+        elif rest := [row for row in block.rows if row.queries.stop > start]:
+            cut = (replace(row, queries=Span(max(start, row.queries.start), row.queries.stop)) for row in rest)
+            kept.append(Rows(tuple(cut)))
+    return tuple(kept)
 
 
 def natural_positions(layout: Layout) -> tuple[int, ...]:

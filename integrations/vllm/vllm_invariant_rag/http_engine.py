@@ -15,15 +15,14 @@ from invariant_rag.shown import shown
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
 from vllm_invariant_rag.errors import (
-    EntryUnusable,
     RequestRefused,
     UnsupportedServer,
     VLLMError,
     VLLMTimeout,
     VLLMUnreachable,
 )
-from vllm_invariant_rag.middleware import FACTS_PATH
-from vllm_invariant_rag.server_facts import ServerFacts
+from vllm_invariant_rag.facts import ServerFacts
+from vllm_invariant_rag.paths import COMPLETIONS_PATH, FACTS_PATH
 
 _MOST_AT_ONCE = 64  # requests of one call; vLLM queues what is more than it can run
 _CHECK_SECONDS = 5.0
@@ -53,7 +52,7 @@ class HTTPEngine(Engine):
         if response.status_code == httpx.codes.NOT_FOUND:
             raise UnsupportedServer(
                 f"expected a vLLM at {self.url} that tells what it serves, got none",
-                hint="Start it with --middleware vllm_invariant_rag.middleware.ClearRefusals.",
+                hint="Start it with --middleware vllm_invariant_rag.middleware.Documents.",
             )
         _raise_for(response.status_code, response.content)
         try:
@@ -71,9 +70,7 @@ class HTTPEngine(Engine):
 
     @cached_property
     def _served_name(self) -> str:
-        response = self._send("GET", "/v1/models")
-        _raise_for(response.status_code, response.content)
-        return str(response.json()["data"][0]["id"])
+        return self.facts().served_name
 
     def complete(
         self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
@@ -82,41 +79,37 @@ class HTTPEngine(Engine):
         body = {
             "model": self._served_name,
             "prompt": list(request.token_ids),
-            "cache_salt": request.cache_salt,
             "return_token_ids": True,
+            **({"cache_salt": request.tenant} if request.tenant else {}),
             **request.fields,
         }
         if request.kv_transfer_params is not None:
             body["kv_transfer_params"] = dict(request.kv_transfer_params)
         if on_tokens is None and stopped is None:
-            response = self._send("POST", "/v1/completions", body)
+            response = self._send("POST", COMPLETIONS_PATH, body)
             _raise_for(response.status_code, response.content)
-            completions = [Completion() for _ in range(request.fields["n"])]
-            for choice in response.json()["choices"]:
+            answer = response.json()
+            details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+            cached = details.get("cached_tokens") or 0
+            completions = [Completion(cached_tokens=cached) for _ in range(request.fields["n"])]
+            for choice in answer["choices"]:
                 _extend(completions[choice["index"]], choice)
             return completions
         return self._stream({**body, "stream": True}, request.fields["n"], on_tokens, stopped)
 
-    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion] | Exception]:
+    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
         """Run requests at the same time; see `Engine`."""
-
-        def run(request: EngineRequest) -> list[Completion] | Exception:
-            try:
-                return self.complete(request)
-            except (EntryUnusable, RequestRefused, VLLMError) as error:
-                return error
-
         if len(requests) == 1:
-            return [run(requests[0])]
+            return [self.complete(requests[0])]
         with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE)) as pool:
-            return list(pool.map(run, requests))
+            return list(pool.map(self.complete, requests))
 
     def _stream(
         self, body: dict[str, Any], count: int, on_tokens: OnTokens | None, stopped: Callable[[], bool] | None
     ) -> list[Completion]:
         completions = [Completion() for _ in range(count)]
         try:
-            with self._client.stream("POST", "/v1/completions", json=body) as response:
+            with self._client.stream("POST", COMPLETIONS_PATH, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     _raise_for(response.status_code, response.read())
                 for event in _events(response.iter_lines()):
@@ -154,7 +147,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     """Yield the server-sent events of a stream.
 
     Raises:
-        EntryUnusable, RequestRefused, VLLMError: One of them is an error.
+        RequestRefused, VLLMError: One of them is an error.
     """
     for line in lines:
         content = line.removeprefix("data:").strip()
@@ -181,9 +174,7 @@ def _raise_for(status: int, content: bytes) -> None:
         kind, message = str(error.get("type")), str(error.get("message"))
     except (ValueError, KeyError, TypeError, AttributeError):
         kind, message = "", content.decode(errors="replace")[:500]
-    known = {each.__name__: each for each in (EntryUnusable, RequestRefused, UnsupportedServer)}
+    known = {each.__name__: each for each in (RequestRefused, UnsupportedServer)}
     if kind in known:
         raise known[kind](message)
-    if kind == "InternalServerError" and message == "Internal server error":  # vLLM's answer for failed loads
-        raise EntryUnusable("vLLM failed the request, as it does when keys and values cannot be loaded")
     raise VLLMError(f"vLLM answered {status}: {message}")
