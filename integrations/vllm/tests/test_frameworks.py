@@ -71,7 +71,7 @@ def test_llama_index_answers_alike_on_vllm(lm: InvariantModel, on_vllm: VLLMBack
     assert str(answers[0])
 
 
-def test_an_audit_of_vllm_finds_flips_of_the_plain_model_only_and_tries_what_vllm_can_decode(
+def test_an_audit_of_vllm_finds_flips_of_the_plain_model_only(
     on_vllm: VLLMBackend,
 ) -> None:
     questions = [Question(question(each), tuple(each)) for each in (documents(3, 402), documents(3, 403))]

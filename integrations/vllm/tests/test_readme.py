@@ -12,7 +12,6 @@ import pytest
 import yaml
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.methods import METHODS, resolve_method
-
 from vllm_invariant_rag.layout import check_method
 
 ROOT = Path(__file__).parents[1]

@@ -6,15 +6,17 @@ All others, and tokens that see what they would see in a plain causal model, are
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
-from invariant_rag.attention.call import BatchCall
-from invariant_rag.attention.varlen.selection import fastest_kernel
+from invariant_rag.attention.call import AttentionCall, BatchCall
+from invariant_rag.attention.varlen import Varlen
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.step import STEP, ArrangedPrompt
 
+_BACKEND = Varlen()
 _DIGIT = 7  # bits of a number that bfloat16 holds exactly
 
 
@@ -64,10 +66,23 @@ class ArrangedAttention:
             *(each.transpose(0, 1)[None] for each in (queries, keys, values)),
             rotation=rotation,
             scaling=self.scale,  # type: ignore[attr-defined]
+            sliding_window=self._window(),
+            softcap=getattr(self, "logits_soft_cap", 0) or None,
             sinks=getattr(self, "sinks", None),
         )
-        kernel = fastest_kernel(queries.device, queries.dtype, queries.shape[-1])
-        return prompt.plan.attend(kernel, call)[0]
+        together = _BACKEND.batch([prompt.arrangement], [0], call, prompt.plans)
+        if together is not None:
+            return together[0]
+        one = {each.name: getattr(call, each.name) for each in fields(call)}
+        one |= {name: one[name][0] for name in ("queries", "keys", "values")}
+        return prompt.arrangement.attend(_BACKEND, AttentionCall(**one)).transpose(0, 1)
+
+    def _window(self) -> int | None:
+        """Return the tokens of the layer's sliding window; backends keep the number, or how far it reaches back."""
+        window = getattr(self, "sliding_window", None)
+        if isinstance(window, tuple):
+            return window[0] + 1 if window[0] >= 0 else None
+        return None if window in (None, -1) else window
 
     def _read(
         self, layer: Any, kv_cache: torch.Tensor, blocks: torch.Tensor, count: int

@@ -275,9 +275,17 @@ class VLLMBackend(InvariantModel):
 
     def _request(self, prepared: PreparedPrompt, fields: dict[str, Any], before: TokenIds = ()) -> EngineRequest:
         """Return the request for a prompt, and the first tokens of its answer."""
-        is_plain = prepared.arrangement.is_plain
-        params = None if is_plain else Reading.of(self.method, prepared.arrangement.layout).as_params()
-        return EngineRequest((*prepared.input_ids, *before), self._connection.tenant, params, fields)
+        token_ids, window = (*prepared.input_ids, *before), self._connection.facts.sliding_window
+        if prepared.arrangement.is_plain:
+            return EngineRequest(token_ids, self._connection.tenant, None, fields)
+        reading = Reading.of(self.method, prepared.arrangement.layout)
+        if window is not None and len(token_ids) + fields["max_tokens"] > window and not reading.is_plain_behind:
+            raise UnsupportedCombination(
+                f"expected prompt and answer within the sliding window of {window} tokens for {self.method.name!r}, "
+                "whose answers read documents elsewhere than they lie",
+                hint="Use rotor or isolated.",
+            )
+        return EngineRequest(token_ids, self._connection.tenant, reading.as_params(), fields)
 
     def _complete(self, prepared: PreparedPrompt, sampling: Sampling) -> list[Completion]:
         """Run one prompt, token by token."""

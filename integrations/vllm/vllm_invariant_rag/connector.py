@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from vllm_invariant_rag.errors import RequestRefused
 from vllm_invariant_rag.reading import Reading
-from vllm_invariant_rag.requirements import check_engine, check_request, check_worker, rotation_of_model
+from vllm_invariant_rag.requirements import check_engine, check_request, check_worker, exceeds_window, rotation_of_model
 from vllm_invariant_rag.step import STEP
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         sets = tuple(request.prompt_token_ids[: reading.sets_end]), reading.layout.texts[:-1], reading.layout.sets
         more = reading.layout.sources, reading.layout.drafts
         _salt(request, key_of(self._secret, request.cache_salt or "", reading.method, *sets, *more))
-        if reading.ranks:
+        if reading.ranks or exceeds_window(request, self._config):  # blocks do not hold what is needed
             request.skip_reading_prefix_cache = True
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:

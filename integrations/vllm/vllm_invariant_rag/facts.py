@@ -17,13 +17,15 @@ class ServerFacts:
     Attributes:
         source: Folder or hub id of the model, where its tokenizer is too.
         served_name: What requests call it.
-        max_tokens: Tokens that prompt and answer may have together: no more than a sliding window, if there is one.
+        max_tokens: Tokens that prompt and answer may have together.
+        sliding_window: Tokens that a layer sees back. None: all.
         arranges_decoding: Whether methods may have an attention of their own for the answer: CUDA graphs replay vLLM's.
     """
 
     source: str
     served_name: str
     max_tokens: int
+    sliding_window: int | None
     arranges_decoding: bool
 
 
@@ -43,6 +45,7 @@ def facts_of(vllm_config: Any) -> ServerFacts:
     return ServerFacts(
         source=str(model.model),
         served_name=name if isinstance(name, str) else str(name[0]),
-        max_tokens=min(int(model.max_model_len), model.get_sliding_window() or int(model.max_model_len)),
+        max_tokens=int(model.max_model_len),
+        sliding_window=model.get_sliding_window(),
         arranges_decoding=graphs is None or not graphs.has_full_cudagraphs(),
     )

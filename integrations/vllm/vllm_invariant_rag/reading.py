@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Self
 
-import torch
 from invariant_rag.arrangement import Arrangement, Layout, RowArrangement, natural_positions
-from invariant_rag.attention.varlen.plan import plan_batch
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.identity import describe_choice
 from invariant_rag.methods import METHODS, Method
 from invariant_rag.methods.pine import RankedArrangement
+from invariant_rag.methods.shared_sink_topk import ChoosingArrangement
 from invariant_rag.shown import shown
 
 from vllm_invariant_rag.errors import RequestRefused
@@ -41,7 +40,7 @@ class Reading:
         """Return the reading of a prompt.
 
         Raises:
-            UnsupportedCombination: The method is none that vLLM can look up by its name, or has no windows.
+            UnsupportedCombination: vLLM cannot look the method up by its name, or cannot run it.
         """
         check_method(method)
         return cls(method.name, layout)
@@ -127,10 +126,11 @@ def check_method(method: Method) -> None:
             f"expected a method with its own parameters, as vLLM finds it by its name, got {method!r}",
             hint=f"Known are {', '.join(METHODS)}.",
         )
-    layout = _small_layout(method)
-    if plan_batch([method.arrange(layout)], [0], layout.length, layout.length, torch.device("cpu")) is None:
+    chooses = isinstance(method.arrange(_small_layout(method)), ChoosingArrangement)
+    if chooses or method.reads_ahead:
+        reads = "the question chooses documents in each layer" if chooses else "documents see the question"
         raise UnsupportedCombination(
-            f"expected a method whose tokens see windows of keys, got {method.name!r}, which is no such method",
+            f"expected a method whose documents can be read before the question, got {method.name!r}, in which {reads}",
             hint="Use rotor or pine, or run this method without vLLM.",
         )
 

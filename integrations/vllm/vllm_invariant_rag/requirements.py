@@ -73,9 +73,6 @@ def check_worker(vllm_config: VllmConfig, kv_caches: dict[str, torch.Tensor]) ->
         "between layers are not supported": len(kv_caches) != expected or len(layers) != expected,
         f"expected one of vLLM's attention backends {', '.join(BACKENDS)}, with the plug-in invariant_rag in "
         f"VLLM_PLUGINS if that is set, got {', '.join(sorted(others))}": bool(others),
-        "expected scores as they are, got a model with a soft cap": any(
-            getattr(each, "logits_soft_cap", 0) for each in implementations
-        ),
         "expected rotary positions, got a model with ALiBi": any(
             getattr(each, "alibi_slopes", None) is not None for each in implementations
         ),
@@ -108,7 +105,6 @@ def check_request(request: Request, reading: Reading, vllm_config: VllmConfig) -
     Raises:
         RequestRefused: It cannot; the message says why.
     """
-    window = vllm_config.model_config.get_sliding_window()
     graphs = vllm_config.compilation_config.cudagraph_mode
     sampling = request.sampling_params
     reasons = {
@@ -117,9 +113,8 @@ def check_request(request: Request, reading: Reading, vllm_config: VllmConfig) -
         "expected a prompt of tokens, got images, audio or embeddings": bool(request.mm_features)
         or request.prompt_embeds is not None,
         "expected a whole prompt, got one that is still being sent": request.resumable,
-        f"expected prompt and answer within the model's sliding window of {window} tokens, got "
-        f"{request.num_tokens + request.max_tokens}": window is not None
-        and request.num_tokens + request.max_tokens > window,
+        f"expected prompt and answer within the sliding window of the model for {reading.method!r}, whose answers read "
+        "documents elsewhere than they lie": exceeds_window(request, vllm_config) and not reading.is_plain_behind,
         f"expected a method that decodes as a plain model does, got {reading.method!r}: CUDA graphs replay vLLM's own "
         'attention; start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'': not (
             reading.is_plain_behind or graphs is None or not graphs.has_full_cudagraphs()
@@ -128,3 +123,9 @@ def check_request(request: Request, reading: Reading, vllm_config: VllmConfig) -
     for reason, applies in reasons.items():
         if applies:
             raise RequestRefused(reason)
+
+
+def exceeds_window(request: Request, vllm_config: VllmConfig) -> bool:
+    """Return whether prompt and answer are longer than a sliding window, behind which vLLM gives blocks back."""
+    window = vllm_config.model_config.get_sliding_window()
+    return window is not None and request.num_tokens + request.max_tokens > window

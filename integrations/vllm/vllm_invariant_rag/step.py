@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from invariant_rag.arrangement import Span
+from invariant_rag.arrangement import Arrangement, Span
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.varlen.passes import Turn
-from invariant_rag.attention.varlen.plan import Plan, plan_batch
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.reading import Reading
@@ -29,7 +28,8 @@ class ArrangedPrompt:
         queries: Its tokens, among those of the batch.
         computed: Its tokens that were computed before.
         row: Its row in the block table.
-        plan: What its tokens see.
+        arrangement: What its tokens see.
+        plans: What the layers of the step share.
         turn_queries: From vLLM's positions, which are indices, to those of the method. None: they are the same.
         turn_keys: The same for all of its keys.
     """
@@ -37,7 +37,8 @@ class ArrangedPrompt:
     queries: Span
     computed: int
     row: int
-    plan: Plan
+    arrangement: Arrangement
+    plans: dict[Any, Any]
     turn_queries: Turn | None
     turn_keys: Turn | None
 
@@ -95,14 +96,11 @@ class Step:
 
 def _prompt(reading: Reading, queries: Span, computed: int, row: int, device: Any) -> ArrangedPrompt:
     arrangement, num_keys = reading.arrangement, computed + len(queries)
-    plan = plan_batch([arrangement], [0], len(queries), num_keys, device)
-    if plan is None:
-        raise UnsupportedServer(f"expected windows for {reading.method!r}, got none")
     positions = arrangement.positions[:num_keys]
     later = [position - index for index, position in enumerate(positions)]
     later += later[-1:] * (num_keys - len(later))
     turns = Turn.of(later[computed:], device), Turn.of(later, device)
-    return ArrangedPrompt(queries, computed, row, plan, *turns)
+    return ArrangedPrompt(queries, computed, row, arrangement, {}, *turns)
 
 
 STEP = Step()

@@ -7,16 +7,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from invariant_rag.arrangement import Arrangement
+from invariant_rag.arrangement import Arrangement, HidingArrangement, RowArrangement, WeightedArrangement
 from invariant_rag.attention.call import BatchCall
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.attention.varlen.decoding import Decoding, make_decoding
 from invariant_rag.attention.varlen.kernels import VarlenKernel
-from invariant_rag.attention.varlen.plan import Plan, plan_batch, ranked_alike
+from invariant_rag.attention.varlen.plan import Plan, make_plan, make_ranked_plan
 from invariant_rag.attention.varlen.selection import fastest_kernel
+from invariant_rag.attention.varlen.windows import lay_windows
+from invariant_rag.methods.pine import RankedArrangement
 
 _MOST_PLANS = 4
+_TOLD_BY_WINDOWS = (RowArrangement, HidingArrangement, WeightedArrangement)
 
 
 class Varlen(SDPA):
@@ -69,7 +72,7 @@ def _plan_of(
     else:
         call.scratch.clear()  # it may be another text with the same arrangement
     key = (num_queries, num_keys, tuple(padding), device)
-    plan: Plan | None = _known(plans, key, lambda: plan_batch(arrangements, padding, num_queries, num_keys, device))
+    plan: Plan | None = _known(plans, key, lambda: _plan(arrangements, padding, call))
     return plan
 
 
@@ -82,11 +85,27 @@ def _known(plans: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     return plans[key]
 
 
+def _ranked(arrangements: Sequence[Arrangement]) -> list[RankedArrangement]:
+    """Return arrangements that all rank segments, in the same direction; otherwise none."""
+    ranked = [each for each in arrangements if isinstance(each, RankedArrangement)]
+    return ranked if len(ranked) == len(arrangements) and len({each.reverse for each in ranked}) == 1 else []
+
+
 def _decoding(
     arrangements: Sequence[Arrangement], padding: Sequence[int], num_keys: int, device: torch.device
 ) -> Decoding | None:
-    ranked = ranked_alike(arrangements)
+    ranked = _ranked(arrangements)
     return make_decoding(ranked, padding, num_keys, device) if ranked else None
+
+
+def _plan(arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall) -> Plan | None:
+    num_queries, num_keys = call.queries.shape[2], call.keys.shape[2]
+    rows = [each for each in arrangements if isinstance(each, RowArrangement) and type(each) in _TOLD_BY_WINDOWS]
+    if len(rows) == len(arrangements):
+        windows = lay_windows(rows, padding, num_queries, num_keys)
+        return None if windows is None else make_plan(windows, len(rows) * num_queries, call.queries.device)
+    ranked = _ranked(arrangements)
+    return make_ranked_plan(ranked, padding, num_queries, num_keys, call.queries.device) if ranked else None
 
 
 def _can_window(call: BatchCall) -> bool:

@@ -12,16 +12,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from invariant_rag.arrangement import Arrangement, HidingArrangement, RowArrangement, WeightedArrangement
 from invariant_rag.attention.call import BatchCall
 from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel
 from invariant_rag.attention.varlen.passes import Pass, Turn, Weights, attend_packed, make_passes, merge, merge_sinks
 from invariant_rag.attention.varlen.ranking import Ranking, make_ranking
 from invariant_rag.attention.varlen.readers import lay_ranked_windows
-from invariant_rag.attention.varlen.windows import Windows, lay_windows
+from invariant_rag.attention.varlen.windows import Windows
 from invariant_rag.methods.pine import RankedArrangement
-
-_TOLD_BY_WINDOWS = (RowArrangement, HidingArrangement, WeightedArrangement)
 
 
 @dataclass(frozen=True)
@@ -97,29 +94,3 @@ def make_ranked_plan(
     asked = positions(num_queries)
     rankings = tuple(make_ranking(readers, arrangements[0].reverse, asked, device) for readers in levels)
     return replace(plan, rankings=rankings, unturn=Turn.of([-each for each in positions(num_keys)], device))
-
-
-def plan_batch(
-    arrangements: Sequence[Arrangement], padding: Sequence[int], num_queries: int, num_keys: int, device: torch.device
-) -> Plan | None:
-    """Return the plan of a left-padded batch; None where no window tells what a token sees.
-
-    Args:
-        arrangements: What the tokens of each row of the batch see.
-        padding: Tokens of padding of each row.
-        num_queries: Queries of each row: the last of its tokens.
-        num_keys: Keys of each row.
-        device: Where the tables are to be.
-    """
-    rows = [each for each in arrangements if isinstance(each, RowArrangement) and type(each) in _TOLD_BY_WINDOWS]
-    if len(rows) == len(arrangements):
-        windows = lay_windows(rows, padding, num_queries, num_keys)
-        return None if windows is None else make_plan(windows, len(rows) * num_queries, device)
-    ranked = ranked_alike(arrangements)
-    return make_ranked_plan(ranked, padding, num_queries, num_keys, device) if ranked else None
-
-
-def ranked_alike(arrangements: Sequence[Arrangement]) -> list[RankedArrangement]:
-    """Return arrangements that all rank segments, in the same direction; otherwise none."""
-    ranked = [each for each in arrangements if isinstance(each, RankedArrangement)]
-    return ranked if len(ranked) == len(arrangements) and len({each.reverse for each in ranked}) == 1 else []

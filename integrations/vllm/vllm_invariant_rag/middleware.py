@@ -1,0 +1,169 @@
+"""`Documents`: vLLM's API server answers requests with documents by itself, to any OpenAI client.
+
+`documents` of `/v1/chat/completions` go through the same application as in `invariant-rag serve`, and from there to the
+engine of this process. All other requests are vLLM's, unchanged.
+
+`--middleware vllm_invariant_rag.middleware.Documents`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from invariant_rag.files import MAX_DEPTH, parse_json
+from invariant_rag.server.application import create_app
+from invariant_rag.server.engines.vllm import OnVLLM
+from invariant_rag.server.settings import Settings
+
+from vllm_invariant_rag.backend import VLLMBackend
+from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
+from vllm_invariant_rag.facts import facts_of
+from vllm_invariant_rag.llm_engine import ServingEngine
+from vllm_invariant_rag.paths import COMPLETIONS_PATH, FACTS_PATH
+from vllm_invariant_rag.reading import FIELD, Reading
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+_CHAT_PATH = "/v1/chat/completions"
+_PLAIN_PATH = "/v1/completions"
+_MARKS = (b"documents", b"kv_transfer_params")
+_STATUS = {RequestRefused: 400, UnsupportedServer: 501}
+_MOST_REQUESTS = 256  # with documents, at the same time; each has a thread while vLLM answers it
+
+
+class Documents:
+    """ASGI middleware.
+
+    Args:
+        app: vLLM's application.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._answers: App | None = None
+        self._starting = asyncio.Lock()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or path not in (FACTS_PATH, COMPLETIONS_PATH, _CHAT_PATH, _PLAIN_PATH):
+            await self._app(scope, receive, send)
+            return
+        try:
+            if path == FACTS_PATH:
+                await self._tell(scope, receive, send)
+            elif scope["method"] != "POST":
+                await self._app(scope, receive, send)
+            else:
+                await self._post(scope, *await _read(receive), send)
+        except (RequestRefused, UnsupportedServer) as error:
+            status = _STATUS[type(error)]
+            await _answer(send, status, {"message": str(error), "type": type(error).__name__, "code": status})
+
+    async def _tell(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer what the server serves, to whom vLLM answers which models it has."""
+        status = 0
+
+        async def replaced(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if status != 200:
+                await send(message)
+
+        await self._app({**scope, "path": "/v1/models", "raw_path": b"/v1/models"}, receive, replaced)
+        if status == 200:
+            await _answer(send, 200, asdict(facts_of(scope["app"].state.vllm_config)))
+
+    async def _post(self, scope: MutableMapping[str, Any], body: bytes, replayed: Receive, send: Send) -> None:
+        request = _parsed(body) if any(mark in body for mark in _MARKS) else {}
+        if scope["path"] == _CHAT_PATH and _has_documents(request):
+            await (await self._answering(scope))(scope, replayed, send)
+            return
+        if isinstance(params := request.get("kv_transfer_params"), dict) and FIELD in params:
+            facts_of(scope["app"].state.vllm_config)
+            ids = params.get("prompt_token_ids", request.get("prompt"))
+            if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+                raise RequestRefused(f"expected the token ids of one prompt beside {FIELD}, got another form")
+            Reading.parse(params, ids)
+        if scope["path"] == COMPLETIONS_PATH:
+            facts_of(scope["app"].state.vllm_config)
+            scope = {**scope, "path": _PLAIN_PATH, "raw_path": _PLAIN_PATH.encode()}
+        await self._app(scope, replayed, send)
+
+    async def _answering(self, scope: MutableMapping[str, Any]) -> App:
+        """Return the application that answers requests with documents; its first request makes it."""
+        async with self._starting:
+            if self._answers is None:
+                state, loop = scope["app"].state, asyncio.get_running_loop()
+                self._answers = await asyncio.to_thread(_application, state, loop)
+            return self._answers
+
+
+def _application(state: Any, loop: asyncio.AbstractEventLoop) -> App:
+    """Return our application, with vLLM's keys. What one key asks is in no cache that answers another."""
+    import vllm.envs
+
+    keys = [key for key in (state.args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
+    tenants = {key: hashlib.sha256(key.encode()).hexdigest() for key in keys}
+    settings = Settings(keys=tenants, max_requests=_MOST_REQUESTS)
+    backend = VLLMBackend(engine=ServingEngine(state.engine_client, loop))
+    name = facts_of(state.vllm_config).served_name
+    return create_app(OnVLLM(backend, name, together=_MOST_REQUESTS), settings)
+
+
+def _has_documents(request: dict[str, Any]) -> bool:
+    """Return whether a chat has documents: beside its messages, or in one of them."""
+    messages = request["messages"] if isinstance(request.get("messages"), list) else []
+    contents = [each.get("content") for each in messages if isinstance(each, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return bool(request.get("documents")) or any(
+        isinstance(part, dict) and part.get("type") == "documents" for part in parts
+    )
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """Return a request; an empty one if it is no JSON object, of which vLLM says what is wrong.
+
+    Raises:
+        RequestRefused: It is nested more deeply than vLLM's engine, in another process, can read.
+    """
+    try:
+        parsed = parse_json(body)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return {}
+    except ValueError as error:
+        raise RequestRefused(str(error), hint=f"Send at most {MAX_DEPTH} levels.") from error
+    return parsed if isinstance(parsed, dict) else {}
+
+
+async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
+    content = json.dumps(body if status == 200 else {"error": body}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _read(receive: Receive) -> tuple[bytes, Receive]:
+    """Return the body of a request, and a `receive` that gives it once more."""
+    messages: list[Message] = []
+    while not messages or messages[-1].get("more_body"):
+        messages.append(await receive())
+        if messages[-1]["type"] != "http.request":
+            break
+    body = b"".join(message.get("body", b"") for message in messages)
+    waiting = iter(messages)
+
+    async def replayed() -> Message:
+        for message in waiting:
+            return message
+        return await receive()
+
+    return body, replayed
