@@ -101,15 +101,16 @@ class Reading:
             sizes = [len(each) for each in parts[name]]
             if sizes and (len(sizes) != len(parts["sets"])):
                 raise RequestRefused(f"{FIELD}.{name}: expected one entry for each set, got {len(sizes)}")
+        reading = cls(value["method"], Layout(**parts))
         try:
-            reading = cls(value["method"], Layout(**parts))
-            length = reading.arrangement.layout.length
+            length = max(reading.layout.length, *map(len, parts["sets"]))
+            if length > len(token_ids):  # before anything is made that is as long
+                raise RequestRefused(
+                    f"{FIELD}: expected at most {len(token_ids)} tokens, as in the prompt, got {length}"
+                )
+            _ = reading.arrangement
         except (IndexError, ValueError) as error:
             raise RequestRefused(f"{FIELD}: expected segments that exist, got {shown(value)}") from error
-        if length > len(token_ids):
-            raise RequestRefused(
-                f"{FIELD}: expected at most {len(token_ids)} tokens, those of the prompt, got {length}"
-            )
         return reading
 
 
