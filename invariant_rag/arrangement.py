@@ -10,7 +10,7 @@ so that no layer has to recognise it again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
@@ -307,15 +307,20 @@ class WeightedArrangement(RowArrangement):
 
 
 def _behind(blocks: tuple[Block, ...], start: int) -> tuple[Block, ...]:
-    """Return the blocks of the queries from a token on; one that begins before it becomes the rows of its rest."""
-    kept: list[Block] = []
-    for block in blocks:
-        if block.rows[0].queries.start >= start:
-            kept.append(block)
-        elif rest := [row for row in block.rows if row.queries.stop > start]:
-            cut = (replace(row, queries=Span(max(start, row.queries.start), row.queries.stop)) for row in rest)
-            kept.append(Rows(tuple(cut)))
-    return tuple(kept)
+    """Return the blocks of the queries from a token on: whole prompts keep theirs, parts of them are rows."""
+    if not start:
+        return blocks
+    rows = [
+        Row(
+            Span(max(start, row.queries.start), row.queries.stop),
+            _joined((run.start, run.stop, run.shift) for run in row.runs),
+            row.both_ways,
+        )
+        for block in blocks
+        for row in block.rows
+        if row.queries.stop > start
+    ]
+    return _blocks(rows)
 
 
 def natural_positions(layout: Layout) -> tuple[int, ...]:

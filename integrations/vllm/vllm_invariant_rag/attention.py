@@ -10,13 +10,12 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.call import AttentionCall, BatchCall
-from invariant_rag.attention.varlen import Varlen
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.step import STEP, ArrangedPrompt
 
-_BACKEND = Varlen()
 _DIGIT = 7  # bits of a number that bfloat16 holds exactly
 
 
@@ -70,12 +69,13 @@ class ArrangedAttention:
             softcap=getattr(self, "logits_soft_cap", 0) or None,
             sinks=getattr(self, "sinks", None),
         )
-        together = _BACKEND.batch([prompt.arrangement], [0], call, prompt.plans)
+        backend = resolve_backend("auto", queries.device)
+        together = backend.batch([prompt.arrangement], [0], call, prompt.plans)
         if together is not None:
             return together[0]
         one = {each.name: getattr(call, each.name) for each in fields(call)}
         one |= {name: one[name][0] for name in ("queries", "keys", "values")}
-        return prompt.arrangement.attend(_BACKEND, AttentionCall(**one)).transpose(0, 1)
+        return prompt.arrangement.attend(backend, AttentionCall(**one)).transpose(0, 1)
 
     def _window(self) -> int | None:
         """Return the tokens of the layer's sliding window; backends keep the number, or how far it reaches back."""

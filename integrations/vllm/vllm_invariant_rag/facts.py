@@ -7,6 +7,12 @@ from typing import Any
 
 from vllm_invariant_rag.errors import UnsupportedServer
 
+FACTS_PATH = "/v1/invariant_rag"
+"""Answers what the server serves, to whom it also answers /v1/models."""
+
+COMPLETIONS_PATH = FACTS_PATH + "/completions"
+"""Takes what /v1/completions takes."""
+
 _CONNECTOR = "InvariantRAGConnector"
 
 

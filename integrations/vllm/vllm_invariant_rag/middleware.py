@@ -11,26 +11,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any
 
 from invariant_rag.files import MAX_DEPTH, parse_json
 from invariant_rag.server.application import create_app
 from invariant_rag.server.engines.vllm import OnVLLM
 from invariant_rag.server.settings import Settings
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_invariant_rag.backend import VLLMBackend
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
-from vllm_invariant_rag.facts import facts_of
+from vllm_invariant_rag.facts import COMPLETIONS_PATH, FACTS_PATH, facts_of
 from vllm_invariant_rag.llm_engine import ServingEngine
-from vllm_invariant_rag.paths import COMPLETIONS_PATH, FACTS_PATH
 from vllm_invariant_rag.reading import FIELD, Reading
-
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _CHAT_PATH = "/v1/chat/completions"
 _PLAIN_PATH = "/v1/completions"
@@ -46,12 +42,12 @@ class Documents:
         app: vLLM's application.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._answers: App | None = None
+        self._answers: ASGIApp | None = None
         self._starting = asyncio.Lock()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         path = scope.get("path", "")
         if scope["type"] != "http" or path not in (FACTS_PATH, COMPLETIONS_PATH, _CHAT_PATH, _PLAIN_PATH):
@@ -63,12 +59,15 @@ class Documents:
             elif scope["method"] != "POST":
                 await self._app(scope, receive, send)
             else:
-                await self._post(scope, *await _read(receive), send)
+                await self._post(scope, *await _read(scope, receive), send)
+        except ClientDisconnect:
+            return  # nobody is left to answer
         except (RequestRefused, UnsupportedServer) as error:
             status = _STATUS[type(error)]
-            await _answer(send, status, {"message": str(error), "type": type(error).__name__, "code": status})
+            told = {"message": str(error), "type": type(error).__name__, "param": None, "code": status}
+            await JSONResponse({"error": told}, status)(scope, receive, send)
 
-    async def _tell(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what the server serves, to whom vLLM answers which models it has."""
         status = 0
 
@@ -80,9 +79,9 @@ class Documents:
 
         await self._app({**scope, "path": "/v1/models", "raw_path": b"/v1/models"}, receive, replaced)
         if status == 200:
-            await _answer(send, 200, asdict(facts_of(scope["app"].state.vllm_config)))
+            await JSONResponse(asdict(facts_of(scope["app"].state.vllm_config)))(scope, receive, send)
 
-    async def _post(self, scope: MutableMapping[str, Any], body: bytes, replayed: Receive, send: Send) -> None:
+    async def _post(self, scope: Scope, body: bytes, replayed: Receive, send: Send) -> None:
         request = _parsed(body) if any(mark in body for mark in _MARKS) else {}
         if scope["path"] == _CHAT_PATH and _has_documents(request):
             await (await self._answering(scope))(scope, replayed, send)
@@ -98,7 +97,7 @@ class Documents:
             scope = {**scope, "path": _PLAIN_PATH, "raw_path": _PLAIN_PATH.encode()}
         await self._app(scope, replayed, send)
 
-    async def _answering(self, scope: MutableMapping[str, Any]) -> App:
+    async def _answering(self, scope: Scope) -> ASGIApp:
         """Return the application that answers requests with documents; its first request makes it."""
         async with self._starting:
             if self._answers is None:
@@ -107,7 +106,7 @@ class Documents:
             return self._answers
 
 
-def _application(state: Any, loop: asyncio.AbstractEventLoop) -> App:
+def _application(state: Any, loop: asyncio.AbstractEventLoop) -> ASGIApp:
     """Return our application, with vLLM's keys. What one key asks is in no cache that answers another."""
     import vllm.envs
 
@@ -144,26 +143,15 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
-    content = json.dumps(body if status == 200 else {"error": body}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
-
-
-async def _read(receive: Receive) -> tuple[bytes, Receive]:
+async def _read(scope: Scope, receive: Receive) -> tuple[bytes, Receive]:
     """Return the body of a request, and a `receive` that gives it once more."""
-    messages: list[Message] = []
-    while not messages or messages[-1].get("more_body"):
-        messages.append(await receive())
-        if messages[-1]["type"] != "http.request":
-            break
-    body = b"".join(message.get("body", b"") for message in messages)
-    waiting = iter(messages)
+    body, given = await Request(scope, receive).body(), False
 
     async def replayed() -> Message:
-        for message in waiting:
-            return message
-        return await receive()
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
 
     return body, replayed

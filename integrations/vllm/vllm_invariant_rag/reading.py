@@ -68,7 +68,10 @@ class Reading:
 
     def is_arranged(self, start: int) -> bool:
         """Return whether a token from `start` on attends otherwise than in a plain causal model."""
-        return not self.arrangement.is_plain and (start < self.sets_end or not self.is_plain_behind)
+        arrangement = self.arrangement
+        if not self.is_plain_behind or not isinstance(arrangement, RowArrangement):
+            return not arrangement.is_plain
+        return not all(row.is_causal for row in arrangement.rows_from(start, self.layout.length))
 
     def as_params(self) -> dict[str, Any]:
         """Return the `kv_transfer_params` of a request."""
