@@ -28,19 +28,10 @@ def launch_arguments(port: int, *keys: str) -> list[str]:
     """The launch line of the README, with what a small machine needs."""
     return [
         *("--model", str(EMBEDDED["generator"]), "--served-model-name", "embedded", "--dtype", "float32"),
-        *(
-            "--max-model-len",
-            "2048",
-            "--max-num-seqs",
-            "32",
-            "--block-size",
-            "32",
-            "--enforce-eager",
-            "--host",
-            "127.0.0.1",
-        ),
-        *("--port", str(port), "--distributed-executor-backend", "uni", "--enable-prompt-tokens-details"),
-        *("--no-enable-chunked-prefill", "--middleware", "vllm_invariant_rag.middleware.Documents"),
+        *("--max-model-len", "2048", "--max-num-seqs", "32", "--block-size", "32", "--enforce-eager"),
+        *("--host", "127.0.0.1", "--port", str(port), "--distributed-executor-backend", "uni"),
+        *("--no-enable-chunked-prefill", "--enable-prompt-tokens-details"),
+        *("--middleware", "vllm_invariant_rag.middleware.Documents"),
         *("--kv-transfer-config", json.dumps(TRANSFER), "--api-key", *keys),
     ]
 
