@@ -26,8 +26,8 @@ def main(folder: Path, family: str, settings: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-    model = tiny_model(family, **sizes, num_hidden_layers=2, vocab_size=261, max_position_embeddings=2048,
-                       eos_token_id=None, **settings)  # fmt: skip
+    model = tiny_model(family, num_hidden_layers=2, vocab_size=261, max_position_embeddings=2048, eos_token_id=None,
+                       **{**sizes, **settings})  # fmt: skip
     with torch.no_grad():
         for each in model.parameters():
             each.mul_(3)  # random weights hardly attend; larger ones tell arrangements apart

@@ -80,9 +80,9 @@ class HTTPEngine(Engine):
                 for event in events:
                     for choice in event.choices:
                         _extend(completions[choice.index], choice, on_tokens)
-                    details = event.usage and event.usage.model_dump().get("prompt_tokens_details")
-                    for completion in completions if details else ():
-                        completion.cached_tokens = details.get("cached_tokens") or 0
+                    details = event.usage.prompt_tokens_details if event.usage is not None else None
+                    for completion in completions if details is not None else ():
+                        completion.cached_tokens = (details and details.cached_tokens) or 0
                     if stopped is not None and stopped():
                         break
         return completions
@@ -98,18 +98,19 @@ class HTTPEngine(Engine):
         try:
             yield
         except openai.APIConnectionError as error:
-            kind = VLLMTimeout if isinstance(error, openai.APITimeoutError) else VLLMUnreachable
-            raise kind(f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}") from error
+            lost = VLLMTimeout if isinstance(error, openai.APITimeoutError) else VLLMUnreachable
+            raise lost(f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}") from error
         except openai.NotFoundError as error:
             raise UnsupportedServer(
                 f"expected a vLLM at {self.url} that reads documents, got 404: {error.message}",
                 hint="Start it with --middleware vllm_invariant_rag.middleware.Documents.",
             ) from error
         except openai.APIError as error:
-            known = {each.__name__: each for each in (RequestRefused, UnsupportedServer)}
             told = error.body if isinstance(error.body, dict) else {}
-            kind = known.get(str(told.get("type")), VLLMError)
-            raise kind(str(told.get("message") or f"vLLM answered {error.message}")) from error
+            kinds = {each.__name__: each for each in (RequestRefused, UnsupportedServer, VLLMError)}
+            raise kinds.get(str(told.get("type")), VLLMError)(
+                str(told.get("message") or f"vLLM answered {error.message}")
+            ) from error
 
 
 def _extend(completion: Completion, choice: Any, on_tokens: OnTokens | None) -> None:
