@@ -71,7 +71,8 @@ class Reading:
         arrangement = self.arrangement
         if not self.is_plain_behind or not isinstance(arrangement, RowArrangement):
             return not arrangement.is_plain
-        return not all(row.is_causal for row in arrangement.rows_from(start, self.layout.length))
+        blocks = arrangement.blocks_from(start, self.layout.length)
+        return not all(row.is_causal for block in blocks for row in block.rows)
 
     def as_params(self) -> dict[str, Any]:
         """Return the `kv_transfer_params` of a request."""
