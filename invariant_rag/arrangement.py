@@ -204,14 +204,18 @@ class RowArrangement:
         return is_causal and self.positions == natural_positions(self.layout)
 
     def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
-        """Return the blocks of the queries `query_start` to `stop`: the whole prompt, or a part of its last text.
+        """Return the blocks of the queries `query_start` to `stop`.
 
         The last text, and tokens that continue it, see everything before them at its natural position.
         """
-        if query_start:
+        if self._is_in_last_text(query_start):
             return (Causal(Span(query_start, stop)),)
         behind = Span(self.layout.length, stop)
-        return (*self.blocks, Causal(behind)) if len(behind) > 0 else self.blocks
+        blocks = _behind(self.blocks, query_start)
+        return (*blocks, Causal(behind)) if len(behind) > 0 else blocks
+
+    def _is_in_last_text(self, query_start: int) -> bool:
+        return query_start >= max(1, self.layout.text_spans[-1].start)
 
     def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
         """Yield what each query of a head attends to: index and position of every key, far to near, itself last."""
@@ -256,6 +260,22 @@ class WeightedArrangement(RowArrangement):
     def weighted_from(self, start: int) -> Weighted:
         """Return the keys that a token weighs, or a row or block that starts with it."""
         return self.weighted[sum(text.start <= start for text in self.layout.text_spans[1:])]
+
+
+def _behind(blocks: tuple[Block, ...], start: int) -> tuple[Block, ...]:
+    """Return the blocks of the queries from a token on: whole prompts keep theirs, parts of them are rows."""
+    if not start:
+        return blocks
+    rows = [
+        Row(
+            Span(max(start, row.queries.start), row.queries.stop),
+            _joined((run.start, run.stop, run.shift) for run in row.runs),
+        )
+        for block in blocks
+        for row in block.rows
+        if row.queries.stop > start
+    ]
+    return _blocks(rows)
 
 
 def natural_positions(layout: Layout) -> tuple[int, ...]:

@@ -44,17 +44,18 @@ def spread(seconds: list[float], plain: list[float]) -> str:
 
 
 def serving_table(measured: dict[str, Any]) -> str:
-    """All systems: ratios to plain requests of as many clients about sets in the same state, which are not in it."""
+    """Ratios of arranged requests to plain ones of as many clients, in the same state."""
     machine, setting = measured["environment"], measured["setting"]
     title = (
         f"Measured with vLLM on: {machine['device']}; torch {machine['torch']}, Python {machine['python']}. "
-        f"{setting['requests']} requests about {setting['sets']} sets of {setting['segments']} segments, "
-        f"{setting['new_tokens']} new tokens each, {setting['rounds']} rounds.\n"
+        f"{setting['requests']} requests about sets of {setting['segments']} segments, "
+        f"{setting['new_tokens']} new tokens each, {setting['rounds']} rounds; median (lowest to highest).\n"
     )
-    lines = ["| clients | system | set | throughput | lowest to highest | first token |", "|" + " --- |" * 6]
-    for row in (each for each in measured["ratios"] if not each["system"].startswith("plain")):
-        cells = [str(row["clients"]), row["system"], row["state"], f"{row['throughput']:.2f}"]
-        cells += [f"{row['lowest']:.2f} to {row['highest']:.2f}", f"{row['first token']:.2f}"]
+    names = ("throughput", "first token", "between tokens")
+    lines = [f"| clients | questions per set | state | {' | '.join(names)} |", "|" + " --- |" * 6]
+    for row in measured["ratios"]:
+        cells = [str(row["clients"]), str(row["questions"]), row["state"]]
+        cells += ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) for name in names]
         lines.append(f"| {' | '.join(cells)} |")
     return f"{title}\n" + "\n".join(lines) + "\n"
 

@@ -163,15 +163,15 @@ def candidates(model: nn.Module) -> list[Rotation]:
                 found += [Rotation(module, name, interleaved) for interleaved in (False, True)]
             if name == POSITION_TABLE and buffer.ndim == 2 and not table_found:  # the same in every layer
                 table_found = True
-                found += [Rotation(_frequencies_of(buffer), "inv_freq", interleaved) for interleaved in (False, True)]
+                found += [of_table(buffer, interleaved=each) for each in (False, True)]
     return found
 
 
-def _frequencies_of(table: torch.Tensor) -> nn.Module:
-    """Return a module with the inverse frequencies of a table of sines and cosines `[positions, R]` (GPT-J, CodeGen).
+def of_table(table: torch.Tensor, *, interleaved: bool) -> Rotation:
+    """Return the rotary embedding of a table of sines and cosines `[positions, R]`, such as GPT-J has.
 
-    They are the angles of position 1. The angles of positions 2, 4, 8... make them more exact, if their turns are known
-    from the position before.
+    The frequencies are the angles of position 1. The angles of positions 2, 4, 8... make them more exact, if their
+    turns are known from the position before.
     """
     sines, cosines = table.double().cpu().chunk(2, dim=-1)
     angles, position = torch.atan2(sines, cosines), 1
@@ -182,7 +182,7 @@ def _frequencies_of(table: torch.Tensor) -> nn.Module:
         frequencies = (angles[position] + 2 * torch.pi * turns) / position
     module = nn.Module()
     module.register_buffer("inv_freq", frequencies.to(table.device))
-    return module
+    return Rotation(module, "inv_freq", interleaved)
 
 
 def identify(

@@ -53,9 +53,7 @@ def serve(
         typer.Option(help=f"File with a line `TENANT KEY` for each key. One key: the variable {KEY_VARIABLE}."),
     ] = None,
     cache_gb: Annotated[float, typer.Option(min=0, help="Keys and values kept in memory, for all tenants.")] = 1.0,
-    cache_folder: Annotated[
-        Path | None, typer.Option(help="Keep them on disk, too. With --vllm: the folder that its connector reads.")
-    ] = None,
+    cache_folder: Annotated[Path | None, typer.Option(help="Keep them on disk, too.")] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="Or in a Redis. A password stands in a variable: redis://:$PASSWORD@host:6379/0.")
     ] = None,
@@ -78,7 +76,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Decode on a vLLM with the connector of vllm-invariant-rag. INVARIANT_RAG_UPSTREAM_KEY is its key.",
+            help="Let a vLLM with the plug-in vllm-invariant-rag answer. INVARIANT_RAG_UPSTREAM_KEY is its key.",
         ),
     ] = None,
     upstream: Annotated[

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from invariant_rag.attention.positions import PositionEncoding
     from invariant_rag.generation.kv_cache import EntryLayout
 
+RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
+"""An attribute of models without weights, of which only configuration and tokenizer are needed."""
+
 
 @dataclass(eq=False)
 class _Hold:
@@ -123,7 +126,9 @@ class SharedState:
 def shared_state(model: PreTrainedModel) -> SharedState:
     """Return the state that all wrappers of a model share; the model is probed the first time.
 
+    One without weights, which another engine runs, has nothing to probe.
+
     Raises:
         UnsupportedModel: Its attention cannot be arranged; the message says why.
     """
-    return SharedState(probe(model))
+    return SharedState([] if getattr(model, RUNS_ELSEWHERE, False) else probe(model))

@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.arrangement import Layout, Weighted
 from invariant_rag.attention import BACKENDS, resolve_backend
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.call import AttentionCall, BatchCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
 from invariant_rag.attention.kernels import causal_mask
 from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
-from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.rope import Rotation, of_table
 from invariant_rag.errors import UnknownName, UnsupportedCombination, UnsupportedModel
+from invariant_rag.methods import resolve_method
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
@@ -64,6 +65,33 @@ def test_an_arrangement_of_a_new_kind_is_computed_by_the_reference_and_refused_b
         with pytest.raises(UnsupportedCombination, match="_Backwards") as caught:
             resolve_backend(name).attend(_Backwards(), call)
         assert "attend_fast" in caught.value.hint
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "varlen"])
+@pytest.mark.parametrize("method", ["rotor", "pine-in-place", "isolated", "set-based", "ape", "sequential"])
+def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str, backend: str) -> None:
+    """Wherever they begin: within a text, within a segment, or at its first token."""
+    chosen, generator = resolve_method(method), torch.Generator().manual_seed(1)
+    sets = ((5, 4, 7), (3, 6))
+    arrangement = chosen.arrange(Layout((3, 2, 4), sets))
+    length = arrangement.layout.length + 2  # two tokens of the answer
+    frequencies = 100.0 ** -(torch.arange(0, 16, 2) / 16)
+    angles = torch.arange(64)[:, None] * frequencies
+    rotation = of_table(torch.cat((angles.sin(), angles.cos()), dim=-1), interleaved=False)
+    queries, keys, values = (torch.randn(heads, length, 16, generator=generator) for heads in (4, 2, 2))
+    computed = resolve_backend(backend)
+
+    def attend(start: int) -> torch.Tensor:
+        parts = {"queries": queries[:, start:], "keys": keys, "values": values}
+        batch = BatchCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
+        together = computed.batch([arrangement], [0], batch, {})
+        if together is not None:
+            return together[0].transpose(0, 1)
+        return computed.attend(arrangement, AttentionCall(**parts, rotation=rotation, scaling=0.25))
+
+    whole = attend(0)
+    for start in range(1, length):
+        torch.testing.assert_close(attend(start), whole[:, start:], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])

@@ -16,11 +16,9 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -28,12 +26,11 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.models.embedded import EMBEDDED
 
-from tests.families import Family
-from tests.servers import RedisServer, Server
+from tests.servers import TRANSFER, Server
 from vllm_invariant_rag import VLLMBackend
 
-_SERVER, _FAMILY = pytest.StashKey[Server](), pytest.StashKey[Family]()
-BLOCKS = 96  # of 32 tokens: few enough that a dozen long requests preempt each other
+_SERVER = pytest.StashKey[Server]()
+BLOCKS = 64  # of 32 tokens: few enough that a handful of long requests preempt each other
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,15 +50,7 @@ def lm() -> InvariantModel:
 
 
 @pytest.fixture(scope="session")
-def folder() -> Iterator[Path]:
-    """The folder that the prefill worker writes to and both vLLMs read."""
-    ram = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with TemporaryDirectory(prefix="invariant-rag-", dir=ram) as name:
-        yield Path(name)
-
-
-@pytest.fixture(scope="session")
-def llm(folder: Path) -> Any:
+def llm() -> Any:
     """vLLM in this process, with blocks of 32 tokens, and few of them."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
@@ -70,6 +59,8 @@ def llm(folder: Path) -> Any:
         model=str(EMBEDDED["generator"]),
         dtype="float32",
         max_model_len=1536,
+        max_num_batched_tokens=1536,
+        enable_chunked_prefill=False,
         max_num_seqs=16,
         block_size=32,
         num_gpu_blocks_override=BLOCKS,
@@ -77,30 +68,24 @@ def llm(folder: Path) -> Any:
         enforce_eager=True,
         disable_log_stats=True,
         distributed_executor_backend="uni",
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="InvariantRAGConnector",
-            kv_connector_module_path="vllm_invariant_rag.connector",
-            kv_role="kv_consumer",
-            kv_connector_extra_config={"folder": str(folder)},
-        ),
+        kv_transfer_config=KVTransferConfig(**TRANSFER),
     )
 
 
 @pytest.fixture(scope="session")
-def on_vllm(llm: Any, lm: InvariantModel) -> VLLMBackend:
+def on_vllm(llm: Any) -> VLLMBackend:
     """The embedded model on vLLM in this process."""
-    return VLLMBackend(lm, llm=llm)
+    return VLLMBackend(llm=llm, ordering="lexical")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _launched(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Launch what takes long to start, while the tests before those that need it run."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     with ExitStack() as stack:
         if "server" in wanted:
-            request.config.stash[_SERVER] = stack.enter_context(Server(folder))
-        if "family" in wanted:
-            request.config.stash[_FAMILY] = stack.enter_context(Family(tmp_path_factory.mktemp("family")))
+            log: Path = tmp_path_factory.mktemp("server") / "log"
+            request.config.stash[_SERVER] = stack.enter_context(Server(log))
         yield
 
 
@@ -113,21 +98,6 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture(scope="session")
-def family(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What another family of models answered, on a vLLM that reads from Redis where there is one."""
-    return request.config.stash[_FAMILY].answers()
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis server."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("needs redis-server")
-    with RedisServer(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def on_server(server: Server, lm: InvariantModel) -> VLLMBackend:
+def on_server(server: Server) -> VLLMBackend:
     """The embedded model on the server."""
-    return VLLMBackend(lm, url=server.url)
+    return VLLMBackend(url=server.url, ordering="lexical", api_key=server.KEY)

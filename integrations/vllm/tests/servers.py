@@ -17,20 +17,22 @@ from invariant_rag.models.embedded import EMBEDDED
 _PATIENCE = 300.0  # seconds until a server has to be up; a busy machine takes minutes
 
 
-def launch_arguments(folder: Path, port: int) -> list[str]:
+TRANSFER = {
+    "kv_connector": "InvariantRAGConnector",
+    "kv_connector_module_path": "vllm_invariant_rag.connector",
+    "kv_role": "kv_both",
+}
+
+
+def launch_arguments(port: int, *keys: str) -> list[str]:
     """The launch line of the README, with what a small machine needs."""
-    transfer = {
-        "kv_connector": "InvariantRAGConnector",
-        "kv_connector_module_path": "vllm_invariant_rag.connector",
-        "kv_role": "kv_consumer",
-        "kv_connector_extra_config": {"folder": str(folder)},
-    }
     return [
         *("--model", str(EMBEDDED["generator"]), "--served-model-name", "embedded", "--dtype", "float32"),
-        *("--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager", "--host", "127.0.0.1"),
-        *("--port", str(port), "--distributed-executor-backend", "uni"),
-        *("--middleware", "vllm_invariant_rag.middleware.ClearRefusals"),
-        *("--kv-transfer-config", json.dumps(transfer)),
+        *("--max-model-len", "2048", "--max-num-seqs", "32", "--block-size", "32", "--enforce-eager"),
+        *("--host", "127.0.0.1", "--port", str(port), "--distributed-executor-backend", "uni"),
+        *("--no-enable-chunked-prefill", "--enable-prompt-tokens-details"),
+        *("--middleware", "vllm_invariant_rag.middleware.Documents"),
+        *("--kv-transfer-config", json.dumps(TRANSFER), "--api-key", *keys),
     ]
 
 
@@ -41,45 +43,13 @@ def free_port() -> int:
         return port
 
 
-class RedisServer:
-    """A Redis server with a password; a context manager. `stop` and `start` restart it, empty, at the same port."""
-
-    PASSWORD = "open-sesame"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.port = folder, free_port()
-        self.url = f"redis://:{self.PASSWORD}@127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        options = f"--port {self.port} --bind 127.0.0.1 --requirepass {self.PASSWORD} --dir {self._folder}"
-        command = ["redis-server", *options.split(), "--appendonly", "no", "--save", ""]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        for _ in range(500):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-            except OSError:
-                time.sleep(0.01)
-            else:
-                return
-        raise RuntimeError("redis-server did not start")
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
 class Server:
     """A vLLM server; a context manager. `stop` and `start` restart it at the same port."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    KEY, OTHER_KEY = "key-of-ada", "key-of-ivo"
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,9 +71,8 @@ class Server:
             sys.executable,
             "-m",
             "vllm.entrypoints.openai.api_server",
-            *launch_arguments(self.folder, self.port),
+            *launch_arguments(self.port, self.KEY, self.OTHER_KEY),
         ]
-        self.log = self.folder.parent / f"{self.folder.name}-{self.port}.log"
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -129,8 +98,8 @@ class Server:
                 self._process.kill()
                 self._process.wait(30)
             self._process = None
-        self.log.unlink(missing_ok=True)
 
-    def post(self, body: dict[str, Any], path: str = "/v1/completions") -> httpx.Response:
+    def post(self, body: dict[str, Any], path: str = "/v1/completions", key: str = KEY) -> httpx.Response:
         """Send a request of our own making."""
-        return httpx.post(self.url + path, json={"model": "embedded", **body}, timeout=300)
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.post(self.url + path, json={"model": "embedded", **body}, headers=headers, timeout=300)

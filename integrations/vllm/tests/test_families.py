@@ -1,31 +1,43 @@
-"""Models with grouped heads and a sliding window answer on vLLM as they do here; and so they do through Redis."""
+"""Models of other families answer on vLLM as they do here: grouped heads, norms of queries, sliding windows."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.grouped_windowed import METHODS
+from tests.family import METHODS
 
 
-def test_grouped_heads_and_a_sliding_window_give_the_tokens_of_generate(family: list[dict[str, Any]]) -> None:
-    answers = [each for each in family if "method" in each]
-    assert [each["method"] for each in answers] == METHODS
-    assert all(each["same"] and each["distance"] < 1e-3 for each in answers), answers
+def answers(folder: Path, family: str, **settings: Any) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "tests.family", str(folder), family, json.dumps(settings)]
+    run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [json.loads(line[7:]) for line in run.stdout.splitlines() if line.startswith("ANSWER ")]
 
 
-def test_copies_of_keys_are_refused_with_a_sliding_window(family: list[dict[str, Any]]) -> None:
-    assert {"refused": "UnsupportedCombination"} in family
+@pytest.mark.parametrize(("family", "width"), [("qwen2", 256), ("qwen3", 128)])
+def test_a_family_gives_the_tokens_of_generate(family: str, width: int, tmp_path: Path) -> None:
+    found = answers(tmp_path, family, hidden_size=width)  # in Qwen2, the size of a head follows from the width
+    assert [each["method"] for each in found[::2]] == list(METHODS)
+    assert all(each["same"] for each in found), found
+    assert all((each["cached"] > 0) == (each["method"] != "pine") for each in found[1::2]), found
 
 
-def test_what_redis_loses_fails_its_request_and_is_prefilled_again(family: list[dict[str, Any]]) -> None:
-    events = [each for each in family if "event" in each]
-    if not events:
-        pytest.skip("needs redis-server")
-    assert events == [
-        {"event": "another worker", "cached": True},
-        {"event": "flushed", "raw": "EntryUnusable", "again": True},
-        {"event": "down", "arranged": "EntryUnusable", "plain": True},
-        {"event": "back", "again": True},
-    ]
+def test_behind_a_sliding_window_nothing_is_reused_and_methods_that_look_back_are_refused(tmp_path: Path) -> None:
+    """Mistral with a window of 48 tokens, and a prompt of 162."""
+    for each in answers(tmp_path, "mistral", sliding_window=48):
+        if each["method"] in ("set-based", "pine"):
+            assert "sliding window of 48" in each["refused"]
+        else:
+            assert each["same"], each
+            assert each["method"] == "sequential" or each["cached"] == 0
+
+
+def test_a_family_that_was_not_compared_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="expected a model of llama, mistral, qwen2, qwen3"):
+        answers(tmp_path, "olmo2")

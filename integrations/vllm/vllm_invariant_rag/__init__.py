@@ -1,6 +1,6 @@
-"""invariant-rag on vLLM: a KV connector, the prefill worker that feeds it, and a backend that asks both.
+"""invariant-rag on vLLM: arranged attention in vLLM's own forward pass, and a backend that asks it.
 
-Public names are loaded on first use: the backend over HTTP needs no vLLM, and the connector no model.
+Public names are loaded on first use: the backend over HTTP needs no vLLM.
 """
 
 from __future__ import annotations
@@ -13,25 +13,14 @@ from invariant_rag._lazy import lazy_exports
 if TYPE_CHECKING:
     from vllm_invariant_rag.backend import VLLMBackend
     from vllm_invariant_rag.connector import InvariantRAGConnector
-    from vllm_invariant_rag.errors import (
-        EntryUnusable,
-        RequestRefused,
-        UnsupportedServer,
-        VLLMError,
-        VLLMTimeout,
-        VLLMUnreachable,
-    )
-    from vllm_invariant_rag.middleware import ClearRefusals
-    from vllm_invariant_rag.prefill import Prefilled, PrefillWorker
+    from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer, VLLMError, VLLMTimeout, VLLMUnreachable
+    from vllm_invariant_rag.middleware import Documents
 
 __version__ = version("vllm-invariant-rag")
 
 __all__ = [
-    "ClearRefusals",
-    "EntryUnusable",
+    "Documents",
     "InvariantRAGConnector",
-    "PrefillWorker",
-    "Prefilled",
     "RequestRefused",
     "UnsupportedServer",
     "VLLMBackend",
@@ -43,11 +32,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "ClearRefusals": "middleware",
-        "EntryUnusable": "errors",
+        "Documents": "middleware",
         "InvariantRAGConnector": "connector",
-        "PrefillWorker": "prefill",
-        "Prefilled": "prefill",
         "RequestRefused": "errors",
         "UnsupportedServer": "errors",
         "VLLMBackend": "backend",

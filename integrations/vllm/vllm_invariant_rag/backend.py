@@ -1,35 +1,33 @@
-"""`VLLMBackend`: an `InvariantModel` whose answers vLLM writes.
+"""`VLLMBackend`: an `InvariantModel` that vLLM runs, from one copy of the weights: vLLM's own.
 
-It prepares prompts and prefills their sets as any `InvariantModel` does, with weights in this process, and leaves the
-last text and the answer to vLLM. `logits` and `arranged` run here.
+It writes prompts as any `InvariantModel` does, for which the tokenizer suffices. vLLM reads the documents with arranged
+attention in its own forward pass, and writes the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import torch
-from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
-from invariant_rag.generation.kv_cache_redis import without_secrets
+from invariant_rag.checks import check_text
+from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, Usage
-from invariant_rag.generation.prefix_cache import check_cacheable
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
-from vllm_invariant_rag.errors import EntryUnusable, UnsupportedServer
+from vllm_invariant_rag.errors import UnsupportedServer
+from vllm_invariant_rag.facts import ServerFacts
 from vllm_invariant_rag.http_engine import HTTPEngine
-from vllm_invariant_rag.layout import check_method
-from vllm_invariant_rag.prefill import Prefilled, PrefillWorker
+from vllm_invariant_rag.reading import Reading, check_method, decodes_plainly
 from vllm_invariant_rag.sampling import Sampling, sampling_of
+from vllm_invariant_rag.weightless import RemoteState, load_without_weights
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.call import Backend
     from invariant_rag.generation.choices import Choices
     from invariant_rag.generation.overflow import Overflow
     from invariant_rag.generation.prepare import PreparedPrompt
@@ -38,24 +36,21 @@ if TYPE_CHECKING:
     from invariant_rag.segments import Prompt, TokenIds
     from vllm import LLM
 
-    from vllm_invariant_rag.server_facts import ServerFacts
-
 
 @dataclass(frozen=True)
 class _Connection:
-    """A vLLM, what feeds it, and what it serves."""
+    """A vLLM, and for whom it is asked."""
 
     engine: Engine
-    worker: PrefillWorker
     facts: ServerFacts
-    writes_to: str
+    tenant: str = ""
 
 
 class VLLMBackend(InvariantModel):
     """An `InvariantModel` whose `generate`, `stream` and `score` run on vLLM.
 
-    Decoding is vLLM's: greedy answers are those of `InvariantModel.generate` up to rounding, sampled ones are drawn by
-    vLLM's own random numbers. Methods that have an attention of their own while they decode are refused.
+    Greedy answers are those of `InvariantModel.generate` up to rounding, sampled ones are drawn by vLLM's own random
+    numbers. `logits`, `arranged` and `explain` need a model in this process, and are refused.
 
     Example:
         ```python
@@ -64,28 +59,24 @@ class VLLMBackend(InvariantModel):
         ```
 
     Args:
-        model: The model with which sets are prefilled: an `InvariantModel`, or the hub id or folder of one. None: the
-            one that vLLM serves, loaded from the same place.
+        model: Hub id or folder of the tokenizer and the configuration. None: the place that vLLM loaded its model from.
+            Or an `InvariantModel`, for its tokenizer and its choices.
         url: Address of a vLLM server.
         llm: Or a `vllm.LLM` in this process.
-        folder: The folder that vLLM's connector reads, as this process sees it. None: as vLLM sees it.
-        redis_url: Or the address of the Redis that it reads. None: as vLLM sees it, but for user and password, which no
-            server tells.
+        engine: Or another `Engine`.
         tenant: Whose documents these are. Tenants share no keys and values.
         method: As for `InvariantModel`. None: that of the model, or `rotor`.
         ordering: As for `InvariantModel`. None: that of the model, or the method's default.
-        backend: As for `InvariantModel`.
         max_segment_tokens: As for `InvariantModel`.
         overflow: As for `InvariantModel`.
-        device_map: Where to load a model, as in transformers.
         api_key: The server's key.
         timeout: Seconds until a request to the server fails.
-        max_disk_bytes: Size of the folder; see `PrefillWorker`.
 
     Raises:
-        InvalidChoice: Neither or both of `url` and `llm` were given.
-        UnsupportedCombination: vLLM cannot decode with the method; the message says why.
-        UnsupportedServer: vLLM runs without our connector, or serves another model or dtype.
+        InvalidChoice: Not exactly one of `url`, `llm` and `engine` was given, or the tenant is no text.
+        ModelNotFound: There is no tokenizer where vLLM loaded its model from.
+        UnsupportedCombination: vLLM cannot read prompts with the method; the message says why.
+        UnsupportedServer: vLLM runs without our connector.
         VLLMError: The server cannot be reached.
     """
 
@@ -95,57 +86,36 @@ class VLLMBackend(InvariantModel):
         *,
         url: str | None = None,
         llm: LLM | None = None,
-        folder: str | Path | None = None,
-        redis_url: str | None = None,
+        engine: Engine | None = None,
         tenant: str = "",
         method: str | Method | None = None,
         ordering: str | Ordering | None = None,
-        backend: str | Backend | None = None,
         max_segment_tokens: int | None = None,
         overflow: Overflow | None = None,
-        device_map: str | None = "auto",
         api_key: str | None = None,
         timeout: float = 600.0,
-        max_disk_bytes: int = 10 << 30,
     ) -> None:
-        engine = _engine(url, llm, api_key, timeout)
+        engine = _engine(url, llm, engine, api_key, timeout)
         facts = engine.facts()
         if not isinstance(model, InvariantModel):
-            source = facts.source if model is None else model
-            model = InvariantModel.from_pretrained(source, dtype=facts.dtype, device_map=device_map)
-        if type(model) is not InvariantModel:
+            model = load_without_weights(facts.source if model is None else model)
+        if type(model) not in (InvariantModel, type(self)):
             raise InvalidChoice(
                 f"expected an InvariantModel, a hub id or a folder, got {type(model).__name__}",
-                hint="The model prefills; vLLM writes the answers, so a router or another backend has nothing to do.",
+                hint="It writes prompts; vLLM runs them, so a router or another backend has nothing to do.",
             )
         lm = model.with_method(
-            method,
-            ordering=ordering,
-            backend=backend,
-            max_segment_tokens=max_segment_tokens,
-            overflow=overflow,
-        )
-        if str(lm.model.dtype) != f"torch.{facts.dtype}":
-            raise UnsupportedServer(
-                f"expected a model in {facts.dtype}, as vLLM serves it, got {lm.model.dtype}",
-                hint="Load the model with dtype=..., or start vLLM with --dtype.",
-            )
-        if folder is None and redis_url is None:
-            folder, redis_url = facts.folder, facts.redis_url
-        worker = PrefillWorker(lm, folder, redis_url=redis_url, tenant=tenant, max_disk_bytes=max_disk_bytes)
-        if worker.model != facts.model:
-            raise UnsupportedServer(
-                f"expected a vLLM that serves the files of {lm.name!r}, got one that serves {facts.source!r}",
-                hint="Leave `model` away, or start vLLM with the same files.",
-            )
-        window = min(filter(None, (lm.context_window, facts.max_model_len)))
+            method, ordering=ordering, max_segment_tokens=max_segment_tokens, overflow=overflow
+        ).with_cache(None)
+        window = min(filter(None, (lm.context_window, facts.max_tokens)))
         choices = replace(lm.choices, limits=replace(lm.choices.limits, context_window=window))
-        _check_supported(lm, choices)
+        shared = RemoteState([], source=facts.source)
         vars(self).update(
             vars(lm),
-            prefiller=replace(lm.prefiller, choices=choices),
-            _connection=_Connection(engine, worker, facts, str(folder or without_secrets(str(redis_url)))),
+            prefiller=replace(lm.prefiller, choices=choices, shared=shared),
+            _connection=_Connection(engine, facts, _check_tenant(tenant)),
         )
+        self._check_supported(choices)
 
     def __repr__(self) -> str:
         return f"VLLMBackend({super().__repr__()})"
@@ -163,22 +133,41 @@ class VLLMBackend(InvariantModel):
         )
 
     def _with(self, choices: Choices) -> Self:
-        _check_supported(self, choices)
+        self._check_supported(choices)
         return super()._with(choices)
+
+    def _check_supported(self, choices: Choices) -> None:
+        """Raise UnsupportedCombination for choices that vLLM cannot run."""
+        if choices.intervention is not None or choices.cache is not None:
+            raise UnsupportedCombination(
+                "expected no intervention and no cache of our own on vLLM, which has its own attention and prefix cache"
+            )
+        check_method(choices.method)
+        if not (self._connection.facts.arranges_decoding or decodes_plainly(choices.method)):
+            raise UnsupportedCombination(
+                f"expected a method that decodes as a plain model does, got {choices.method.name!r}: CUDA graphs "
+                "replay vLLM's own attention",
+                hint='Start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'.',
+            )
 
     @property
     def batches_calls(self) -> bool:
         """Whether calls of several threads run together anyhow: vLLM puts them together."""
         return True
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the input ids: none, since they go to vLLM."""
+        return torch.device("cpu")
+
     def with_tenant(self, tenant: str) -> Self:
-        """Return a backend for the documents of another tenant, on the same vLLM and with the same weights.
+        """Return a backend for the documents of another tenant, on the same vLLM.
 
         Raises:
             InvalidChoice: The tenant is no text.
         """
         other = super()._with(self.prefiller.choices)
-        vars(other)["_connection"] = replace(self._connection, worker=self._connection.worker.with_tenant(tenant))
+        vars(other)["_connection"] = replace(self._connection, tenant=_check_tenant(tenant))
         return other
 
     def check_ready(self) -> None:
@@ -190,14 +179,20 @@ class VLLMBackend(InvariantModel):
         self._connection.engine.check_ready()
 
     def with_routing(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: a router asks two branches of a model in this process.
+        """Refuse: a router asks two branches of a model in this process."""
+        _refuse("routing")
 
-        Raises:
-            UnsupportedCombination: Always.
-        """
-        raise UnsupportedCombination(
-            "expected a model in this process for routing, got one on vLLM", hint="Route an InvariantModel."
-        )
+    def logits(self, prompt: Prompt) -> NoReturn:
+        """Refuse: vLLM returns log-probabilities of tokens, which `score` and `generate` give."""
+        _refuse("logits")
+
+    def arranged(self, prompts: Sequence[PreparedPrompt]) -> NoReturn:
+        """Refuse: vLLM's forward pass is its own."""
+        _refuse("arranged attention")
+
+    def explain(self, prompt: Prompt, *, max_new_tokens: int | None = None) -> NoReturn:
+        """Refuse: vLLM returns no attention weights."""
+        _refuse("explanations")
 
     @overload
     def generate(
@@ -217,7 +212,7 @@ class VLLMBackend(InvariantModel):
         seed: int | None = None,
         **kwargs: Any,
     ) -> Generation | list[Generation]:
-        """Generate with vLLM, from prefilled sets.
+        """Generate with vLLM.
 
         Args:
             prompt: One prompt, or several, which run at the same time.
@@ -229,7 +224,7 @@ class VLLMBackend(InvariantModel):
 
         Raises:
             InvalidOption: As for `InvariantModel.generate`.
-            EntryUnusable: Keys and values could not be loaded, also after another prefill.
+            RequestRefused: vLLM cannot read the documents as asked; its log says why.
             UnsupportedCombination: vLLM does not know a keyword.
             VLLMError: vLLM answered an error, or cannot be reached.
         """
@@ -241,7 +236,7 @@ class VLLMBackend(InvariantModel):
         if not prepared:
             return []
         if sampling.streamer is None and sampling.stopped is None:
-            answers = self._complete_all(prepared, sampling)
+            answers = self._connection.engine.complete_all([self._request(each, sampling.fields) for each in prepared])
         else:
             if sampling.streamer is not None and len(prepared) * sampling.sequences > 1:
                 raise UnsupportedCombination(
@@ -249,8 +244,8 @@ class VLLMBackend(InvariantModel):
                 )
             answers = [self._complete(each, sampling) for each in prepared]
         generations = [
-            self._generation(each, _finished(each, completion, sampling), prefilled)
-            for each, (prefilled, completions) in zip(prepared, answers, strict=True)
+            self._generation(each, _finished(each, completion, sampling))
+            for each, completions in zip(prepared, answers, strict=True)
             for completion in completions
         ]
         return generations[0] if not isinstance(prompt, Sequence) and len(generations) == 1 else generations
@@ -265,12 +260,9 @@ class VLLMBackend(InvariantModel):
             return []
         prepared = self.prepare_to_generate(prompt, max(map(len, options)))
         steps = sorted({(each[:index], each[index]) for each in options for index in range(len(each))})
-        prefilled = self._prefill(prepared, max(map(len, options)))
-        requests = [_step_request(prefilled, before, token) for before, token in steps]
-        results = self._connection.engine.complete_all(requests)
+        requests = [self._request(prepared, _step_fields(token), before) for before, token in steps]
         logprobs: dict[tuple[TokenIds, int], float] = {}
-        for step, request, result in zip(steps, requests, results, strict=True):
-            (completion,) = self._retried(prepared, request, result)
+        for step, (completion,) in zip(steps, self._connection.engine.complete_all(requests), strict=True):
             if completion.token_ids != [step[1]]:
                 raise UnsupportedServer(f"expected vLLM to write the only allowed token {step[1]}, got {completion}")
             logprobs[step] = completion.logprobs[0]
@@ -281,26 +273,23 @@ class VLLMBackend(InvariantModel):
         connection: _Connection = vars(self)["_connection"]
         return connection
 
-    def _prefill(self, prepared: PreparedPrompt, new_tokens: int) -> Prefilled:
-        """Have the sets of a prompt where vLLM finds them.
-
-        Raises:
-            ContextOverflow: The prompt is too long for vLLM, in which keys that count several times lie several times.
-        """
-        prefilled = self._connection.worker.prefill(self, prepared)
-        length = len(prefilled.token_ids) + new_tokens
-        if length > (most := self._connection.facts.max_model_len):
-            raise ContextOverflow(
-                f"expected at most {most} tokens of prompt and answer in vLLM, got {length} "
-                f"with the copies of {self.method.name!r}"
+    def _request(self, prepared: PreparedPrompt, fields: dict[str, Any], before: TokenIds = ()) -> EngineRequest:
+        """Return the request for a prompt, and the first tokens of its answer."""
+        token_ids, window = (*prepared.input_ids, *before), self._connection.facts.sliding_window
+        if prepared.arrangement.is_plain:
+            return EngineRequest(token_ids, self._connection.tenant, None, fields)
+        reading = Reading.of(self.method, prepared.arrangement.layout)
+        if window is not None and len(token_ids) + fields["max_tokens"] > window and not reading.is_plain_behind:
+            raise UnsupportedCombination(
+                f"expected prompt and answer within the sliding window of {window} tokens for {self.method.name!r}, "
+                "whose answers read documents elsewhere than they lie",
+                hint="Use rotor or isolated.",
             )
-        return prefilled
+        return EngineRequest(token_ids, self._connection.tenant, reading.as_params(), fields)
 
-    def _complete(self, prepared: PreparedPrompt, sampling: Sampling) -> tuple[Prefilled, list[Completion]]:
+    def _complete(self, prepared: PreparedPrompt, sampling: Sampling) -> list[Completion]:
         """Run one prompt, token by token."""
-        emitted = 0
-        prefilled = self._prefill(prepared, sampling.fields["max_tokens"])
-        request = _request(prefilled, sampling)
+        request, emitted = self._request(prepared, sampling.fields), 0
         on_tokens: OnTokens | None = None
         if (streamer := sampling.streamer) is not None:
             streamer.put(torch.tensor([prepared.input_ids]))
@@ -312,69 +301,19 @@ class VLLMBackend(InvariantModel):
                 emitted += len(shown)
 
             on_tokens = emit
-        engine = self._connection.engine
-        try:
-            completions = engine.complete(request, on_tokens, sampling.stopped)
-        except EntryUnusable:
-            if emitted:  # a preempted request that could not load again: its tokens are out already
-                raise
-            completions = self._complete_again(prepared, request, on_tokens, sampling.stopped)
+        completions = self._connection.engine.complete(request, on_tokens, sampling.stopped)
         if streamer is not None:
             streamer.end()
-        return prefilled, completions
+        return completions
 
-    def _complete_all(
-        self, prepared: Sequence[PreparedPrompt], sampling: Sampling
-    ) -> list[tuple[Prefilled, list[Completion]]]:
-        """Run several prompts at the same time."""
-        prefilled = [self._prefill(each, sampling.fields["max_tokens"]) for each in prepared]
-        requests = [_request(each, sampling) for each in prefilled]
-        results = self._connection.engine.complete_all(requests)
-        answers = map(self._retried, prepared, requests, results)
-        return list(zip(prefilled, answers, strict=True))
-
-    def _retried(
-        self, prepared: PreparedPrompt, request: EngineRequest, result: list[Completion] | Exception
-    ) -> list[Completion]:
-        """Return a result. If keys and values were lost between prefill and load, prefill and run once more."""
-        if isinstance(result, EntryUnusable):
-            return self._complete_again(prepared, request)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def _complete_again(
-        self,
-        prepared: PreparedPrompt,
-        request: EngineRequest,
-        on_tokens: OnTokens | None = None,
-        stopped: Callable[[], bool] | None = None,
-    ) -> list[Completion]:
-        """Prefill once more, and run.
-
-        Raises:
-            EntryUnusable: The keys and values could not be loaded now either.
-        """
-        connection = self._connection
-        connection.worker.prefill(self, prepared, anew=True)
-        try:
-            return connection.engine.complete(request, on_tokens, stopped)
-        except EntryUnusable as error:
-            raise EntryUnusable(
-                f"{error}; they were prefilled twice",
-                hint=f"They are written to {connection.writes_to}, and vLLM reads "
-                f"{connection.facts.folder or connection.facts.redis_url}: is that the same place? Then it may be too "
-                "small for all requests at the same time (max_disk_bytes; maxmemory of Redis). vLLM's log says more.",
-            ) from error
-
-    def _generation(self, prepared: PreparedPrompt, completion: Completion, prefilled: Prefilled) -> Generation:
+    def _generation(self, prepared: PreparedPrompt, completion: Completion) -> Generation:
         tokens, tokenizer = completion.token_ids, self.tokenizer
         return Generation(
             text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
             token_ids=tuple(tokens),
             logprobs=tuple(completion.logprobs),
             finish_reason=completion.finish_reason,
-            usage=Usage(len(prepared.input_ids), len(tokens), prefilled.cached_tokens),
+            usage=Usage(len(prepared.input_ids), len(tokens), completion.cached_tokens),
             order=prepared.order,
             dropped=prepared.dropped,
             trimmed=prepared.trimmed,
@@ -385,24 +324,31 @@ class VLLMBackend(InvariantModel):
         )
 
 
-def _engine(url: str | None, llm: LLM | None, api_key: str | None, timeout: float) -> Engine:
-    if (url is None) == (llm is None):
+def _engine(url: str | None, llm: LLM | None, engine: Engine | None, api_key: str | None, timeout: float) -> Engine:
+    if sum(each is not None for each in (url, llm, engine)) != 1:
         raise InvalidChoice("expected either url, the address of a vLLM server, or llm, a vllm.LLM")
     if url is not None:
         return HTTPEngine(url, api_key=api_key, timeout=timeout)
+    if engine is not None:
+        return engine
     from vllm_invariant_rag.llm_engine import LLMEngine  # needs vLLM
 
     return LLMEngine(llm)
 
 
-def _check_supported(lm: InvariantModel, choices: Choices) -> None:
-    """Raise UnsupportedCombination for choices that vLLM cannot decode with."""
-    check_cacheable(lm.model, choices.method, choices.intervention)
-    check_method(choices.method)
+def _refuse(wanted: str) -> NoReturn:
+    raise UnsupportedCombination(
+        f"expected a model in this process for {wanted}, got one on vLLM", hint="Load an InvariantModel here."
+    )
 
 
-def _request(prefilled: Prefilled, sampling: Sampling) -> EngineRequest:
-    return EngineRequest(prefilled.token_ids, prefilled.cache_salt, prefilled.kv_transfer_params, sampling.fields)
+def _check_tenant(tenant: object) -> str:
+    checked = check_text("tenant", tenant)
+    try:
+        checked.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidChoice(f"tenant: expected text of UTF-8, got {tenant!r}") from error
+    return checked
 
 
 def _finished(prepared: PreparedPrompt, completion: Completion, sampling: Sampling) -> Completion:
@@ -412,13 +358,17 @@ def _finished(prepared: PreparedPrompt, completion: Completion, sampling: Sampli
     end, most = sampling.structure.end(prepared.input_ids, completion.token_ids), sampling.max_new_tokens
     if end is None or end > most:
         reason = "length" if len(completion.token_ids) > most else completion.finish_reason
-        return Completion(completion.token_ids[:most], completion.logprobs[:most], reason)
-    return Completion(completion.token_ids[:end], completion.logprobs[:end], "stop")
+        return replace(
+            completion, token_ids=completion.token_ids[:most], logprobs=completion.logprobs[:most], finish_reason=reason
+        )
+    return replace(
+        completion, token_ids=completion.token_ids[:end], logprobs=completion.logprobs[:end], finish_reason="stop"
+    )
 
 
-def _step_request(prefilled: Prefilled, before: TokenIds, token: int) -> EngineRequest:
-    """Return the request for the log-probability of one token. That of vLLM is taken before other tokens are masked."""
-    fields = {
+def _step_fields(token: int) -> dict[str, Any]:
+    """Return what asks for the log-probability of one token. That of vLLM is taken before other tokens are masked."""
+    return {
         "max_tokens": 1,
         "n": 1,
         "temperature": 0.0,
@@ -426,5 +376,3 @@ def _step_request(prefilled: Prefilled, before: TokenIds, token: int) -> EngineR
         "ignore_eos": True,
         "logprobs": 0,
     }
-    token_ids = (*chain(prefilled.token_ids, before),)
-    return EngineRequest(token_ids, prefilled.cache_salt, prefilled.kv_transfer_params, fields)

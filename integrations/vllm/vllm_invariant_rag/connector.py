@@ -1,24 +1,26 @@
-"""`InvariantRAGConnector`: vLLM starts a request from keys and values that an `InvariantModel` computed.
+"""`InvariantRAGConnector`: tells vLLM's attention layers which requests have documents, and keeps their blocks apart.
+
+It transfers nothing: vLLM gives a KV connector each new request, and carries its metadata to all workers of a step.
 
 `--kv-transfer-config '{"kv_connector": "InvariantRAGConnector", "kv_connector_module_path":
-"vllm_invariant_rag.connector", "kv_role": "kv_consumer", "kv_connector_extra_config": {"folder": "/dev/shm/kv"}}'`
+"vllm_invariant_rag.connector", "kv_role": "kv_both"}'`
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed import get_tensor_model_parallel_rank
+from invariant_rag.generation.kv_cache import key_of
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
-from vllm.model_executor.models.utils import extract_layer_index
 
-from vllm_invariant_rag.checkpoint import checkpoint_folder, fingerprint
-from vllm_invariant_rag.errors import UnsupportedServer
-from vllm_invariant_rag.heads import local_heads
-from vllm_invariant_rag.scheduler_side import Loads, SchedulerSide
-from vllm_invariant_rag.store import open_cache, place_of
-from vllm_invariant_rag.worker_side import CacheShape, WorkerSide
+from vllm_invariant_rag.errors import RequestRefused
+from vllm_invariant_rag.reading import Reading
+from vllm_invariant_rag.requirements import check_engine, check_request, check_worker, exceeds_window, rotation_of_model
+from vllm_invariant_rag.step import STEP
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,14 +30,35 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+_logger = logging.getLogger(__name__)
 
-class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM has an environment of its own
-    """Loads arranged keys and values, for requests that name a set; other requests are untouched.
 
-    Options in `kv_connector_extra_config`:
-        folder: The folder that the prefill worker writes to.
-        redis_url: Or the address of the Redis server that it writes to; `$NAME` stands for an environment variable.
-        memory_bytes: Size of the cache of entries in memory, per worker; default 1 GiB.
+@dataclass
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has an environment of its own
+    """What the workers need for a step.
+
+    Attributes:
+        readings: By the first block of a request: how it reads its documents, where this step computes some of it.
+        refused: Blocks of requests that fail.
+    """
+
+    readings: dict[int, Reading] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Known:
+    """A request with documents, or one that is refused: it has no reading."""
+
+    reading: Reading | None
+    first_block: int = 0
+
+
+class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """Has requests with documents arranged; other requests are untouched.
+
+    A request that cannot be arranged as it asks fails, by the way on which failed loads do: its tokens but the last
+    count as loaded, and the worker reports their blocks as failures.
 
     Raises:
         UnsupportedServer: The configuration cannot be served; the message says why.
@@ -43,113 +66,111 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM h
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        check_server(vllm_config, kv_cache_config)
-        if role == KVConnectorRole.SCHEDULER:
-            model = vllm_config.model_config
-            self._scheduler = SchedulerSide(fingerprint(checkpoint_folder(model.model, model.revision)))
-        else:
-            cache = open_cache(vllm_config.kv_transfer_config.kv_connector_extra_config)
-            self._worker = WorkerSide(cache, _cache_shape(vllm_config, kv_cache_config))
+        check_engine(vllm_config, kv_cache_config)
+        self._config = vllm_config
+        self._known: dict[str, _Known] = {}
+        self._refused_blocks: set[int] = set()
+        self._secret = secrets.token_hex()
+        self._block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
 
     # The scheduler's side.
 
     def on_new_request(self, request: Request) -> None:
-        """Check a request when it arrives."""
-        self._scheduler.add(request)
+        """Read what a request asks for, and salt its blocks: no client can name or guess such a salt."""
+        try:
+            reading = Reading.parse(request.kv_transfer_params, request.prompt_token_ids or ())
+            if reading is None or reading.arrangement.is_plain:
+                return
+            check_request(request, reading, self._config)
+        except RequestRefused as error:
+            _logger.error("refused request %s: %s", request.request_id, error)
+            self._known[request.request_id] = _Known(None)
+            _salt(request, f"{self._secret}:{request.request_id}")
+            request.skip_reading_prefix_cache = (
+                False  # with it, vLLM would ignore what `get_num_new_matched_tokens` says
+            )
+            return
+        self._known[request.request_id] = _Known(reading)
+        # A key depends on segments behind it too, so blocks are shared by requests about the same sets only.
+        sets = tuple(request.prompt_token_ids[: reading.sets_end]), reading.layout.texts[:-1], reading.layout.sets
+        _salt(request, key_of(self._secret, request.cache_salt or "", reading.method, *sets))
+        if reading.ranks or exceeds_window(request, self._config):  # blocks do not hold what is needed
+            request.skip_reading_prefix_cache = True
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """Return how many tokens to load, in the same step."""
-        return self._scheduler.matched_tokens(request, num_computed_tokens), False
+        """Return 0, but for a refused request."""
+        known = self._known.get(request.request_id)
+        is_refused = known is not None and known.reading is None
+        return (max(0, request.num_tokens - 1 - num_computed_tokens) if is_refused else 0), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """Note the blocks to load into."""
-        self._scheduler.allocated(request, blocks, num_external_tokens)
+        """Note the blocks of a refused request."""
+        known = self._known.get(request.request_id)
+        if known is not None and known.reading is None:
+            self._refused_blocks.update(blocks.get_block_ids()[0])
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Return the loads of a step."""
-        return self._scheduler.take_loads()
+        """Return the readings of the requests that this step arranges."""
+        metadata, self._refused_blocks = StepMetadata(refused=self._refused_blocks), set()
+        cached = scheduler_output.scheduled_cached_reqs
+        new = [(each.req_id, each.num_computed_tokens, each.block_ids) for each in scheduler_output.scheduled_new_reqs]
+        old = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
+        for request_id, computed, blocks in (*new, *old):
+            known = self._known.get(request_id)
+            if known is None or known.reading is None:
+                continue
+            if blocks is not None and (computed == 0 or not known.first_block or request_id in cached.resumed_req_ids):
+                known.first_block = blocks[0][0]
+            if known.reading.is_arranged(computed):
+                stop = computed + scheduler_output.num_scheduled_tokens[request_id]
+                if computed < known.reading.sets_end and stop < known.reading.sets_end:
+                    raise RequestRefused(f"expected a step with all {known.reading.sets_end} tokens, got {stop}")
+                metadata.readings[known.first_block] = known.reading
+        return metadata
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Forget a request."""
-        self._scheduler.remove(request)
+        self._known.pop(request.request_id, None)
         return False, None
 
     # The worker's side.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Find the attention layers that own these caches.
+        """Check the model's layers, and find its position encoding."""
+        check_worker(self._config, kv_caches)
+        STEP.rotation, STEP.block_size = rotation_of_model(), self._block_size
 
-        Raises:
-            UnsupportedServer: They are not one per layer of the model.
-        """
-        modules = self._vllm_config.compilation_config.static_forward_context
-        layers = {extract_layer_index(name): modules[name] for name in kv_caches}
-        model, parallel = self._vllm_config.model_config, self._vllm_config.parallel_config
-        expected = model.get_num_layers(parallel)
-        if len(kv_caches) != expected or len(layers) != expected:
-            raise UnsupportedServer(
-                f"expected one cache for each of {expected} layers, got {len(kv_caches)}",
-                hint="Models that share keys and values between layers, and draft models, are not supported.",
-            )
-        self._worker.register_layers(layers)
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Tell the layers who is arranged, before the forward pass."""
+        super().bind_connector_metadata(connector_metadata)
+        STEP.readings = connector_metadata.readings
+        self._refused_blocks.update(connector_metadata.refused)
 
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Load what this step needs, before its forward pass."""
-        metadata = self._get_connector_metadata()
-        if isinstance(metadata, Loads):
-            for load in metadata.loads:
-                self._worker.load(load)
+    def clear_connector_metadata(self) -> None:
+        """End the step."""
+        super().clear_connector_metadata()
+        STEP.readings = {}
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks whose requests fail."""
-        return self._worker.take_failed_blocks()
+        """Return the blocks whose requests fail, once."""
+        refused, self._refused_blocks = self._refused_blocks, set()
+        return refused
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Load nothing."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Return at once: loads are complete before the forward pass."""
+        """Return at once."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Save nothing: the prefill worker writes."""
+        """Save nothing."""
 
     def wait_for_save(self) -> None:
-        """Return at once: nothing is saved."""
+        """Return at once."""
 
 
-def check_server(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Check that a configuration of vLLM can be served.
-
-    Raises:
-        UnsupportedServer: It cannot; the message says why.
-    """
-    transfer, model, parallel = vllm_config.kv_transfer_config, vllm_config.model_config, vllm_config.parallel_config
-    place_of(transfer.kv_connector_extra_config)
-    reasons = {
-        f"kv_role: expected 'kv_consumer', got {transfer.kv_role!r}": transfer.kv_role != "kv_consumer",
-        f"kv_load_failure_policy: expected 'fail', got {transfer.kv_load_failure_policy!r}, with which vLLM computes "
-        "what cannot be loaded causally": transfer.kv_load_failure_policy != "fail",
-        "expected keys and values of each head, got a model with latent attention (MLA)": model.use_mla,
-        f"expected one group of layers in the KV cache, got {len(kv_cache_config.kv_cache_groups)}: vLLM cannot fail "
-        "single requests with several; use --disable-hybrid-kv-cache-manager": len(kv_cache_config.kv_cache_groups)
-        != 1,
-        "expected no speculative decoding, which was not tested": vllm_config.speculative_config is not None,
-        "expected the configuration that the model's files state, got hf_overrides": bool(model.hf_overrides),
-        "expected no context parallelism, which spreads the tokens of a block over workers": max(
-            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
-        )
-        > 1,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise UnsupportedServer(reason)
-
-
-def _cache_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> CacheShape:
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    heads = model.get_total_num_kv_heads()
-    return CacheShape(
-        layers=model.get_total_num_hidden_layers(),
-        heads=heads,
-        local_heads=local_heads(heads, parallel.tensor_parallel_size, get_tensor_model_parallel_rank()),
-        head_size=model.get_head_size(),
-        dtype=model.dtype,
-        block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-    )
+def _salt(request: Request, salt: str) -> None:
+    """Give a request another salt, and its blocks the hashes that follow from it."""
+    request.cache_salt = salt
+    request.block_hashes.clear()
+    request.update_block_hashes()

@@ -1,4 +1,4 @@
-"""vLLM behind one interface: a server over HTTP, or an `LLM` in this process."""
+"""vLLM behind one interface: a server over HTTP, an `LLM` in this process, or the server that this process is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vllm_invariant_rag.server_facts import ServerFacts
+from vllm_invariant_rag.facts import ServerFacts
 
 OnTokens = Callable[[int, Sequence[int]], None]
 """Called with the number of a sequence and its next tokens."""
@@ -19,24 +19,32 @@ class EngineRequest:
 
     Attributes:
         token_ids: The prompt.
-        cache_salt: Its salt.
-        kv_transfer_params: Its parameters for the connector; None for a plain prompt.
+        tenant: Whose documents these are. Tenants share no keys and values.
+        kv_transfer_params: How it reads its documents; None for a plain prompt.
         fields: Sampling parameters.
     """
 
     token_ids: tuple[int, ...]
-    cache_salt: str
+    tenant: str
     kv_transfer_params: Mapping[str, Any] | None
     fields: Mapping[str, Any]
 
 
 @dataclass
 class Completion:
-    """What vLLM wrote: one sequence of a request."""
+    """What vLLM wrote: one sequence of a request.
+
+    Attributes:
+        token_ids: Its tokens.
+        logprobs: Their log-probabilities.
+        finish_reason: `stop` or `length`.
+        cached_tokens: Tokens of the prompt that vLLM had in its prefix cache.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] = "length"
+    cached_tokens: int = 0
 
 
 class Engine(ABC):
@@ -66,11 +74,10 @@ class Engine(ABC):
         """Run one request; return its sequences. Once `stopped`, it ends, and what was written until then is returned.
 
         Raises:
-            EntryUnusable: Keys and values could not be loaded.
             RequestRefused: The connector refused the request.
             VLLMError: vLLM answered another error, or cannot be reached.
         """
 
     @abstractmethod
-    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion] | Exception]:
-        """Run requests at the same time; return the sequences of each, or its error."""
+    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
+        """Run requests at the same time; return the sequences of each. It raises what `complete` raises."""

@@ -1,4 +1,4 @@
-"""Errors of the connector, of the prefill worker and of the backend."""
+"""Errors of the plug-in and of the backend."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ from invariant_rag.errors import InvariantRAGError
 
 
 class RequestRefused(InvariantRAGError):
-    """A request to vLLM that names keys and values which do not belong to it. It is failed, never answered causally."""
+    """A request whose documents vLLM cannot read as it asks. It is failed, never answered causally."""
 
-    hint = (
-        "Send what PrefillWorker.prefill returned: its token ids, its cache_salt and its kv_transfer_params, together."
-    )
-
-
-class EntryUnusable(InvariantRAGError):
-    """Keys and values that a request names are missing, damaged, or of another shape or dtype."""
-
-    hint = "Prefill the prompt again, with the folder that vLLM's connector reads and with the dtype of vLLM's model."
+    hint = "Send requests by VLLMBackend, or documents to /v1/chat/completions."
 
 
 class UnsupportedServer(InvariantRAGError):
-    """A vLLM whose configuration the connector cannot serve; the message says why."""
+    """A vLLM whose configuration the plug-in cannot serve; the message says why."""
 
     hint = "The README has a launch line that works."
 

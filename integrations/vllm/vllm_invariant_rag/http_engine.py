@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import httpx
+import openai
 from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.shown import shown
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
-from vllm_invariant_rag.errors import (
-    EntryUnusable,
-    RequestRefused,
-    UnsupportedServer,
-    VLLMError,
-    VLLMTimeout,
-    VLLMUnreachable,
-)
-from vllm_invariant_rag.middleware import FACTS_PATH
-from vllm_invariant_rag.server_facts import ServerFacts
+from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer, VLLMError, VLLMTimeout, VLLMUnreachable
+from vllm_invariant_rag.facts import FACTS_PATH, ServerFacts
 
 _MOST_AT_ONCE = 64  # requests of one call; vLLM queues what is more than it can run
 _CHECK_SECONDS = 5.0
@@ -40,150 +32,92 @@ class HTTPEngine(Engine):
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
         self.url = check_text("url", url).rstrip("/").removesuffix("/v1")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_AT_ONCE)
-        try:
-            self._client = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
-        except httpx.InvalidURL as error:
-            raise InvalidChoice(f"url: expected an address such as http://127.0.0.1:8000, got {url!r}") from error
+        if not self.url.startswith(("http://", "https://")):
+            raise InvalidChoice(f"url: expected an address such as http://127.0.0.1:8000, got {url!r}")
+        # A path that only a vLLM with our middleware has: no other one reads documents causally for us.
+        base = self.url + FACTS_PATH
+        # One retry: a connection that was kept has been closed by a server that restarted.
+        self._client = openai.OpenAI(base_url=base, api_key=api_key or "none", timeout=timeout, max_retries=1)
 
     def facts(self) -> ServerFacts:
         """Return what it serves; see `Engine`."""
-        response = self._send("GET", FACTS_PATH)
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise UnsupportedServer(
-                f"expected a vLLM at {self.url} that tells what it serves, got none",
-                hint="Start it with --middleware vllm_invariant_rag.middleware.ClearRefusals.",
-            )
-        _raise_for(response.status_code, response.content)
+        with self._errors():
+            found = self._client.get(self.url + FACTS_PATH, cast_to=object)
         try:
-            return ServerFacts(**response.json())
-        except (TypeError, ValueError) as error:
+            return ServerFacts(**found)  # type: ignore[arg-type]
+        except TypeError as error:
             raise UnsupportedServer(
-                f"expected a vLLM at {self.url} that tells what it serves, got {shown(response.text)}",
+                f"expected a vLLM at {self.url} that tells what it serves, got {shown(found)}",
                 hint="Is it the address of a vLLM with this version's middleware?",
             ) from error
 
     def check_ready(self) -> None:
         """Ask whether it is up; see `Engine`."""
-        response = self._send("GET", "/health", timeout=_CHECK_SECONDS)
-        _raise_for(response.status_code, response.content)
+        with self._errors():
+            self._client.with_options(timeout=_CHECK_SECONDS).get(self.url + "/health", cast_to=object)
 
     @cached_property
     def _served_name(self) -> str:
-        response = self._send("GET", "/v1/models")
-        _raise_for(response.status_code, response.content)
-        return str(response.json()["data"][0]["id"])
+        return self.facts().served_name
 
     def complete(
         self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
     ) -> list[Completion]:
         """Run one request; see `Engine`."""
-        body = {
-            "model": self._served_name,
-            "prompt": list(request.token_ids),
-            "cache_salt": request.cache_salt,
-            "return_token_ids": True,
+        completions = [Completion() for _ in range(request.fields["n"])]
+        body: dict[str, Any] = {
             **request.fields,
+            "return_token_ids": True,
+            **({"cache_salt": request.tenant} if request.tenant else {}),
+            **({"kv_transfer_params": dict(request.kv_transfer_params)} if request.kv_transfer_params else {}),
         }
-        if request.kv_transfer_params is not None:
-            body["kv_transfer_params"] = dict(request.kv_transfer_params)
-        if on_tokens is None and stopped is None:
-            response = self._send("POST", "/v1/completions", body)
-            _raise_for(response.status_code, response.content)
-            completions = [Completion() for _ in range(request.fields["n"])]
-            for choice in response.json()["choices"]:
-                _extend(completions[choice["index"]], choice)
-            return completions
-        return self._stream({**body, "stream": True}, request.fields["n"], on_tokens, stopped)
-
-    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion] | Exception]:
-        """Run requests at the same time; see `Engine`."""
-
-        def run(request: EngineRequest) -> list[Completion] | Exception:
-            try:
-                return self.complete(request)
-            except (EntryUnusable, RequestRefused, VLLMError) as error:
-                return error
-
-        if len(requests) == 1:
-            return [run(requests[0])]
-        with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE)) as pool:
-            return list(pool.map(run, requests))
-
-    def _stream(
-        self, body: dict[str, Any], count: int, on_tokens: OnTokens | None, stopped: Callable[[], bool] | None
-    ) -> list[Completion]:
-        completions = [Completion() for _ in range(count)]
-        try:
-            with self._client.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    _raise_for(response.status_code, response.read())
-                for event in _events(response.iter_lines()):
-                    for choice in event.get("choices", ()):
-                        _extend(completions[choice["index"]], choice)
-                        if on_tokens is not None and choice.get("token_ids"):
-                            on_tokens(choice["index"], choice["token_ids"])
+        name, ids = self._served_name, list(request.token_ids)
+        with self._errors():
+            events = self._client.completions.create(
+                model=name, prompt=ids, stream=True, stream_options={"include_usage": True}, extra_body=body
+            )
+            with events:  # closing the connection ends the request
+                for event in events:
+                    for choice in event.choices:
+                        _extend(completions[choice.index], choice, on_tokens)
+                    details = event.usage.prompt_tokens_details if event.usage is not None else None
+                    for completion in completions if details is not None else ():
+                        completion.cached_tokens = (details and details.cached_tokens) or 0
                     if stopped is not None and stopped():
-                        break  # closing the connection ends the request
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+                        break
         return completions
 
-    def _send(
-        self, verb: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None
-    ) -> httpx.Response:
-        """Send a request; once more if a connection that was kept has been closed by a server that restarted."""
-        more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        for last in (False, True):
-            try:
-                return self._client.request(verb, path, json=body, **more)
-            except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
-                if last:
-                    raise self._unreachable(error) from error
-            except httpx.HTTPError as error:
-                raise self._unreachable(error) from error
-        raise AssertionError
+    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
+        """Run requests at the same time; see `Engine`."""
+        with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE) or 1) as pool:
+            return list(pool.map(self.complete, requests))
 
-    def _unreachable(self, error: httpx.HTTPError) -> VLLMUnreachable:
-        kind = VLLMTimeout if isinstance(error, httpx.TimeoutException) else VLLMUnreachable
-        return kind(f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}")
-
-
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Yield the server-sent events of a stream.
-
-    Raises:
-        EntryUnusable, RequestRefused, VLLMError: One of them is an error.
-    """
-    for line in lines:
-        content = line.removeprefix("data:").strip()
-        if line.startswith("data:") and content != "[DONE]":
-            event = json.loads(content)
-            if "error" in event:
-                _raise_for(int(event["error"].get("code") or 500), content.encode())
-            yield event
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise what the server answers as errors of ours."""
+        try:
+            yield
+        except openai.APIConnectionError as error:
+            lost = VLLMTimeout if isinstance(error, openai.APITimeoutError) else VLLMUnreachable
+            raise lost(f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}") from error
+        except openai.NotFoundError as error:
+            raise UnsupportedServer(
+                f"expected a vLLM at {self.url} that reads documents, got 404: {error.message}",
+                hint="Start it with --middleware vllm_invariant_rag.middleware.Documents.",
+            ) from error
+        except openai.APIError as error:
+            told = error.body if isinstance(error.body, dict) else {}
+            kinds = {each.__name__: each for each in (RequestRefused, UnsupportedServer, VLLMError)}
+            raise kinds.get(str(told.get("type")), VLLMError)(
+                str(told.get("message") or f"vLLM answered {error.message}")
+            ) from error
 
 
-def _extend(completion: Completion, choice: Mapping[str, Any]) -> None:
-    completion.token_ids += choice.get("token_ids") or ()
-    completion.logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or ()
-    if choice.get("finish_reason") is not None:
-        completion.finish_reason = "length" if choice["finish_reason"] == "length" else "stop"
-
-
-def _raise_for(status: int, content: bytes) -> None:
-    """Raise the error that an answer states."""
-    if status < httpx.codes.BAD_REQUEST:
-        return
-    try:
-        error = json.loads(content)["error"]
-        kind, message = str(error.get("type")), str(error.get("message"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        kind, message = "", content.decode(errors="replace")[:500]
-    known = {each.__name__: each for each in (EntryUnusable, RequestRefused, UnsupportedServer)}
-    if kind in known:
-        raise known[kind](message)
-    if kind == "InternalServerError" and message == "Internal server error":  # vLLM's answer for failed loads
-        raise EntryUnusable("vLLM failed the request, as it does when keys and values cannot be loaded")
-    raise VLLMError(f"vLLM answered {status}: {message}")
+def _extend(completion: Completion, choice: Any, on_tokens: OnTokens | None) -> None:
+    tokens = choice.token_ids or []
+    completion.token_ids += tokens
+    completion.logprobs += (choice.logprobs and choice.logprobs.token_logprobs) or []
+    if choice.finish_reason is not None:
+        completion.finish_reason = "length" if choice.finish_reason == "length" else "stop"
+    if on_tokens is not None and tokens:
+        on_tokens(choice.index, tokens)

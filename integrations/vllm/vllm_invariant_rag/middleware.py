@@ -1,231 +1,157 @@
-"""`ClearRefusals`: vLLM's API server says why a request failed, and what it serves.
+"""`Documents`: vLLM's API server answers requests with documents by itself, to any OpenAI client.
 
-The connector can fail a request, but not tell its client why: vLLM answers "Internal server error". This middleware
-finds the reason again from the request, and answers it in OpenAI's shape.
+`documents` of `/v1/chat/completions` go through the same application as in `invariant-rag serve`, and from there to the
+engine of this process. All other requests are vLLM's, unchanged.
 
-`--middleware vllm_invariant_rag.middleware.ClearRefusals`
+`--middleware vllm_invariant_rag.middleware.Documents`
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import asdict
+from typing import Any
 
-from invariant_rag.errors import InvariantRAGError
 from invariant_rag.files import MAX_DEPTH, parse_json
-from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.server.application import create_app
+from invariant_rag.server.engines.vllm import OnVLLM
+from invariant_rag.server.settings import Settings
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vllm_invariant_rag.errors import EntryUnusable, RequestRefused, UnsupportedServer
-from vllm_invariant_rag.parameters import COMPUTES_PROMPT, FIELD, SALT_PREFIX, admit
-from vllm_invariant_rag.server_facts import ServerFacts, facts_of
-from vllm_invariant_rag.store import open_cache
+from vllm_invariant_rag.backend import VLLMBackend
+from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
+from vllm_invariant_rag.facts import COMPLETIONS_PATH, FACTS_PATH, facts_of
+from vllm_invariant_rag.llm_engine import ServingEngine
+from vllm_invariant_rag.reading import FIELD, Reading
 
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
-FACTS_PATH = "/v1/invariant_rag"
-"""Answers what the server serves, to whom it also answers /v1/models."""
-
-_MARKS = (FIELD.encode(), SALT_PREFIX.encode())
-_STATUS = {RequestRefused: 400, EntryUnusable: 424}
-_FAILED = 500
-_FAILED_LOAD = "Internal server error"  # vLLM's words where the connector fails a request; it has others where it dies
-_STREAMED_ERROR = b'data: {"error"'
+_CHAT_PATH = "/v1/chat/completions"
+_PLAIN_PATH = "/v1/completions"
+_MARKS = (b"documents", b"kv_transfer_params")
+_STATUS = {RequestRefused: 400, UnsupportedServer: 501}
+_MOST_REQUESTS = 256  # with documents, at the same time; each has a thread while vLLM answers it
 
 
-class ClearRefusals:
-    """ASGI middleware. Requests that name no set pass unchanged, but for those nested more than `MAX_DEPTH` deep.
+class Documents:
+    """ASGI middleware.
 
     Args:
-        app: The application.
+        app: vLLM's application.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._served: _Served | None = None
+        self._answers: ASGIApp | None = None
+        self._starting = asyncio.Lock()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != "http":
+        path = scope.get("path", "")
+        if scope["type"] != "http" or path not in (FACTS_PATH, COMPLETIONS_PATH, _CHAT_PATH, _PLAIN_PATH):
             await self._app(scope, receive, send)
-        elif scope["path"] == FACTS_PATH:
-            # The application answers /v1/models instead, so that it asks for the key that it asks for there.
-            await self._app(
-                {**scope, "path": "/v1/models", "raw_path": b"/v1/models"}, receive, self._tell(scope, send)
-            )
-        elif scope["method"] != "POST":
-            await self._app(scope, receive, send)
-        else:
-            body, replayed = await _read(receive)
-            if (refusal := _too_deep(body)) is not None:
-                await _answer(send, 400, refusal)
-                return
-            marked = any(mark in body for mark in _MARKS)
-            await self._app(scope, replayed, self._explain(scope, body, send) if marked else send)
+            return
+        try:
+            if path == FACTS_PATH:
+                await self._tell(scope, receive, send)
+            elif scope["method"] != "POST":
+                await self._app(scope, receive, send)
+            else:
+                await self._post(scope, *await _read(scope, receive), send)
+        except ClientDisconnect:
+            return  # nobody is left to answer
+        except (RequestRefused, UnsupportedServer) as error:
+            status = _STATUS[type(error)]
+            told = {"message": str(error), "type": type(error).__name__, "param": None, "code": status}
+            await JSONResponse({"error": told}, status)(scope, receive, send)
 
-    def _tell(self, scope: MutableMapping[str, Any], send: Send) -> Send:
-        """Return a `send` that replaces a successful answer by what the server serves."""
+    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what the server serves, to whom vLLM answers which models it has."""
+        status = 0
 
-        async def answer(_: bytes) -> tuple[int, dict[str, Any]]:
-            try:
-                return 200, asdict((await self._serves(scope)).facts)
-            except UnsupportedServer as error:
-                return _described(error, 501)
+        async def replaced(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if status != 200:
+                await send(message)
 
-        return _replacing(200, answer, send)
+        await self._app({**scope, "path": "/v1/models", "raw_path": b"/v1/models"}, receive, replaced)
+        if status == 200:
+            await JSONResponse(asdict(facts_of(scope["app"].state.vllm_config)))(scope, receive, send)
 
-    def _explain(self, scope: MutableMapping[str, Any], body: bytes, send: Send) -> Send:
-        """Return a `send` that replaces the error of a failed request by its reason."""
+    async def _post(self, scope: Scope, body: bytes, replayed: Receive, send: Send) -> None:
+        request = _parsed(body) if any(mark in body for mark in _MARKS) else {}
+        if scope["path"] == _CHAT_PATH and _has_documents(request):
+            await (await self._answering(scope))(scope, replayed, send)
+            return
+        if isinstance(params := request.get("kv_transfer_params"), dict) and FIELD in params:
+            facts_of(scope["app"].state.vllm_config)
+            ids = params.get("prompt_token_ids", request.get("prompt"))
+            if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+                raise RequestRefused(f"expected the token ids of one prompt beside {FIELD}, got another form")
+            Reading.parse(params, ids)
+        if scope["path"] == COMPLETIONS_PATH:
+            facts_of(scope["app"].state.vllm_config)
+            scope = {**scope, "path": _PLAIN_PATH, "raw_path": _PLAIN_PATH.encode()}
+        await self._app(scope, replayed, send)
 
-        async def answer(content: bytes) -> tuple[int, dict[str, Any]]:
-            try:
-                return await asyncio.to_thread(_reason, body, content, await self._serves(scope))
-            except UnsupportedServer as error:
-                return _described(error, 501)
-
-        async def in_streams(message: Message) -> None:
-            content = message.get("body", b"")
-            if message["type"] == "http.response.body" and content.startswith(_STREAMED_ERROR):
-                event, _, rest = content.partition(b"\n\n")
-                _, error = await answer(event.removeprefix(b"data: "))
-                message = {**message, "body": b"data: " + json.dumps(error).encode() + b"\n\n" + rest}
-            await send(message)
-
-        return _replacing(_FAILED, answer, in_streams)
-
-    async def _serves(self, scope: MutableMapping[str, Any]) -> _Served:
-        if self._served is None:
-            self._served = await asyncio.to_thread(_Served.by, scope["app"].state.vllm_config)
-        return self._served
-
-
-@dataclass(frozen=True)
-class _Served:
-    """What a server serves, and where it reads keys and values."""
-
-    facts: ServerFacts
-    cache: KeyValueCache
-
-    @classmethod
-    def by(cls, vllm_config: Any) -> _Served:
-        facts = facts_of(vllm_config)
-        return cls(facts, open_cache(vllm_config.kv_transfer_config.kv_connector_extra_config, 0))
+    async def _answering(self, scope: Scope) -> ASGIApp:
+        """Return the application that answers requests with documents; its first request makes it."""
+        async with self._starting:
+            if self._answers is None:
+                state, loop = scope["app"].state, asyncio.get_running_loop()
+                self._answers = await asyncio.to_thread(_application, state, loop)
+            return self._answers
 
 
-def _too_deep(body: bytes) -> dict[str, Any] | None:
-    """Return the error object of a request that is nested too deeply: vLLM passes `kv_transfer_params` on as they are.
+def _application(state: Any, loop: asyncio.AbstractEventLoop) -> ASGIApp:
+    """Return our application, with vLLM's keys. What one key asks is in no cache that answers another."""
+    import vllm.envs
 
-    Its engine, which reads them in another process, ends where they are nested more deeply than it can read.
+    keys = [key for key in (state.args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
+    tenants = {key: hashlib.sha256(key.encode()).hexdigest() for key in keys}
+    settings = Settings(keys=tenants, max_requests=_MOST_REQUESTS)
+    backend = VLLMBackend(engine=ServingEngine(state.engine_client, loop))
+    name = facts_of(state.vllm_config).served_name
+    return create_app(OnVLLM(backend, name, together=_MOST_REQUESTS), settings)
+
+
+def _has_documents(request: dict[str, Any]) -> bool:
+    """Return whether a chat has documents: beside its messages, or in one of them."""
+    messages = request["messages"] if isinstance(request.get("messages"), list) else []
+    contents = [each.get("content") for each in messages if isinstance(each, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return bool(request.get("documents")) or any(
+        isinstance(part, dict) and part.get("type") == "documents" for part in parts
+    )
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """Return a request; an empty one if it is no JSON object, of which vLLM says what is wrong.
+
+    Raises:
+        RequestRefused: It is nested more deeply than vLLM's engine, in another process, can read.
     """
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return None
     try:
-        parse_json(body)
+        parsed = parse_json(body)
     except (json.JSONDecodeError, UnicodeDecodeError):
-        return None  # vLLM says what is wrong with it
+        return {}
     except ValueError as error:
-        return _described(RequestRefused(str(error), hint="Send fewer levels."), 400)[1]
-    return None
+        raise RequestRefused(str(error), hint=f"Send at most {MAX_DEPTH} levels.") from error
+    return parsed if isinstance(parsed, dict) else {}
 
 
-def _reason(body: bytes, content: bytes, served: _Served) -> tuple[int, dict[str, Any]]:
-    """Return status and error object of a request that failed.
-
-    Args:
-        body: The request.
-        content: The error that vLLM answered.
-        served: What the server serves.
-    """
-    original: dict[str, Any] = json.loads(content)
-    if original["error"].get("message") != _FAILED_LOAD:
-        return int(original["error"].get("code") or _FAILED), original
-    try:
-        request = json.loads(body)
-        _check(request, served)
-    except (RequestRefused, EntryUnusable) as error:
-        return _described(error, _STATUS[type(error)])
-    return _FAILED, original
-
-
-def _described(error: InvariantRAGError, status: int) -> tuple[int, dict[str, Any]]:
-    """Return status and error object of an error."""
-    return status, {"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": status}}
-
-
-def _check(request: dict[str, Any], served: _Served) -> None:
-    """Raise the reason for which the connector failed a request, if it did."""
-    transfer = request.get("kv_transfer_params")
-    transfer = transfer if isinstance(transfer, dict) else {}
-    if FIELD not in transfer and not str(request.get("cache_salt")).startswith(SALT_PREFIX):
-        return
-    ids = transfer.get("prompt_token_ids", request.get("prompt"))
-    if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
-        raise RequestRefused(
-            "expected the token ids of one prompt beside the set that a request names, got another form"
-        )
-    admitted = admit(transfer.get(FIELD), served.facts.model, ids, request.get("cache_salt"))
-    if admitted is None:
-        return
-    if request.get("prompt_logprobs") is not None or request.get("echo"):
-        raise RequestRefused(COMPUTES_PROMPT)
-    for name in ("use_beam_search", "truncate_prompt_tokens"):
-        if request.get(name):
-            raise RequestRefused(f"expected no {name}, with which vLLM starts from other tokens than those of the set")
-    if not served.cache.is_stored(admitted.key):
-        raise EntryUnusable(
-            f"no keys and values {admitted.key[:16]}... where vLLM reads them: never written, removed for space, or "
-            "damaged; or Redis does not answer. Prefill the prompt again"
-        )
-    raise EntryUnusable(f"the keys and values {admitted.key[:16]}... could not be loaded; the log of vLLM says why")
-
-
-def _replacing(status: int, answer: Callable[[bytes], Awaitable[tuple[int, dict[str, Any]]]], send: Send) -> Send:
-    """Return a `send` that replaces answers of a status by another status and body; others pass."""
-    held: list[bytes] | None = None
-
-    async def replaced(message: Message) -> None:
-        nonlocal held
-        if message["type"] == "http.response.start" and message["status"] == status and _is_json(message):
-            held = []
-        elif message["type"] == "http.response.body" and held is not None:
-            held.append(message.get("body", b""))
-            if not message.get("more_body"):
-                await _answer(send, *await answer(b"".join(held)))
-        else:
-            await send(message)
-
-    return replaced
-
-
-async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
-    content = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
-
-
-def _is_json(message: Message) -> bool:
-    return any(name.lower() == b"content-type" and b"json" in value for name, value in message.get("headers", ()))
-
-
-async def _read(receive: Receive) -> tuple[bytes, Receive]:
+async def _read(scope: Scope, receive: Receive) -> tuple[bytes, Receive]:
     """Return the body of a request, and a `receive` that gives it once more."""
-    messages: list[Message] = []
-    while not messages or messages[-1].get("more_body"):
-        messages.append(await receive())
-        if messages[-1]["type"] != "http.request":
-            break
-    body = b"".join(message.get("body", b"") for message in messages)
-    waiting = iter(messages)
+    body, given = await Request(scope, receive).body(), False
 
     async def replayed() -> Message:
-        for message in waiting:
-            return message
-        return await receive()
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
 
     return body, replayed

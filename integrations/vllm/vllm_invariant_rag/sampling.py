@@ -47,7 +47,7 @@ class Sampling:
         structure: What holds the text to a grammar; None for free text.
     """
 
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
     streamer: BaseStreamer | None
     stopped: Callable[[], bool] | None
     structure: Structure | None

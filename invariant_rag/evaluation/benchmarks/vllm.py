@@ -1,8 +1,8 @@
-"""Throughput and time to first token of a server: arranged requests, plain ones, and our own engine, in one run.
+"""What order invariance costs on a vLLM: arranged requests against plain ones to the same server, in one run.
 
-Requests ask several questions about each of a few sets, whose segments come in another order every time. A new tenant
-makes a round cold, since tenants share neither stored keys and values nor a prefix cache; asking the same requests
-again is warm. Every round asks all systems, one after the other, so ratios are of the same minutes.
+A round asks questions about sets of documents, which come in another order every time. A new tenant makes it cold,
+since tenants share no prefix cache; asking the same requests again is warm. Every round asks both, one after the other,
+so ratios are of the same minutes.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 from invariant_rag.evaluation.progress import Progress, no_progress
 from invariant_rag.generation import InvariantModel
-from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.segments import Prompt
 
 Connect: TypeAlias = Callable[[str], InvariantModel]
 """Returns a model on the server, for a tenant."""
 
-Ask: TypeAlias = Callable[[Prompt], float]
-"""Asks for an answer, and returns the seconds to its first piece."""
-
-PLAIN, ARRANGED, LOCAL = "plain, on the server", "arranged, on the server", "arranged, in this process"
+PLAIN, ARRANGED = "plain", "arranged"
+MEASURES = ("throughput", "first token", "between tokens")
 _STATES = ("cold", "warm")
 _WORDS = "river mill ferry bridge tower field harbour market forest guild castle valley road lake hill stone".split()
 
@@ -39,84 +36,76 @@ class ServingConfig:
 
     Attributes:
         clients: Numbers of clients that ask at the same time.
-        requests: Requests of a round, a multiple of the sets.
-        sets: Different sets.
+        questions: Numbers of questions about each set; 1: nothing is reused.
+        requests: Requests of a round, a multiple of all numbers of questions.
         segments: Segments of a set.
         new_tokens: Tokens of an answer.
-        batch: Prompts that our own engine decodes together.
         rounds: Rounds, after one that is not counted.
     """
 
     clients: tuple[int, ...] = (1, 8, 32)
+    questions: tuple[int, ...] = (1, 4, 16)
     requests: int = 64
-    sets: int = 16
     segments: int = 16
     new_tokens: int = 32
-    batch: int = 16
     rounds: int = 3
 
 
 @dataclass
 class ServingRow:
-    """One system in one state, asked by so many clients.
+    """One system in one state, asked by so many clients so many questions about each set.
 
     Attributes:
         clients: Clients that ask at the same time.
-        system: `PLAIN`, `ARRANGED` or `LOCAL`.
+        questions: Questions about each set.
+        system: `PLAIN` or `ARRANGED`.
         state: `cold` or `warm`.
-        throughput: Requests per second, of each round.
-        first_token: Median of seconds to the first piece, of each round. That of `LOCAL`, whose answers come whole, is
-            the time of the answer.
+        measured: Of each round, by `MEASURES`: requests per second, and medians of seconds.
     """
 
     clients: int
+    questions: int
     system: str
     state: str
-    throughput: list[float]
-    first_token: list[float]
+    measured: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in MEASURES})
 
 
 def measure_serving(connect: Connect, config: ServingConfig, progress: Progress = no_progress) -> list[ServingRow]:
-    """Ask every system, with every number of clients, in every round.
+    """Ask both systems, with every number of clients and questions, in every round.
 
     Args:
         connect: Returns the arranged model on the server.
         config: What is measured.
         progress: Reports rounds.
     """
-    rows: dict[tuple[int, str, str], ServingRow] = {}
-    with progress("rounds", len(config.clients) * config.rounds + 1) as advance:
-        _round(connect, config, config.clients[-1], 0)  # kernels are compiled, and pages are touched
+    rows: dict[tuple[int, int, str, str], ServingRow] = {}
+    cases = list(product(config.clients, config.questions))
+    with progress("rounds", len(cases) * config.rounds + 1) as advance:
+        _round(connect, config, *cases[-1], 0)  # kernels are compiled, and pages are touched
         advance()
-        for clients in config.clients:
-            for number in range(config.rounds):
-                for (system, state), (throughput, first) in _round(connect, config, clients, 1 + number).items():
-                    row = rows.setdefault((clients, system, state), ServingRow(clients, system, state, [], []))
-                    row.throughput.append(throughput)
-                    row.first_token.append(first)
-                advance()
+        for number, (clients, questions) in product(range(config.rounds), cases):
+            for (system, state), found in _round(connect, config, clients, questions, 1 + number).items():
+                key = clients, questions, system, state
+                row = rows.setdefault(key, ServingRow(*key))
+                for name, value in zip(MEASURES, found, strict=True):
+                    row.measured[name].append(value)
+            advance()
     return list(rows.values())
 
 
 def ratios(rows: Sequence[ServingRow]) -> list[dict[str, Any]]:
-    """Return each row against the plain one in the same state: median, lowest and highest ratio of a round."""
-    plain = {(row.clients, row.state): row for row in rows if row.system == PLAIN}
-    found = []
+    """Return each arranged row against the plain one: median, lowest and highest ratio of rounds, by measure."""
+    plain = {(row.clients, row.questions, row.state): row for row in rows if row.system == PLAIN}
+    found: list[dict[str, Any]] = []
     for row in rows:
-        base = plain[row.clients, row.state]
-        throughput = [mine / other for mine, other in zip(row.throughput, base.throughput, strict=True)]
-        first = [mine / other for mine, other in zip(row.first_token, base.first_token, strict=True)]
-        found.append(
-            {
-                "clients": row.clients,
-                "system": row.system,
-                "state": row.state,
-                "throughput": statistics.median(throughput),
-                "lowest": min(throughput),
-                "highest": max(throughput),
-                "first token": statistics.median(first),
-            }
-        )
+        if row.system == PLAIN:
+            continue
+        base = plain[row.clients, row.questions, row.state]
+        line: dict[str, Any] = {"clients": row.clients, "questions": row.questions, "state": row.state}
+        for name in MEASURES:
+            each = [mine / other for mine, other in zip(row.measured[name], base.measured[name], strict=True)]
+            line[name] = [statistics.median(each), min(each), max(each)]
+        found.append(line)
     return found
 
 
@@ -130,12 +119,12 @@ def as_data(config: ServingConfig, rows: Sequence[ServingRow], machine: dict[str
     }
 
 
-def prompts(lm: InvariantModel, config: ServingConfig, seed: int) -> list[Prompt]:
+def prompts(lm: InvariantModel, config: ServingConfig, questions: int, seed: int) -> list[Prompt]:
     """Return the requests of a round: each set with several questions, its segments in an order of its own."""
     rng, made = random.Random(seed), []
-    for number in range(config.sets):
-        segments = _segments(config.segments, 1000 + number)
-        for question in range(config.requests // config.sets):
+    for number in range(config.requests // questions):
+        segments = _segments(config.segments, 1000 * seed + number)
+        for question in range(questions):
             asked = f"What is told of the {_WORDS[(number + question) % len(_WORDS)]}?"
             made.append(lm.chat_prompt(asked, rng.sample(segments, len(segments))))
     rng.shuffle(made)
@@ -149,46 +138,30 @@ def _segments(count: int, seed: int) -> list[str]:
 
 
 def _round(
-    connect: Connect, config: ServingConfig, clients: int, seed: int
-) -> dict[tuple[str, str], tuple[float, float]]:
+    connect: Connect, config: ServingConfig, clients: int, questions: int, seed: int
+) -> dict[tuple[str, str], tuple[float, float, float]]:
     arranged = connect(uuid4().hex)
-    local = InvariantModel(arranged.model, arranged.tokenizer, method=arranged.method, ordering=arranged.ordering)
-    asked = prompts(local, config, seed)
-    systems: dict[str, Ask] = {
-        PLAIN: _streaming(arranged.with_method("sequential", ordering="given"), config),
-        ARRANGED: _streaming(arranged, config),
-        LOCAL: _batching(local.with_cache(KeyValueCache()), config),
-    }
-    return {(name, state): _timed(ask, asked, clients) for name, ask in systems.items() for state in _STATES}
+    asked = prompts(arranged, config, questions, seed)
+    systems = {PLAIN: arranged.with_method("sequential", ordering="given"), ARRANGED: arranged}
+    order = sorted(systems, reverse=bool(seed % 2))
+    return {(name, state): _timed(systems[name], asked, config, clients) for name in order for state in _STATES}
 
 
-def _timed(ask: Ask, asked: Sequence[Prompt], clients: int) -> tuple[float, float]:
-    """Return requests per second, and the median of seconds to the first token."""
-    began = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        first = list(pool.map(ask, asked))
-    return len(asked) / (time.perf_counter() - began), statistics.median(first)
+def _timed(
+    lm: InvariantModel, asked: Sequence[Prompt], config: ServingConfig, clients: int
+) -> tuple[float, float, float]:
+    """Return requests per second, and medians of seconds to the first token and between tokens."""
 
-
-def _streaming(lm: InvariantModel, config: ServingConfig) -> Ask:
-    def ask(prompt: Prompt) -> float:
+    def ask(prompt: Prompt) -> tuple[float, float]:
         began = time.perf_counter()
         stream = lm.stream(prompt, max_new_tokens=config.new_tokens, min_new_tokens=config.new_tokens)
         next(stream)
-        first = time.perf_counter() - began
+        first = time.perf_counter()
         for _ in stream:
             pass
-        return first
+        return first - began, (time.perf_counter() - first) / max(1, config.new_tokens - 1)
 
-    return ask
-
-
-def _batching(lm: InvariantModel, config: ServingConfig) -> Ask:
-    batcher, options = MicroBatcher(), {"max_new_tokens": config.new_tokens, "min_new_tokens": config.new_tokens}
-
-    def ask(prompt: Prompt) -> float:
-        began = time.perf_counter()
-        batcher.generate(lm, prompt, options, batch_size=config.batch)
-        return time.perf_counter() - began
-
-    return ask
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        first, between = zip(*pool.map(ask, asked), strict=True)
+    return len(asked) / (time.perf_counter() - began), statistics.median(first), statistics.median(between)

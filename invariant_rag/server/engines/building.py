@@ -24,7 +24,16 @@ UPSTREAM_KEY_VARIABLE = "INVARIANT_RAG_UPSTREAM_KEY"
 
 _DEFAULT_NAME = "invariant-rag"
 _MEANINGLESS = {
-    "vllm": ("dtype", "deterministic", "cache_gb", "together", "votes"),
+    "vllm": (
+        "dtype",
+        "device_map",
+        "deterministic",
+        "cache_gb",
+        "cache_folder",
+        "redis_url",
+        "together",
+        "votes",
+    ),
     "upstream": (
         "overflow",
         "dtype",
@@ -47,8 +56,8 @@ class EngineConfig:
     It holds no secrets: the key of a server behind it is in the environment variable `INVARIANT_RAG_UPSTREAM_KEY`.
 
     Attributes:
-        model: Id or folder of a model; None: the embedded one. With `vllm`, the one that prefills; None: the one that
-            vLLM serves. With `upstream`, the name of its model; None: the only one that it has.
+        model: Id or folder of a model; None: the embedded one. With `vllm`, where its tokenizer is; None: where
+            vLLM has it. With `upstream`, the name of its model; None: the only one that it has.
         name: What requests call it. None: `model`, or its own name.
         method: How documents are read where a request says nothing. None: `rotor`; with `upstream`, `canonical`.
         ordering: Their order. None: that of the method.
@@ -57,11 +66,10 @@ class EngineConfig:
         device_map: Where they are, as for `InvariantModel.from_pretrained`.
         deterministic: Whether prompts are read and decoded one by one, as for `InvariantModel`.
         cache_gb: Gigabytes of keys and values in memory, of all tenants together.
-        cache_folder: Where they are kept on disk, too. None: nowhere. With `vllm`, the folder that its connector
-            reads, as this process sees it; None: as vLLM sees it.
+        cache_folder: Where they are kept on disk, too. None: nowhere.
         redis_url: Or the Redis where they are kept, in which `$NAME` stands for an environment variable.
         together: The most requests to decode as one batch.
-        vllm: Address of a vLLM with the connector of `vllm-invariant-rag`, which decodes. None: this process does.
+        vllm: Address of a vLLM with the plug-in `vllm-invariant-rag`, which answers. None: this process does.
         upstream: Address of an OpenAI-compatible API that answers instead. None: there is none.
         votes: Orders of the method `vote`, with `upstream`.
 
@@ -152,12 +160,9 @@ def _on_vllm(config: EngineConfig, settings: Settings) -> Engine:
     backend = VLLMBackend(
         config.model,
         url=config.vllm,
-        folder=config.cache_folder,
-        redis_url=_filled(config.redis_url),
         method=config.method,
         ordering=config.ordering,
         overflow=config.overflow,
-        device_map=config.device_map,
         api_key=_upstream_key(),
         timeout=settings.timeout,
     )

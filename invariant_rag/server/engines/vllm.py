@@ -1,4 +1,4 @@
-"""A vLLM server as an engine: prompts are written and their sets prefilled here, and vLLM writes the answers."""
+"""A vLLM as an engine: prompts are written here, and vLLM reads their documents and writes the answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm_invariant_rag import (
-    EntryUnusable,
     RequestRefused,
     UnsupportedServer,
     VLLMBackend,
@@ -39,7 +38,7 @@ _logger = logging.getLogger("invariant_rag.server")
 class OnVLLM(ModelEngine):
     """A `VLLMBackend` as an engine. vLLM batches by itself, so requests go to it as they come.
 
-    Each tenant has salts of its own: what one has asked is in no cache of vLLM's that answers another.
+    What one tenant has asked is in no cache of vLLM's that answers another.
 
     Args:
         backend: The backend.
@@ -57,7 +56,7 @@ class OnVLLM(ModelEngine):
 
     @property
     def methods(self) -> frozenset[str]:
-        """Those that vLLM can decode with."""
+        """Those that vLLM can run."""
         return self._methods
 
     def check_ready(self) -> None:
@@ -69,7 +68,7 @@ class OnVLLM(ModelEngine):
         """Do nothing: connections end with the process."""
 
     def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
-        """Return a backend with the salts of the tenant."""
+        """Return a backend for the tenant."""
         tenant: InvariantModel = cast("VLLMBackend", lm).with_tenant(choices.tenant)
         return tenant
 
@@ -123,5 +122,5 @@ def _refusals() -> Iterator[None]:
         if isinstance(error, VLLMTimeout):
             raise DeadlineExceeded("expected an answer of vLLM in time") from error
         raise UpstreamFailed("expected an answer of vLLM, which cannot be reached", hint="Try again later.") from error
-    except (EntryUnusable, RequestRefused, UnsupportedServer, VLLMError) as error:
+    except (RequestRefused, UnsupportedServer, VLLMError) as error:
         raise UpstreamFailed(str(error), hint=error.hint) from error

@@ -1,0 +1,145 @@
+"""`Reading`: which tokens of a request are documents, and which method reads them. A request says nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Self
+
+from invariant_rag.arrangement import Arrangement, Layout, RowArrangement, natural_positions
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.identity import describe_choice
+from invariant_rag.methods import METHODS, Method
+from invariant_rag.methods.pine import RankedArrangement
+from invariant_rag.shown import shown
+
+from vllm_invariant_rag.errors import RequestRefused
+
+FIELD = "invariant_rag"
+"""The entry of a request's `kv_transfer_params` that holds its reading."""
+
+_NAMES = ("method", "texts", "sets")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the tokens of one request attend.
+
+    Attributes:
+        method: Name of the method.
+        layout: Where its texts and segments lie. Tokens behind it continue the last text.
+    """
+
+    method: str
+    layout: Layout
+
+    @classmethod
+    def of(cls, method: Method, layout: Layout) -> Self:
+        """Return the reading of a prompt.
+
+        Raises:
+            UnsupportedCombination: vLLM cannot look the method up by its name, or cannot run it.
+        """
+        check_method(method)
+        return cls(method.name, layout)
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """Which keys every token sees."""
+        return _arrangement(self)
+
+    @property
+    def sets_end(self) -> int:
+        """Where the last text begins."""
+        return self.layout.text_spans[-1].start
+
+    @cached_property
+    def is_plain_behind(self) -> bool:
+        """Whether the last text and the answer see everything before them as in a plain causal model."""
+        natural = self.arrangement.positions == natural_positions(self.layout)
+        return type(self.arrangement) is RowArrangement and natural
+
+    @property
+    def ranks(self) -> bool:
+        """Whether tokens rank segments by the queries of whole segments, which no cache has."""
+        return isinstance(self.arrangement, RankedArrangement)
+
+    def is_arranged(self, start: int) -> bool:
+        """Return whether a token from `start` on attends otherwise than in a plain causal model."""
+        arrangement = self.arrangement
+        if not self.is_plain_behind or not isinstance(arrangement, RowArrangement):
+            return not arrangement.is_plain
+        blocks = arrangement.blocks_from(start, self.layout.length)
+        return not all(row.is_causal for block in blocks for row in block.rows)
+
+    def as_params(self) -> dict[str, Any]:
+        """Return the `kv_transfer_params` of a request."""
+        layout = self.layout
+        return {FIELD: {"method": self.method, **{name: getattr(layout, name) for name in _NAMES[1:]}}}
+
+    @classmethod
+    def parse(cls, params: object, token_ids: Sequence[int]) -> Self | None:
+        """Parse the `kv_transfer_params` of a request; None where it is a plain one.
+
+        Raises:
+            RequestRefused: They are malformed, do not fit the tokens, or name a method that vLLM cannot run.
+        """
+        value = params.get(FIELD) if isinstance(params, Mapping) else None
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or set(value) != set(_NAMES):
+            raise RequestRefused(f"{FIELD}: expected an object with {', '.join(_NAMES)}, got {shown(value)}")
+        if not isinstance(value["method"], str) or value["method"] not in METHODS:
+            raise RequestRefused(f"{FIELD}.method: expected one of {', '.join(METHODS)}, got {shown(value['method'])}")
+        try:
+            check_method(METHODS[value["method"]]())
+        except UnsupportedCombination as error:
+            raise RequestRefused(str(error), hint=error.hint) from error
+        parts = {name: _tuples(name, value[name], depth) for name, depth in (("texts", 1), ("sets", 2))}
+        if len(parts["texts"]) != len(parts["sets"]) + 1 or not parts["sets"] or not parts["texts"][-1]:
+            raise RequestRefused(f"{FIELD}.texts: expected one text more than sets, the last not empty, got {parts}")
+        reading = cls(value["method"], Layout(**parts))
+        try:
+            length = max(reading.layout.length, *map(len, parts["sets"]))
+            if length > len(token_ids):  # before anything is made that is as long
+                raise RequestRefused(
+                    f"{FIELD}: expected at most {len(token_ids)} tokens, as in the prompt, got {length}"
+                )
+            _ = reading.arrangement
+        except (IndexError, ValueError) as error:
+            raise RequestRefused(f"{FIELD}: expected segments that exist, got {shown(value)}") from error
+        return reading
+
+
+@lru_cache(maxsize=256)
+def _arrangement(reading: Reading) -> Arrangement:
+    return METHODS[reading.method]().arrange(reading.layout)
+
+
+def check_method(method: Method) -> None:
+    """Raise UnsupportedCombination if vLLM cannot find a method by its name, with its own parameters."""
+    known = METHODS.get(method.name)
+    if known is None or describe_choice(known()) != describe_choice(method):
+        raise UnsupportedCombination(
+            f"expected a method with its own parameters, as vLLM finds it by its name, got {method!r}",
+            hint=f"Known are {', '.join(METHODS)}.",
+        )
+
+
+def decodes_plainly(method: Method) -> bool:
+    """Return whether answers see everything before them as in a plain causal model, whatever the prompt."""
+    return Reading(method.name, Layout((2, 1), ((1, 2),))).is_plain_behind
+
+
+def _tuples(name: str, value: object, depth: int) -> Any:
+    """Return nested lists of numbers as tuples.
+
+    Raises:
+        RequestRefused: They are something else.
+    """
+    if depth and isinstance(value, list | tuple):
+        return tuple(_tuples(name, each, depth - 1) for each in value)
+    if depth or type(value) is not int or value < 0:
+        raise RequestRefused(f"{FIELD}.{name}: expected lists of whole numbers from 0 on, got {shown(value)}")
+    return value
