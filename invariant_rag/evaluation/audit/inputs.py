@@ -38,8 +38,8 @@ def for_runnable(runnable: Any) -> MakeInput | Undeclared:
     """Return what makes the input of a LangChain Runnable, by its input schema.
 
     A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
-    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where the
-    field is a string, as text. Without a field for documents, the question holds them, as does the message of an agent.
+    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where
+    the field is a string, as text. Without a field for documents, the question holds them, as does an agent's message.
 
     Raises:
         UnsupportedCombination: A required field is unknown.
