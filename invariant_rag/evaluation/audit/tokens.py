@@ -57,6 +57,8 @@ _SAME = {
     "grey": "gray",
 }  # fmt: skip
 _ARTICLES = {"a", "an", "the"}
+_EXACT = 15
+"""Digits of a number that a float holds; a longer one is compared digit by digit."""
 _ROMAN = {"II": 2, "III": 3, "IV": 4, "VI": 6, "VII": 7, "VIII": 8, "IX": 9, "XI": 11, "XII": 12, "XIV": 14, "XVI": 16}
 _ROMANS = re.compile(rf"(?<=[a-z] )(?:{'|'.join(_ROMAN)})\b")
 
@@ -151,7 +153,10 @@ class _Number:
         value = _SMALL.get(word)
         if re.fullmatch(r"-?\d+(?:\.\d+)?", word):
             self.finish()
-            self._last = float(word)
+            if len(word) > _EXACT:
+                self.found.append(word)
+            else:
+                self._last = float(word)
         elif value is not None:
             self._add(value)
         elif word in _LARGE and self._last is not None:

@@ -37,6 +37,7 @@ The total is 120. | 12
 -5 | 5
 3.14159 | 3.14
 five hundred | 5
+12345678901234567891 | 12345678901234567890
 thirty | 3
 seventy | seven
 twenty-one | twenty
@@ -67,6 +68,7 @@ two million three hundred thousand | 2,300,000
 1,500 people | 1500
 nineteen ninety | 1990
 minus five | -5
+It is 12345678901234567890. | 12345678901234567890
 12.0 | 12
 the third | 3rd
 50 percent | 50%
