@@ -62,7 +62,9 @@ class ArrangedAttention:
         if prompt.turn_keys is not None:
             keys = prompt.turn_keys.turned(keys, rotation)
         call = BatchCall(
-            *(each.transpose(0, 1)[None] for each in (queries, keys, values)),
+            queries=queries.transpose(0, 1)[None],
+            keys=keys.transpose(0, 1)[None],
+            values=values.transpose(0, 1)[None],
             rotation=rotation,
             scaling=self.scale,  # type: ignore[attr-defined]
             sliding_window=self._window(),

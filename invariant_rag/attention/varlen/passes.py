@@ -32,7 +32,7 @@ class Turn:
     which: torch.Tensor
 
     @classmethod
-    def of(cls, shifts: Sequence[int], device: torch.device) -> Turn | None:
+    def of(cls, shifts: Sequence[float], device: torch.device) -> Turn | None:
         """Return the turn of tokens by these shifts; None where all of them are 0."""
         distinct = sorted(set(shifts))
         if distinct in ([], [0]):
