@@ -53,10 +53,13 @@ def recomputed_logits(lm: InvariantModel, prompt: Prompt, written: Sequence[int]
 
 
 @cache
-def _exact(contract: type[MethodContract]) -> list[tuple[torch.Tensor, float]]:
+def _exact(contract: Any) -> list[tuple[torch.Tensor, float]]:
     """Return the logits of the prompts of a contract with the slow reference in float64, and what float32 may cost.
 
     They are computed once for all fast backends.
+
+    Args:
+        contract: The subclass of `MethodContract`.
     """
     lm = contract().wrapped(torch.float64, backend="reference")
     return [(lm.logits(prompt), rounding(lm.logits, prompt)) for prompt in contract().prompts()]

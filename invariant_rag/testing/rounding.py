@@ -39,7 +39,7 @@ class _OtherRounding(TorchDispatchMode):
     """
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._random = torch.Generator().manual_seed(seed)
         self._least = torch.finfo(dtype).eps
 
