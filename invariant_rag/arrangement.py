@@ -208,14 +208,11 @@ class RowArrangement:
 
         The last text, and tokens that continue it, see everything before them at its natural position.
         """
-        if self._is_in_last_text(query_start):
+        if query_start >= max(1, self.layout.text_spans[-1].start):
             return (Causal(Span(query_start, stop)),)
         behind = Span(self.layout.length, stop)
         blocks = _behind(self.blocks, query_start)
         return (*blocks, Causal(behind)) if len(behind) > 0 else blocks
-
-    def _is_in_last_text(self, query_start: int) -> bool:
-        return query_start >= max(1, self.layout.text_spans[-1].start)
 
     def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
         """Yield what each query of a head attends to: index and position of every key, far to near, itself last."""
@@ -266,7 +263,7 @@ def _behind(blocks: tuple[Block, ...], start: int) -> tuple[Block, ...]:
     """Return the blocks of the queries from a token on: whole prompts keep theirs, parts of them are rows."""
     if not start:
         return blocks
-    rows = [
+    return _blocks(
         Row(
             Span(max(start, row.queries.start), row.queries.stop),
             _joined((run.start, run.stop, run.shift) for run in row.runs),
@@ -274,8 +271,7 @@ def _behind(blocks: tuple[Block, ...], start: int) -> tuple[Block, ...]:
         for block in blocks
         for row in block.rows
         if row.queries.stop > start
-    ]
-    return _blocks(rows)
+    )
 
 
 def natural_positions(layout: Layout) -> tuple[int, ...]:

@@ -36,6 +36,33 @@ def test_every_backend_is_found_by_its_name_and_others_are_refused_with_the_name
         resolve_backend("flex")
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "varlen"])
+@pytest.mark.parametrize("method", ["rotor", "pine-in-place", "isolated", "set-based", "ape", "sequential"])
+def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str, backend: str) -> None:
+    """Wherever they begin: within a text, within a segment, or at its first token."""
+    chosen, generator = resolve_method(method), torch.Generator().manual_seed(1)
+    sets = ((5, 4, 7), (3, 6))
+    arrangement = chosen.arrange(Layout((3, 2, 4), sets))
+    length = arrangement.layout.length + 2  # two tokens of the answer
+    frequencies = 100.0 ** -(torch.arange(0, 16, 2) / 16)
+    angles = torch.arange(64)[:, None] * frequencies
+    rotation = of_table(torch.cat((angles.sin(), angles.cos()), dim=-1), interleaved=False)
+    queries, keys, values = (torch.randn(heads, length, 16, generator=generator) for heads in (4, 2, 2))
+    computed = resolve_backend(backend)
+
+    def attend(start: int) -> torch.Tensor:
+        parts = {"queries": queries[:, start:], "keys": keys, "values": values}
+        batch = BatchCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
+        together = computed.batch([arrangement], [0], batch, {})
+        if together is not None:
+            return together[0].transpose(0, 1)
+        return computed.attend(arrangement, AttentionCall(**parts, rotation=rotation, scaling=0.25))
+
+    whole = attend(0)
+    for start in range(1, length):
+        torch.testing.assert_close(attend(start), whole[:, start:], atol=1e-5, rtol=1e-4)
+
+
 class _Backwards:
     """An arrangement of a kind that no backend knows: the farthest token is the nearest key."""
 
@@ -65,33 +92,6 @@ def test_an_arrangement_of_a_new_kind_is_computed_by_the_reference_and_refused_b
         with pytest.raises(UnsupportedCombination, match="_Backwards") as caught:
             resolve_backend(name).attend(_Backwards(), call)
         assert "attend_fast" in caught.value.hint
-
-
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "varlen"])
-@pytest.mark.parametrize("method", ["rotor", "pine-in-place", "isolated", "set-based", "ape", "sequential"])
-def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str, backend: str) -> None:
-    """Wherever they begin: within a text, within a segment, or at its first token."""
-    chosen, generator = resolve_method(method), torch.Generator().manual_seed(1)
-    sets = ((5, 4, 7), (3, 6))
-    arrangement = chosen.arrange(Layout((3, 2, 4), sets))
-    length = arrangement.layout.length + 2  # two tokens of the answer
-    frequencies = 100.0 ** -(torch.arange(0, 16, 2) / 16)
-    angles = torch.arange(64)[:, None] * frequencies
-    rotation = of_table(torch.cat((angles.sin(), angles.cos()), dim=-1), interleaved=False)
-    queries, keys, values = (torch.randn(heads, length, 16, generator=generator) for heads in (4, 2, 2))
-    computed = resolve_backend(backend)
-
-    def attend(start: int) -> torch.Tensor:
-        parts = {"queries": queries[:, start:], "keys": keys, "values": values}
-        batch = BatchCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
-        together = computed.batch([arrangement], [0], batch, {})
-        if together is not None:
-            return together[0].transpose(0, 1)
-        return computed.attend(arrangement, AttentionCall(**parts, rotation=rotation, scaling=0.25))
-
-    whole = attend(0)
-    for start in range(1, length):
-        torch.testing.assert_close(attend(start), whole[:, start:], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])

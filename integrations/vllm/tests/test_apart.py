@@ -145,8 +145,6 @@ _GOOD: dict[str, Any] = {"method": "rotor", "texts": [4, 9], "sets": [[20, 20]]}
         {**_GOOD, "sets": [20, 20]},
         {**_GOOD, "sets": [[20, 10**12]]},
         {**_GOOD, "sets": [[0] * 10**6]},
-        {**_GOOD, "drafts": [[7]]},
-        {"method": "rotor", "texts": [4, 9]},
     ],
 )
 def test_a_forged_reading_fails_its_request_and_harms_nobody(

@@ -156,7 +156,7 @@ def test_only_methods_that_vllm_runs_can_be_chosen(gateway: httpx.Client) -> Non
     card = gateway.get("/v1/models").json()["data"][0]
     assert (card["id"], card["max_model_len"]) == ("gateway", 2048)
     assert set(card["invariant"]["methods"]) == set(SUPPORTED)
-    refused = gateway.post(CHAT, json=body(documents(2, seed=604), invariant={"method": "no-such-method"}))
+    refused = gateway.post(CHAT, json=body(documents(2, seed=604), invariant={"method": "rotar"}))
     assert refused.status_code == 400
     assert "expected one of ape, " in refused.json()["error"]["message"]
 

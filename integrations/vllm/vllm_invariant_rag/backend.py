@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import torch
 from invariant_rag.checks import check_text
-from invariant_rag.errors import InvalidChoice, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.option_checks import check_options
 from invariant_rag.generation.options import resolve_max_new_tokens
@@ -275,11 +275,14 @@ class VLLMBackend(InvariantModel):
 
     def _request(self, prepared: PreparedPrompt, fields: dict[str, Any], before: TokenIds = ()) -> EngineRequest:
         """Return the request for a prompt, and the first tokens of its answer."""
-        token_ids, window = (*prepared.input_ids, *before), self._connection.facts.sliding_window
+        facts, token_ids = self._connection.facts, (*prepared.input_ids, *before)
+        window, length = facts.sliding_window, len(token_ids) + fields["max_tokens"]
+        if length > facts.max_tokens:  # the context window limits positions, of which some methods take fewer
+            raise ContextOverflow(f"expected at most {facts.max_tokens} tokens of prompt and answer, got {length}")
         if prepared.arrangement.is_plain:
             return EngineRequest(token_ids, self._connection.tenant, None, fields)
         reading = Reading.of(self.method, prepared.arrangement.layout)
-        if window is not None and len(token_ids) + fields["max_tokens"] > window and not reading.is_plain_behind:
+        if window is not None and length > window and not reading.is_plain_behind:
             raise UnsupportedCombination(
                 f"expected prompt and answer within the sliding window of {window} tokens for {self.method.name!r}, "
                 "whose answers read documents elsewhere than they lie",

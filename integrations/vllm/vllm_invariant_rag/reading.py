@@ -19,8 +19,6 @@ from vllm_invariant_rag.errors import RequestRefused
 FIELD = "invariant_rag"
 """The entry of a request's `kv_transfer_params` that holds its reading."""
 
-_NAMES = ("method", "texts", "sets")
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -39,7 +37,7 @@ class Reading:
         """Return the reading of a prompt.
 
         Raises:
-            UnsupportedCombination: vLLM cannot look the method up by its name, or cannot run it.
+            UnsupportedCombination: vLLM cannot look the method up by its name.
         """
         check_method(method)
         return cls(method.name, layout)
@@ -75,40 +73,29 @@ class Reading:
 
     def as_params(self) -> dict[str, Any]:
         """Return the `kv_transfer_params` of a request."""
-        layout = self.layout
-        return {FIELD: {"method": self.method, **{name: getattr(layout, name) for name in _NAMES[1:]}}}
+        return {FIELD: {"method": self.method, "texts": self.layout.texts, "sets": self.layout.sets}}
 
     @classmethod
     def parse(cls, params: object, token_ids: Sequence[int]) -> Self | None:
         """Parse the `kv_transfer_params` of a request; None where it is a plain one.
 
         Raises:
-            RequestRefused: They are malformed, do not fit the tokens, or name a method that vLLM cannot run.
+            RequestRefused: They are malformed, or do not fit the tokens.
         """
         value = params.get(FIELD) if isinstance(params, Mapping) else None
         if value is None:
             return None
-        if not isinstance(value, Mapping) or set(value) != set(_NAMES):
-            raise RequestRefused(f"{FIELD}: expected an object with {', '.join(_NAMES)}, got {shown(value)}")
+        if not isinstance(value, Mapping) or set(value) != {"method", "texts", "sets"}:
+            raise RequestRefused(f"{FIELD}: expected an object with method, texts and sets, got {shown(value)}")
         if not isinstance(value["method"], str) or value["method"] not in METHODS:
             raise RequestRefused(f"{FIELD}.method: expected one of {', '.join(METHODS)}, got {shown(value['method'])}")
-        try:
-            check_method(METHODS[value["method"]]())
-        except UnsupportedCombination as error:
-            raise RequestRefused(str(error), hint=error.hint) from error
-        parts = {name: _tuples(name, value[name], depth) for name, depth in (("texts", 1), ("sets", 2))}
-        if len(parts["texts"]) != len(parts["sets"]) + 1 or not parts["sets"] or not parts["texts"][-1]:
-            raise RequestRefused(f"{FIELD}.texts: expected one text more than sets, the last not empty, got {parts}")
-        reading = cls(value["method"], Layout(**parts))
-        try:
-            length = max(reading.layout.length, *map(len, parts["sets"]))
-            if length > len(token_ids):  # before anything is made that is as long
-                raise RequestRefused(
-                    f"{FIELD}: expected at most {len(token_ids)} tokens, as in the prompt, got {length}"
-                )
-            _ = reading.arrangement
-        except (IndexError, ValueError) as error:
-            raise RequestRefused(f"{FIELD}: expected segments that exist, got {shown(value)}") from error
+        texts, sets = _tuples("texts", value["texts"], 1), _tuples("sets", value["sets"], 2)
+        if len(texts) != len(sets) + 1 or not sets or not texts[-1]:
+            raise RequestRefused(f"{FIELD}.texts: expected one text more than sets, the last not empty, got {texts}")
+        reading = cls(value["method"], Layout(texts, sets))
+        length = max(reading.layout.length, *map(len, sets))
+        if length > len(token_ids):  # before anything is made that is as long
+            raise RequestRefused(f"{FIELD}: expected at most {len(token_ids)} tokens, as in the prompt, got {length}")
         return reading
 
 
@@ -118,7 +105,7 @@ def _arrangement(reading: Reading) -> Arrangement:
 
 
 def check_method(method: Method) -> None:
-    """Raise UnsupportedCombination if vLLM cannot find a method by its name, with its own parameters."""
+    """Raise UnsupportedCombination if vLLM cannot look a method up by its name."""
     known = METHODS.get(method.name)
     if known is None or describe_choice(known()) != describe_choice(method):
         raise UnsupportedCombination(

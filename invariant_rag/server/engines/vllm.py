@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from vllm_invariant_rag import (
     RequestRefused,
@@ -19,7 +18,6 @@ from vllm_invariant_rag import (
 )
 
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
-from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.methods import METHODS
 from invariant_rag.server.engines.base import Call, Choices, Emit, JudgeCall, Reply
 from invariant_rag.server.engines.model_engine import ModelEngine
@@ -27,10 +25,7 @@ from invariant_rag.server.errors import DeadlineExceeded, UpstreamFailed
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.generation.outputs import Generation
-    from invariant_rag.generation.streaming import TextStream
     from invariant_rag.judge import Verdict
-    from invariant_rag.segments import Prompt
 
 _logger = logging.getLogger("invariant_rag.server")
 
@@ -86,22 +81,6 @@ class OnVLLM(ModelEngine):
         """Compare answers; see `answer`."""
         with _refusals():
             return super().judge(call)
-
-    def generate(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> Generation:
-        """Generate on vLLM; see `ModelEngine`."""
-        generation = lm.generate(prompt, **_stopping(options, abandoned))
-        if abandoned.is_set():
-            raise CancelledError
-        return generation
-
-    def stream(self, lm: InvariantModel, prompt: Prompt, options: dict[str, Any], abandoned: Event) -> TextStream:
-        """Stream from vLLM; see `ModelEngine`."""
-        return lm.stream(prompt, **_stopping(options, abandoned))
-
-
-def _stopping(options: dict[str, Any], abandoned: Event) -> dict[str, Any]:
-    criteria = [*(options.get("stopping_criteria") or ()), StopOnEvent(abandoned)]
-    return {**options, "stopping_criteria": criteria}
 
 
 def _is_supported(backend: VLLMBackend, method: str) -> bool:
