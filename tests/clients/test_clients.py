@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cohere
 import openai
@@ -37,7 +37,13 @@ SEARCH = {
 class Colour(BaseModel):
     """A colour."""
 
-    colour: str
+    colour: Literal["white", "green"]
+
+
+class Colours(BaseModel):
+    """Colors in words of the model, which may take any number of tokens."""
+
+    colours: str
 
 
 def test_this_environment_has_no_torch() -> None:
@@ -72,6 +78,8 @@ def test_openai_parses_objects_and_raises_its_own_errors(client: openai.OpenAI) 
         model="small", messages=messages, response_format=Colour, max_tokens=40, extra_body={"documents": FLAGS}
     )
     assert isinstance(reply.choices[0].message.parsed, Colour)
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(model="small", messages=messages, response_format=Colours, max_tokens=2)  # type: ignore[arg-type]
     with pytest.raises(openai.BadRequestError, match="colour: unknown field"):
         client.chat.completions.create(model="small", messages=messages, extra_body={"colour": 1})  # type: ignore[arg-type]
     with pytest.raises(openai.AuthenticationError):
@@ -101,6 +109,8 @@ def test_langchain_calls_tools_and_parses_objects(chat: ChatOpenAI) -> None:
     assert calls[0][0]["args"]["town"] in {"Ostra", "Brenn"}
     parsing = chat.bind(extra_body={"documents": FLAGS}, max_tokens=40).with_structured_output(Colour)
     assert isinstance(parsing.invoke(QUESTION), Colour)
+    with pytest.raises(openai.LengthFinishReasonError):
+        chat.bind(max_tokens=2).with_structured_output(Colours).invoke(QUESTION)
 
 
 # --- LlamaIndex -------------------------------------------------------------------------------------------------------
