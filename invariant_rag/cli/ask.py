@@ -133,10 +133,12 @@ def load_rag(
         # These import torch, which takes seconds: show the bar meanwhile.
         from invariant_rag.generation.choices import check_before_loading
         from invariant_rag.generation.model import InvariantModel
+        from invariant_rag.models.loading import load_config
         from invariant_rag.rag.pipeline import RAG, index_documents
 
         disable_transformers_bars()
         check_before_loading(model, **loading_options)
+        load_config(model)  # a model that is not there is found out before anything is indexed
         start = perf_counter()
         skipped: list[RetrievalError] = []
         index = index_documents(

@@ -157,6 +157,7 @@ def run(
             raise typer.BadParameter("--resume has its own questions: give either")
         if resume is None and questions is None:
             raise typer.BadParameter("QUESTIONS is missing: name a file, or continue an audit with --resume")
+        check_documents(docs or ())
         asked = read_run(resume)[2] if resume is not None else _parse(questions, given["fields"])
         if not dry_run and resume is None:
             if out is None:
@@ -168,7 +169,6 @@ def run(
             check_extras()
         gates = [Gate.parse(each) for each in fail_on or ()]
         chosen = AuditChoices(**given)
-        check_documents(docs or ())
         if docs:
             from invariant_rag.rag.retrieval import resolve_retriever
 

@@ -167,10 +167,7 @@ def check_before_loading(
 ) -> None:
     """Check what can be checked of the arguments of `InvariantModel.from_pretrained`, before anything is loaded.
 
-    The configuration of the model is read: it is small, and a model that is not there is found out.
-
     Raises:
-        ModelNotFound: There is no such model.
         UnknownName: There is no method, ordering, backend, overflow or intervention of that name; or another keyword
             looks like a misspelt one of these.
         InvalidChoice: Another argument is none.
@@ -187,7 +184,7 @@ def check_before_loading(
     check_flag("deterministic", deterministic)
     ours = [each for each in inspect.signature(check_before_loading).parameters if each not in {"name", "others"}]
     misspelt = [each for each in others if get_close_matches(each, ours, 1, _ALIKE)]
-    config = load_config(name, **others)
+    config = load_config(name, **others) if misspelt else None
     for each in misspelt:
         if not hasattr(config, each):  # transformers takes what the configuration has, whatever it looks like
             raise UnknownName("keyword", each, ours, hint="Those of transformers' from_pretrained are taken, too.")

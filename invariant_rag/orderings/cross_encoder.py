@@ -51,7 +51,9 @@ class CrossEncoder(Relevance):
         import torch
 
         model = self._load()
-        most = CHARACTERS_PER_TOKEN * (getattr(model, "max_length", None) or _LONGEST)
+        # Before sentence-transformers 6, the name is `max_length`.
+        longest = model.max_seq_length if hasattr(model, "max_seq_length") else getattr(model, "max_length", None)
+        most = CHARACTERS_PER_TOKEN * (longest or _LONGEST)
         pairs = [(query[:most], text[:most]) for text in texts]
         found: list[float] = []
         for first in range(0, len(pairs), _BATCHES * self.batch_size):

@@ -14,8 +14,9 @@ from invariant_rag.errors import InvalidChoice, RetrievalError, ToyModelWarning,
 from invariant_rag.generation.choices import check_before_loading
 from invariant_rag.generation.citations import Citation, cite
 from invariant_rag.generation.model import InvariantModel
+from invariant_rag.models.loading import load_config
 from invariant_rag.rag.documents import chunk_documents, load_documents
-from invariant_rag.rag.readers import warn_skipped
+from invariant_rag.rag.readers import check_documents, warn_skipped
 from invariant_rag.rag.retrieval import Retriever, RetrieverFactory, resolve_retriever
 from invariant_rag.segments import Prompt, SegmentSet
 
@@ -164,6 +165,7 @@ class RAG:
         Raises:
             UnknownName: There is no retriever of that name, or no such model option; nothing is indexed before.
             ExtraRequired: A package that the retriever or the ordering needs is not installed.
+            ModelNotFound: There is no such model; nothing is indexed before.
             RetrievalError: The documents cannot be read, or have no text; or a number is below its least value.
             UnsupportedCombination: `model_options` are given together with a loaded model.
         """
@@ -175,6 +177,10 @@ class RAG:
             )
         if not isinstance(model, InvariantModel):
             check_before_loading(model, **model_options)
+            resolve_retriever(retriever)
+            if isinstance(paths, str | Path):
+                check_documents([paths])
+            load_config(model, **model_options)  # a model that is not there is found out before anything is indexed
         index = index_documents(paths, retriever, max_chars=max_chars, overlap=overlap, strict=strict)
         if model is None:
             warnings.warn(ToyModelWarning(), stacklevel=2)
