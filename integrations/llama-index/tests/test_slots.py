@@ -242,6 +242,14 @@ def test_the_verdict_is_the_same_for_every_order(llm: InvariantLLM, write: Calla
     assert verdicts == {write in SETS.values()}
 
 
+def test_white_space_around_nodes_that_a_synthesizer_strips_is_no_matter() -> None:
+    nodes = [NodeWithScore(node=TextNode(text=f"\n{text} ")) for text in TEXTS]
+    recorder = Recorder()
+    for order in permutations(nodes):
+        RetrieverQueryEngine.from_args(ListRetriever(list(order)), llm=canonical(recorder, strict=True)).query(QUERY)
+    assert len(set(recorder.asked)) == 1
+
+
 def test_without_documents_there_is_no_verdict(llm: InvariantLLM) -> None:
     assert llm.complete(QUERY).raw["invariant"] is None
     assert get_response_synthesizer(llm).synthesize(QUERY, nodes_of((0,))).metadata["invariant_rag"]["sets"] == [1]
