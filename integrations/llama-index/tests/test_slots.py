@@ -110,6 +110,22 @@ def test_a_question_that_names_or_quotes_its_own_nodes_reaches_the_model_byte_fo
     assert all((each["sets"], each["invariant"]) == ([3], True) for each in reports)
 
 
+@dispatcher.span
+def rephrased(llm: Any, nodes: Any, question: str) -> None:
+    """Retrieve for another question than the one that is asked, as engines that condense a chat do."""
+    found = ListRetriever(nodes).retrieve("ferry")
+    llm.predict(TEMPLATE, context_str="\n\n".join(each.text for each in found), query_str=question)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_so_does_a_question_that_the_retriever_was_not_asked(question: str) -> None:
+    recorder = Recorder()
+    for order in ORDERS:
+        rephrased(canonical(recorder, strict=True), nodes_of(order), question)
+    (prompt,) = set(recorder.asked)
+    assert prompt.endswith(f"\nQ: {question}")
+
+
 def test_the_local_model_reads_the_set_and_the_question_as_it_is(model: InvariantModel) -> None:
     question = QUESTIONS[4]
     slots = [Slot(after=("\n\n",)), Slot(after=("\n\n",)), Slot()]
