@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -286,13 +288,19 @@ def test_another_tenants_retrieval_is_unknown(model: InvariantModel) -> None:
     assert handler._scopes == {}, "a run is gone when it has ended"
 
 
-def test_what_is_retrieved_outside_of_any_run_belongs_to_the_task(llm: InvariantLLM) -> None:
-    def script() -> Any:
-        nodes = ListRetriever(nodes_of()).retrieve(QUERY)
-        return llm.complete("\n".join(f"{i}. {each.text}" for i, each in enumerate(nodes))).raw["invariant"]
+def test_what_is_retrieved_outside_of_any_run_is_not_told_to_whom_the_thread_or_task_serves_next() -> None:
+    def other_tenant() -> list[str]:
+        return caught(lambda: canonical(Recorder()).complete("Compare: " + " ".join(TEXTS)))[1]
 
-    verdict, messages = caught(script)
-    assert (verdict, len(messages)) == (False, 1)
+    async def tasks() -> list[str]:
+        ListRetriever(nodes_of()).retrieve(QUERY)
+        await asyncio.create_task(asyncio.to_thread(ListRetriever(nodes_of()).retrieve, QUERY))
+        return await asyncio.create_task(asyncio.to_thread(other_tenant))
+
+    with ThreadPoolExecutor(1) as worker:
+        worker.submit(ListRetriever(nodes_of()).retrieve, QUERY).result()
+        assert worker.submit(other_tenant).result() == []
+    assert asyncio.run(tasks()) == []
 
 
 def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:
