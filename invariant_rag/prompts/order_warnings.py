@@ -157,6 +157,10 @@ _CLOSED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _CODE = re.compile(r"```.*?```", re.DOTALL)
+_INSTRUCTION = re.compile(
+    r"\W*given (?:the|this|these) (?:\w+ )?(?:context|documents?|information|sources)\b", re.IGNORECASE
+)
+"""How a paragraph begins that says what to do with a context, below it."""
 
 
 def looks_introduced(text: str) -> bool:
@@ -175,7 +179,8 @@ def looks_introduced(text: str) -> bool:
     inside = text[begun.end() :]
     closed = _CLOSED.search(inside)
     paragraphs = re.split(r"\n[ \t]*\n", inside[: closed.start()] if closed else inside)
-    return sum(len(each.split()) >= _TELLING_WORDS and not each.rstrip().endswith("?") for each in paragraphs) > 1
+    telling = (each for each in paragraphs if len(each.split()) >= _TELLING_WORDS and not _INSTRUCTION.match(each))
+    return sum(not each.rstrip().endswith("?") for each in telling) > 1
 
 
 _STATED = re.compile(
@@ -185,13 +190,15 @@ _STATED = re.compile(
     r"|\b(?:chronological|descending|ascending|alphabetical|reverse|decreasing|increasing) order\b"
     r"|\bin order of \w+"
     r"|\b(?:first|last|second|third|final|top|earlier|later|preceding|following) (?:\w+ )?"
-    r"(?:document|passage|source|chunk|snippet|excerpt|result)\b",
+    r"(?:document|passage|source|chunk|snippet|excerpt|(?<!final )result)\b",
     re.IGNORECASE,
 )
 
 
 def states_order(text: str, retrievals: Iterable[Retrieval] = ()) -> bool:
     """Return whether a text says that documents are in an order. What retrievers were asked does not count.
+
+    A *final result* is what the model is to write, and no document.
 
     >>> states_order("Documents, newest first:"), states_order("Use the documents:")
     (True, False)

@@ -8,7 +8,7 @@ import pytest
 
 from invariant_rag.errors import InvariantRAGError, OrderWarning
 from invariant_rag.prompts import Finding, Retrieval, report
-from invariant_rag.prompts.order_warnings import looks_listed, states_order
+from invariant_rag.prompts.order_warnings import looks_introduced, looks_listed, states_order
 from invariant_rag.segments import Segment
 
 FOUND = [Finding("separate", "two segments stand apart."), Finding("marks", "marks are left.")]
@@ -49,7 +49,13 @@ def test_a_prompt_that_states_an_order_is_noticed(text: str) -> None:
     assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
 
 
-@pytest.mark.parametrize("text", ["Answer from the documents.", "Who ranked highest?", "Be brief.", "First, greet."])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Answer from the documents.", "Who ranked highest?", "Be brief.", "First, greet.",
+        "After your feedback provide a final result in this format:",
+    ],
+)  # fmt: skip
 def test_other_prompts_state_none(text: str) -> None:
     assert not states_order(text)
 
@@ -64,3 +70,13 @@ def test_other_prompts_state_none(text: str) -> None:
 )
 def test_a_list_of_documents_in_text_is_noticed(text: str) -> None:
     assert looks_listed(text)
+
+
+def test_a_context_is_introduced_only_if_two_paragraphs_of_it_follow() -> None:
+    above, below = (
+        "Use the provided context.\nBelow:\n---\n",
+        "---\nGiven the context information, answer.\nQuery: when?",
+    )
+    one, other = "The ferry leaves at noon.\n\n", "The mill grinds barley.\n\n"
+    assert looks_introduced(above + one + other + below)
+    assert not looks_introduced(above + one + below), "what follows is what to do with it"

@@ -21,7 +21,7 @@ from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 
 dispatcher = get_dispatcher(__name__)
 
-IN_ONE_SPAN = "retrieve and ask in one function under `@dispatcher.span`, or in one workflow; or one after the other"
+IN_ONE_SPAN = "retrieve and ask in one function under `@dispatcher.span`, or in one workflow"
 APART = "mark the nodes (`SegmentMarkerPostprocessor`), or give `SegmentBlock`s"
 
 
@@ -85,12 +85,11 @@ def marked(nodes: Nodes) -> Nodes:
 
 
 def retrieved(topic: str, asks: dict[str, Ask], sets: set[str]) -> list[Entry]:
-    """Return what asks with nodes of the same run: in one span, or one after the other in one task."""
+    """Return what asks with nodes of the same run: in one span."""
     found = []
     for name, ask in asks.items():
         entry, todo = (invariant, IN_ONE_SPAN) if name in sets else (warns, APART)
         found.append(entry(name, lambda llm, nodes, ask=ask: in_one_span(llm, nodes, ask), todo))
-        found.append(entry(f"{name}, without a span", lambda llm, nodes, ask=ask: ask(llm, retrieve(nodes)), todo))
     return under(topic, *found)
 
 

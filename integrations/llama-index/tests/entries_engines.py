@@ -10,13 +10,14 @@ from cases import QUERY
 from entries_query import marked
 from entry import MORE, Nodes, SayingLLM, engine_of, index_of, invariant, under, warns
 from llama_index.core.evaluation import RelevancyEvaluator
-from llama_index.core.indices.query.query_transform import HyDEQueryTransform
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.postprocessor import (
     LLMRerank,
 )
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     FLAREInstructQueryEngine,
+    MultiStepQueryEngine,
     RetryQueryEngine,
     RouterQueryEngine,
     SubQuestionQueryEngine,
@@ -107,6 +108,11 @@ def sub_questions(nodes: Nodes, **options: Any) -> str:
     return str(engine.query(QUERY))
 
 
+def steps(llm: Any, nodes: Nodes) -> str:
+    transform = StepDecomposeQueryTransform(llm=llm)
+    return str(MultiStepQueryEngine(engine_of(nodes), transform, index_summary="Boats.", num_steps=2).query(QUERY))
+
+
 def retried(llm: Any, nodes: Nodes) -> str:
     evaluator = RelevancyEvaluator(llm=llm)
     return str(RetryQueryEngine(engine_of(nodes), evaluator, max_retries=1).query(QUERY))
@@ -158,6 +164,7 @@ ENTRIES = [
             "`TransformQueryEngine` with HyDE",
             lambda llm, nodes: str(TransformQueryEngine(engine_of(nodes), HyDEQueryTransform(llm)).query(QUERY)),
         ),
+        invariant("`MultiStepQueryEngine`", steps),
         invariant("`RetryQueryEngine`", retried),
         invariant("`FLAREInstructQueryEngine`", lambda _, nodes: looked_ahead(nodes)),
     ),

@@ -16,7 +16,7 @@ assert len(EXAMPLES) == 4
 @pytest.mark.parametrize("example", EXAMPLES, ids=["tutorial", "messages", "agent", "citations"])
 def test_the_examples_run(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     (said,) = re.findall(r"^print\(.*\)  # (.*)", example, flags=re.MULTILINE)
-    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(example, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
     assert capsys.readouterr().out.strip() == said
 
 
@@ -24,7 +24,7 @@ def test_the_tutorial_of_the_documentation_runs(capsys: pytest.CaptureFixture[st
     text = (Path(__file__).parents[3] / "docs" / "tutorials" / "llamaindex.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "tutorial"}
     for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(compile(code, "llamaindex.md", "exec"), namespace)
+        exec(compile(code, "llamaindex.md", "exec", dont_inherit=True), namespace)
         said = re.findall(r"^ *print\(.*\)  # (.*)", code, flags=re.MULTILINE)
         assert capsys.readouterr().out.splitlines() == said
 

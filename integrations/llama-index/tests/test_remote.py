@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import permutations
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from invariant_rag import InvariantModel, KeyValueCache, Segment
@@ -101,6 +101,12 @@ class Colour(BaseModel):
     name: str = Field(pattern="white|green")
 
 
+class Town(BaseModel):
+    """The argument of a search. There are few towns: the embedded model need not end a text of its own."""
+
+    town: Literal["Ostra", "Brenn"]
+
+
 def search(town: str) -> str:
     """Search the atlas."""
     return town
@@ -109,7 +115,7 @@ def search(town: str) -> str:
 def test_tools_and_objects_are_decoded_on_the_server(remote: InvariantLLM) -> None:
     found = remote.structured_predict(Colour, PromptTemplate(QUESTION), llm_kwargs={"max_tokens": 96})
     assert found.name in {"white", "green"}
-    tool = FunctionTool.from_defaults(search)
+    tool = FunctionTool.from_defaults(search, fn_schema=Town)
     response = remote.chat_with_tools([tool], QUESTION, tool_required=True, max_tokens=96)
     (call,) = remote.get_tool_calls_from_response(response)[:1]
     assert call.tool_name == "search"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,22 @@ def test_a_question_that_names_or_quotes_its_own_nodes_reaches_the_model_byte_fo
     assert len(set(recorder.asked)) == 1
     assert recorder.asked[0].endswith(f"\nQ: {question}")
     assert all((each["sets"], each["invariant"]) == ([3], True) for each in reports)
+
+
+@dispatcher.span
+def rephrased(llm: Any, nodes: Any, question: str) -> None:
+    """Retrieve for another question than the one that is asked, as engines that condense a chat do."""
+    found = ListRetriever(nodes).retrieve("ferry")
+    llm.predict(TEMPLATE, context_str="\n\n".join(each.text for each in found), query_str=question)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_so_does_a_question_that_the_retriever_was_not_asked(question: str) -> None:
+    recorder = Recorder()
+    for order in ORDERS:
+        rephrased(canonical(recorder, strict=True), nodes_of(order), question)
+    (prompt,) = set(recorder.asked)
+    assert prompt.endswith(f"\nQ: {question}")
 
 
 def test_the_local_model_reads_the_set_and_the_question_as_it_is(model: InvariantModel) -> None:
@@ -242,6 +260,14 @@ def test_the_verdict_is_the_same_for_every_order(llm: InvariantLLM, write: Calla
     assert verdicts == {write in SETS.values()}
 
 
+def test_white_space_around_nodes_that_a_synthesizer_strips_is_no_matter() -> None:
+    nodes = [NodeWithScore(node=TextNode(text=f"\n{text} ")) for text in TEXTS]
+    recorder = Recorder()
+    for order in permutations(nodes):
+        RetrieverQueryEngine.from_args(ListRetriever(list(order)), llm=canonical(recorder, strict=True)).query(QUERY)
+    assert len(set(recorder.asked)) == 1
+
+
 def test_without_documents_there_is_no_verdict(llm: InvariantLLM) -> None:
     assert llm.complete(QUERY).raw["invariant"] is None
     assert get_response_synthesizer(llm).synthesize(QUERY, nodes_of((0,))).metadata["invariant_rag"]["sets"] == [1]
@@ -262,13 +288,19 @@ def test_another_tenants_retrieval_is_unknown(model: InvariantModel) -> None:
     assert handler._scopes == {}, "a run is gone when it has ended"
 
 
-def test_what_is_retrieved_outside_of_any_run_belongs_to_the_task(llm: InvariantLLM) -> None:
-    def script() -> Any:
-        nodes = ListRetriever(nodes_of()).retrieve(QUERY)
-        return llm.complete("\n".join(f"{i}. {each.text}" for i, each in enumerate(nodes))).raw["invariant"]
+def test_what_is_retrieved_outside_of_any_run_is_not_told_to_whom_the_thread_or_task_serves_next() -> None:
+    def other_tenant() -> list[str]:
+        return caught(lambda: canonical(Recorder()).complete("Compare: " + " ".join(TEXTS)))[1]
 
-    verdict, messages = caught(script)
-    assert (verdict, len(messages)) == (False, 1)
+    async def tasks() -> list[str]:
+        ListRetriever(nodes_of()).retrieve(QUERY)
+        await asyncio.create_task(asyncio.to_thread(ListRetriever(nodes_of()).retrieve, QUERY))
+        return await asyncio.create_task(asyncio.to_thread(other_tenant))
+
+    with ThreadPoolExecutor(1) as worker:
+        worker.submit(ListRetriever(nodes_of()).retrieve, QUERY).result()
+        assert worker.submit(other_tenant).result() == []
+    assert asyncio.run(tasks()) == []
 
 
 def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:

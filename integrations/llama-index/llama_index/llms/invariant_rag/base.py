@@ -354,7 +354,8 @@ class InvariantLLM(ObjectWriter):
         request = AnswerRequest(
             **asked,
             **{name: given.pop(name) for name in _DECODING},
-            **{name: bool(given.pop(name)) for name in _REPORTING},
+            logprobs=bool(given.pop("logprobs")),
+            citations=bool(given.pop("citations")),
             schema=_ANY_OBJECT if output_cls is None and json_mode else output_cls,
             stop=tuple(check_stops(given.pop("stop"))),
             max_new_tokens=given.pop("max_tokens"),

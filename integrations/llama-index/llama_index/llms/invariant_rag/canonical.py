@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -42,6 +52,7 @@ from llama_index.llms.invariant_rag.slots import Part, SlotReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
 T = TypeVar("T")
+W = TypeVar("W", bound="CanonicalLLM")
 
 
 @dataclass(frozen=True)
@@ -198,18 +209,20 @@ class CanonicalLLM(SlotReader):
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
         ballots = self._text(prompt, kwargs)
-        streams, whole = (
-            ballots.calls(ask, formatted, **kwargs) for ask in (self.llm.stream_complete, self.llm.complete)
-        )
+        streams = ballots.calls(self.llm.stream_complete, formatted, **kwargs)
+        whole = ballots.calls(self.llm.complete, formatted, **kwargs)
         return self._streamed(streams[0], whole, ballots)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation; in one piece, once all votes are in, if there are several."""
         ballots = self._messages(messages, kwargs)
-        streams, whole = (ballots.calls(ask, **kwargs) for ask in (self.llm.stream_chat, self.llm.chat))
+        streams = ballots.calls(self.llm.stream_chat, **kwargs)
+        whole = ballots.calls(self.llm.chat, **kwargs)
         return self._streamed(streams[0], whole, ballots)
 
-    def _streamed(self, stream: Callable[[], Any], whole: Sequence[Callable[[], Any]], ballots: _Ballots) -> Any:
+    def _streamed(
+        self, stream: Callable[[], Iterator[R]], whole: Sequence[Callable[[], R]], ballots: _Ballots
+    ) -> Generator[R, None, None]:
         if len(whole) == 1:
             ledger = ballots.report(self.strategy)
             return (_with_ledger(piece, ledger) for piece in stream())
@@ -219,17 +232,23 @@ class CanonicalLLM(SlotReader):
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text."""
         ballots = self._text(prompt, kwargs)
-        asks = (self.llm.astream_complete, self.llm.acomplete)
-        streams, whole = (ballots.calls(ask, formatted, **kwargs) for ask in asks)
+        streams = ballots.calls(self.llm.astream_complete, formatted, **kwargs)
+        whole = ballots.calls(self.llm.acomplete, formatted, **kwargs)
         return await self._astreamed(streams[0], whole, ballots)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation."""
         ballots = self._messages(messages, kwargs)
-        streams, whole = (ballots.calls(ask, **kwargs) for ask in (self.llm.astream_chat, self.llm.achat))
+        streams = ballots.calls(self.llm.astream_chat, **kwargs)
+        whole = ballots.calls(self.llm.achat, **kwargs)
         return await self._astreamed(streams[0], whole, ballots)
 
-    async def _astreamed(self, stream: Callable[[], Any], whole: Sequence[Callable[[], Any]], ballots: _Ballots) -> Any:
+    async def _astreamed(
+        self,
+        stream: Callable[[], Awaitable[AsyncIterator[R]]],
+        whole: Sequence[Callable[[], Awaitable[R]]],
+        ballots: _Ballots,
+    ) -> AsyncGenerator[R, None]:
         if len(whole) == 1:
             ledger, pieces = ballots.report(self.strategy), await stream()
             return (_with_ledger(piece, ledger) async for piece in pieces)
@@ -246,8 +265,10 @@ class CanonicalLLM(SlotReader):
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
-        ask = partial(self._predicted, self.llm.structured_predict, output_cls, llm_kwargs)
-        return self._object(_at_once(ballots.calls(ask)), ballots)
+        ask = self.llm.structured_predict
+        templates = map(ChatPromptTemplate, ballots.inputs)
+        calls: list[Callable[[], Model]] = [partial(ask, output_cls, each, llm_kwargs) for each in templates]
+        return self._object(_at_once(calls), ballots)
 
     async def astructured_predict(
         self,
@@ -258,12 +279,10 @@ class CanonicalLLM(SlotReader):
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
-        ask = partial(self._predicted, self.llm.astructured_predict, output_cls, llm_kwargs)
-        return self._object(await _all(ballots.calls(ask)), ballots)
-
-    @staticmethod
-    def _predicted(ask: Callable[..., T], output_cls: Any, llm_kwargs: Any, messages: Sequence[ChatMessage]) -> T:
-        return ask(output_cls, ChatPromptTemplate(messages), llm_kwargs)
+        ask = self.llm.astructured_predict
+        templates = map(ChatPromptTemplate, ballots.inputs)
+        calls: list[Callable[[], Awaitable[Model]]] = [partial(ask, output_cls, each, llm_kwargs) for each in templates]
+        return self._object(await _all(calls), ballots)
 
     def _object(self, found: Sequence[Model], ballots: _Ballots) -> Model:
         vote = elect([each.model_dump_json() for each in found])
@@ -345,9 +364,8 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: It is no LLM.
     """
-    return _wrapped(
-        llm, CanonicalLLM, CanonicalToolLLM, {"ordering": ordering}, find_documents, strict, require_segments
-    )
+    kinds = (CanonicalLLM, CanonicalToolLLM)
+    return _wrapped(llm, kinds, {"ordering": ordering}, find_documents, strict, require_segments)
 
 
 def vote(
@@ -386,10 +404,10 @@ def vote(
         InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
     options = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
-    return _wrapped(llm, VotingLLM, VotingToolLLM, options, find_documents, strict, require_segments)
+    return _wrapped(llm, (VotingLLM, VotingToolLLM), options, find_documents, strict, require_segments)
 
 
-def _wrapped(llm: object, kind: Any, tool_kind: Any, options: dict[str, Any], *reading: bool) -> Any:
+def _wrapped(llm: object, kinds: tuple[type[W], type[W]], options: dict[str, Any], *reading: bool) -> W:
     PlainRequests(options["ordering"], options.get("votes", 1), options.get("seed", 0))  # checks them
     if not isinstance(llm, LLM):
         raise UnsupportedModel(
@@ -398,7 +416,7 @@ def _wrapped(llm: object, kind: Any, tool_kind: Any, options: dict[str, Any], *r
         )
     taken = {name: getattr(llm, name) for name in _TAKEN_OVER}
     read = dict(zip(("find_documents", "strict", "require_segments"), reading, strict=True))
-    return (tool_kind if isinstance(llm, FunctionCallingLLM) else kind)(llm=llm, **{**taken, **options, **read})
+    return kinds[isinstance(llm, FunctionCallingLLM)](llm=llm, **{**taken, **options, **read})
 
 
 def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:

@@ -1,28 +1,20 @@
 """What is retrieved in a run of LlamaIndex, for LLMs of this package that are asked in the same run.
 
 A run is an outermost span, such as a query, a chat or a workflow; it ends with that span, and nothing of it is kept.
-Retrievers, postprocessors and LLMs that are called outside of any span belong to the run of their task or thread, which
-knows its last few retrievals. Context variables carry it: another task, thread or tenant has another one.
+What is retrieved outside of any span is known to nobody afterwards: a thread or task may serve another tenant next.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import LLM
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore
 
 from llama_index.llms.invariant_rag.reports import Reports
-
-_ASKED_ALONE = (BaseRetriever, BaseNodePostprocessor, LLM)
-_REMEMBERED = 8
 
 T = TypeVar("T")
 
@@ -55,7 +47,7 @@ class Scope:
 
     instance: object
     around: Scope | None
-    retrievals: deque[Retrieved]
+    retrievals: list[Retrieved]
     given: Retrieved | None = None
     reports: Reports | None = None
     ended: bool = False
@@ -78,12 +70,11 @@ class Scope:
 
 
 _scope: ContextVar[Scope | None] = ContextVar("invariant_rag_scope", default=None)
-_alone: ContextVar[deque[Retrieved] | None] = ContextVar("invariant_rag_alone", default=None)
 
 
 def current_scope() -> Scope:
-    """Return the innermost span of now that has not ended; outside of any, one of this task or thread."""
-    return _open() or Scope(None, None, _alone.get() or deque())
+    """Return the innermost span of now that has not ended; outside of any, an empty one."""
+    return _open() or Scope(None, None, [])
 
 
 def _open() -> Scope | None:
@@ -96,13 +87,8 @@ def enter(instance: object) -> Scope:
     around = _open()
     if around is not None:
         scope = Scope(instance, around, around.retrievals, around.given)
-    elif isinstance(instance, _ASKED_ALONE):
-        if (known := _alone.get()) is None:
-            _alone.set(known := deque(maxlen=_REMEMBERED))
-        scope = Scope(instance, None, known)
     else:
-        _alone.set(None)  # a run begins: what was retrieved before it is no matter of it, nor of what follows
-        scope = Scope(instance, None, deque())
+        scope = Scope(instance, None, [])
     _scope.set(scope)
     return scope
 
@@ -110,13 +96,13 @@ def enter(instance: object) -> Scope:
 def leave(scope: Scope) -> None:
     """End a span; with the outermost one, its run ends."""
     scope.ended = True
-    if scope.around is None and scope.retrievals.maxlen is None:
+    if scope.around is None:
         scope.retrievals.clear()
 
 
 def keep(scope: Scope) -> Scope:
     """Return a copy of a span that does not end with its run: for a stream that is read later."""
-    return replace(scope, retrievals=deque(scope.retrievals), ended=False)
+    return replace(scope, retrievals=list(scope.retrievals), ended=False)
 
 
 def carried(pieces: Generator[T, None, None], kept: Scope) -> Generator[T, None, None]:

@@ -135,8 +135,11 @@ class Retrievals:
 
 def _forms(retrieved: Retrieved, one_by_one: bool) -> list[Retrieval]:
     found: dict[tuple[str, ...], Retrieval] = {}
-    for mode in (MetadataMode.LLM, MetadataMode.NONE):
-        texts = [without_marks(each.node.get_content(mode)) for each in retrieved.nodes]
+    contents = [
+        [without_marks(each.node.get_content(mode)) for each in retrieved.nodes]
+        for mode in (MetadataMode.LLM, MetadataMode.NONE)
+    ]
+    for texts in (*contents, *([text.strip() for text in texts] for texts in contents)):  # synthesizers strip texts
         with_ids = len(set(texts)) == len(texts)  # equal texts are told apart by what may be written beside them only
         pairs = zip(retrieved.nodes, texts, strict=True)
         segments = [segment_of(each, text, with_id=with_ids) for each, text in pairs]

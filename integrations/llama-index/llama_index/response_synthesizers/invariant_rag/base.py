@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import ContentBlock, TextBlock
+from llama_index.core.base.llms.types import BaseContentBlock, ChatMessage, TextBlock
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks.base import CallbackManager
@@ -178,11 +178,11 @@ class InvariantSynthesizer(BaseSynthesizer):
                 hint="Write {context_str} and {query_str} into text_qa_template.",
             )
         given = current_scope().given
-        nodes = list(given.nodes) if given and len(given.nodes) == len(texts) else []
-        media = [each for each in nodes if has_media(each.node)]
-        read = [
-            (each, text) for each, text in zip(nodes or [None] * len(texts), texts, strict=True) if each not in media
-        ]
+        nodes: Sequence[NodeWithScore | None] = [None] * len(texts)
+        if given and len(given.nodes) == len(texts):
+            nodes = given.nodes
+        media = [each for each in nodes if each and has_media(each.node)]
+        read = [(each, text) for each, text in zip(nodes, texts, strict=True) if each not in media]
         plain = [without_marks(text) for _, text in read]
         segments = [
             segment_of(each, text) if each else Segment(text) for (each, _), text in zip(read, plain, strict=True)
@@ -198,12 +198,16 @@ class InvariantSynthesizer(BaseSynthesizer):
         if isinstance(inner, InvariantLLM) or not inner.metadata.is_chat_model:
             refuse_media(nodes)
         blocks = [block for each in sorted(map(_blocks, nodes), key=repr) for block in each]
-        messages = self._llm._get_messages(template)
-        for message in messages:
-            written = [block for block in message.blocks if isinstance(block, SlotBlock)]
-            if any(part.segments is not None for block in written for part in block.parts):
-                message.blocks = [*message.blocks, *blocks]
+        messages = [
+            each.model_copy(update={"blocks": [*each.blocks, *blocks]}) if _shows_set(each) else each
+            for each in self._llm._get_messages(template)
+        ]
         return ChatPromptTemplate(message_templates=messages)
+
+
+def _shows_set(message: ChatMessage) -> bool:
+    written = [block for block in message.blocks if isinstance(block, SlotBlock)]
+    return any(part.segments is not None for block in written for part in block.parts)
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
@@ -219,14 +223,15 @@ def _numbered(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
     return relabelled(nodes) if current_scope().innermost(CitationQueryEngine) else nodes
 
 
-def _blocks(found: NodeWithScore) -> list[ContentBlock]:
+def _blocks(found: NodeWithScore) -> list[BaseContentBlock]:
     text = without_marks(found.node.get_content(MetadataMode.LLM))
     blocks = found.node.get_content_blocks(metadata_mode=MetadataMode.LLM)
     media = [block for block in blocks if not isinstance(block, TextBlock)]
-    return [*([SlotBlock.of(Part(document_rendering(Segment(text)), "words"))] if text else []), *media]
+    shown = [SlotBlock.of(Part(document_rendering(Segment(text)), "words"))] if text else []
+    return [*shown, *media]
 
 
-def _with_metadata(response: Any) -> Any:
+def _with_metadata(response: RESPONSE_TYPE) -> RESPONSE_TYPE:
     """Return a response whose metadata says that nothing was read, if no LLM was asked."""
     if response.metadata is None:
         response.metadata = {METADATA_KEY: dict(_NOTHING_READ)}
