@@ -63,7 +63,7 @@ class Writing(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.start = input_ids.shape[1] if self.start is None else self.start
         place = input_ids.shape[1] - self.start
-        if place < len(self.tokens):
+        if 0 <= place < len(self.tokens):  # a later prompt may be shorter
             scores = scores.clone()
             scores[0, self.tokens[place]] = scores.max() + 100
         return scores
