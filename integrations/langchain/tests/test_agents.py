@@ -104,7 +104,10 @@ def test_an_agent_with_tools_answers_with_an_object(chat: ChatInvariant, strateg
 
     def asked(documents: list[Any]) -> Any:
         agent: Any = create_agent(
-            chat, tools=[retriever_tool(documents)], middleware=[object_last], response_format=FORMATS[strategy]
+            calling(chat, "records"),
+            tools=[retriever_tool(documents)],
+            middleware=[object_last],
+            response_format=FORMATS[strategy],
         )
         result = agent.invoke({"messages": [("human", QUESTION)]})
         assert isinstance(result["structured_response"], Departure)

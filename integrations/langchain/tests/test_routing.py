@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import OrderWarning
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
 from langchain_invariant_rag.documents import Segments
@@ -20,7 +20,7 @@ ALPHAS = {"plain": 2.0, "invariant": -2.0}
 class Town(BaseModel):
     """A town."""
 
-    name: str
+    name: str = Field(max_length=6)
 
 
 @pytest.mark.parametrize("branch", ALPHAS)
@@ -42,10 +42,10 @@ def test_the_answer_is_that_of_the_branch(lm: InvariantModel, branch: str) -> No
 @pytest.mark.parametrize("branch", ALPHAS)
 def test_a_routed_model_writes_structured_output(lm: InvariantModel, branch: str) -> None:
     routed = lm.with_routing(ALPHAS[branch], plain_order="canonical")
-    kept = ChatInvariant(model=getattr(routed, f"{branch}_branch"), max_tokens=40)
+    kept = ChatInvariant(model=getattr(routed, f"{branch}_branch"), max_tokens=120)
     found, expected = (
         chat.with_structured_output(Town).invoke(QUESTION, documents=DOCUMENTS)
-        for chat in (ChatInvariant(model=routed, max_tokens=40), kept)
+        for chat in (ChatInvariant(model=routed, max_tokens=120), kept)
     )
     assert found == expected
 

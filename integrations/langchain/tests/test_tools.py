@@ -37,7 +37,7 @@ ANTHROPIC_CHOICE = {"type": "tool", "name": "search"}
 
 @pytest.mark.parametrize("choice", ["any", "required", True, "search", OPENAI_CHOICE, ANTHROPIC_CHOICE])
 def test_a_forced_answer_is_calls_that_parse(chat: ChatInvariant, choice: Any) -> None:
-    answer = chat.bind_tools([search, now], tool_choice=choice).invoke(QUESTION)
+    answer = chat.bind_tools([search, now], tool_choice=choice, parallel_tool_calls=False).invoke(QUESTION)
     assert answer.tool_calls
     assert (answer.content, answer.invalid_tool_calls) == ("", [])
     for call in answer.tool_calls:
@@ -230,7 +230,7 @@ def test_results_stand_in_the_order_of_their_calls(chat: ChatInvariant) -> None:
 
 
 def test_the_answer_of_a_model_is_a_history_for_the_next_call(chat: ChatInvariant) -> None:
-    bound = chat.bind_tools([search], tool_choice="any")
+    bound = chat.bind_tools([search], tool_choice="any", parallel_tool_calls=False)
     whole, chunk = bound.invoke(QUESTION), joined(list(bound.stream(QUESTION)))
     results = [search.invoke(call) for call in whole.tool_calls]
     answers = {

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 _MARKED_TEXT_MODELS = (
     ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
-    ("langchain_invariant_rag.wrapped", "CanonicalRunnable"),
-    ("langchain_invariant_rag.wrapped", "VotingRunnable"),
+    ("langchain_invariant_rag.api_models", "WrappedRunnable"),
     ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
 )
 """Module and class of what `canonical` and `vote` return: models that order the segments marked in their text."""
