@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -127,8 +127,8 @@ class MethodContract:
 
     def _agrees_with_the_reference(self, backend: str) -> None:
         """Compare with the reference in a float64 model, within what float32 may cost; see `rounding`."""
-        lm = self.wrapped(backend=backend)
-        for prompt, (exact, bound) in zip(self.prompts(), _exact(type(self)), strict=True):
+        lm, contract = self.wrapped(backend=backend), cast("Any", type(self))
+        for prompt, (exact, bound) in zip(self.prompts(), _exact(contract), strict=True):
             torch.testing.assert_close(
                 lm.logits(prompt), exact, atol=bound, rtol=0, msg=lambda what: f"{backend}: {what}"
             )
