@@ -13,6 +13,7 @@ from invariant_rag.evaluation.audit import Question, audit
 from invariant_rag.generation.identity import identity
 from langchain_core.messages import HumanMessage
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
+from langchain_invariant_rag.documents import to_block
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.invariant_rag import InvariantLLM as LlamaIndexLLM
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -22,7 +23,7 @@ from vllm_invariant_rag import VLLMBackend
 
 
 def chat_message(segments: list[Segment], asked: str) -> HumanMessage:
-    blocks: list[Any] = [{"type": "text-plain", "mime_type": "text/plain", "text": each.text} for each in segments]
+    blocks: list[Any] = [dict(to_block(each)) for each in segments]
     return HumanMessage(content=[*blocks, {"type": "text", "text": asked}])
 
 

@@ -37,7 +37,7 @@ def relay(server: Server) -> Iterator[Relay]:
 @pytest.fixture(scope="module")
 def gateway(relay: Relay) -> Iterator[httpx.Client]:
     """A gateway with two tenants."""
-    settings = Settings(keys=KEYS, check_order=1.0)
+    settings = Settings(keys=KEYS, check_order=1.0, operator_key="key-of-operator")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(UPSTREAM_KEY_VARIABLE, Server.KEY)
         engine = build_engine(EngineConfig(vllm=relay.url, name="gateway"), settings)
@@ -133,7 +133,7 @@ def test_samples_schemas_tools_and_stops(gateway: httpx.Client) -> None:
     assert len(set(samples)) > 1
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
-    (answer,) = choices(segments, response_format=form)
+    (answer,) = choices(segments, response_format=form, max_tokens=64)
     assert json.loads(answer["message"]["content"])["colour"] in {"red", "blue"}
     tool = {"type": "function", "function": {"name": "search", "parameters": schema}}
     (answer,) = choices(segments, tools=[tool], tool_choice="required", max_tokens=64)
@@ -164,7 +164,8 @@ def test_only_methods_that_vllm_runs_can_be_chosen(gateway: httpx.Client) -> Non
 def test_what_order_would_have_done_is_measured(gateway: httpx.Client) -> None:
     gateway.post(CHAT, json=body(documents(3, seed=605)))
     deadline = time.monotonic() + 30
-    while 'order_checked_total{model="plain"}' not in (page := gateway.get("/metrics").text):
+    operator = {"Authorization": "Bearer key-of-operator"}
+    while 'order_checked_total{model="plain"}' not in (page := gateway.get("/metrics", headers=operator).text):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert 'order_flipped_total{model="served"} 0.0' in page

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from invariant_rag import Generation, InvariantModel, Prompt
@@ -23,7 +23,7 @@ class Flag(BaseModel):
     place: str = Field(max_length=20)
     colour: Literal["red", "green", "blue", "orange"]
     founded: int = Field(ge=1000, le=1999)
-    names: list[str] = Field(max_length=2)
+    names: list[Annotated[str, Field(max_length=8)]] = Field(max_length=2)
 
 
 TOOLS = [
