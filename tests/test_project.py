@@ -169,7 +169,7 @@ def test_all_packages_have_the_version_of_the_core() -> None:
     for path in files:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
         assert settings["tool"]["hatch"]["version"]["path"] == "../../invariant_rag/__init__.py"
-        assert settings["project"]["dynamic"] == ["version"]
+        assert settings["project"]["dynamic"] == ["readme", "version"]
         assert f"invariant-rag>={major}.{minor},<{major}.{int(minor) + 1}" in settings["project"]["dependencies"]
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{invariant_rag.__version__}]" in changelog

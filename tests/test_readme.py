@@ -60,8 +60,8 @@ def test_the_readme_is_one_screen() -> None:
 
 def test_every_figure_of_the_readme_has_its_conditions() -> None:
     rows = re.findall(r"^\| (.+) \| (.+) \|$", README.split("## Four figures")[1].split("\n## ")[0], re.MULTILINE)[1:]
-    assert len(rows[1:]) == 4
-    for figure, conditions in rows[1:]:
+    assert len(rows) == 4
+    for figure, conditions in rows:
         assert re.search(r"\d\.\d", figure)
         assert re.search(r"\]\(.+\)", conditions), figure
 
@@ -72,17 +72,10 @@ def gigabytes(size: float) -> float:
 
 @pytest.mark.parametrize("row", re.findall(r"^\| (\S+?-Instruct \| [\d.]+ \| .*) \|$", INSTALL, re.MULTILINE))
 def test_the_gpu_memory_that_is_named_is_the_arithmetic_that_is_named(row: str) -> None:
-    model, billions, shape, width, weights, token, prompt, work = row.replace(",", "").split(" | ")
+    _, billions, shape, width, weights, token, prompt, work = row.replace(",", "").split(" | ")
     layers, heads, size = map(int, shape.split(" × "))
     a_token = 2 * layers * heads * size * 2
     assert weights == f"{float(billions) * 2:.1f} GB"
     assert token == f"{a_token} bytes"
     assert prompt == f"{gigabytes(5000 * a_token):.2f} GB"
     assert work == f"{gigabytes(5000 * 3 * int(width) * 2):.2f} GB"
-    if model == "Qwen2.5-7B-Instruct":
-        sums = (
-            f"{billions} billion × 2 = {weights}",
-            f"2 × {shape} × 2 × 5000 = {prompt}",
-            f"3 × {width} × 2 × 5000 = {work}",
-        )
-        assert all(each in INSTALL.replace(",", "") for each in sums)
