@@ -112,7 +112,7 @@ def test_an_explanation_is_the_same_for_every_order(method: str, llama: PreTrain
 )
 def test_every_backend_explains_as_the_reference_does(method: str, backend: str, llama: PreTrainedModel) -> None:
     expected, found = (explained(llama, method, backend=name) for name in ("reference", backend))
-    bound = rounding(attentions, llama, method, backend="reference")
+    bound = rounding(attentions, llama, method, backend="sdpa")
     for reader, row in expected.sights.items():
         for each, sight in row.items():
             assert found.sights[reader][each].attention == pytest.approx(sight.attention, abs=bound)
