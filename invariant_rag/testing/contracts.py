@@ -61,8 +61,8 @@ def _exact(contract: Any) -> list[tuple[torch.Tensor, float]]:
     Args:
         contract: The subclass of `MethodContract`.
     """
-    lm = contract().wrapped(torch.float64, backend="reference")
-    return [(lm.logits(prompt), rounding(lm.logits, prompt)) for prompt in contract().prompts()]
+    exact, fast = contract().wrapped(torch.float64, backend="reference"), contract().wrapped()
+    return [(exact.logits(prompt), rounding(fast.logits, prompt)) for prompt in contract().prompts()]
 
 
 class MethodContract:
