@@ -28,6 +28,11 @@ _MONTHS = {
     for length in {3, len(name), 4 if name == "september" else 3}
 }
 _MONTH = rf"(?P<month>{'|'.join(sorted(_MONTHS, key=len, reverse=True))})\.?"
+_NAMED_DAY = re.compile(
+    rf"\b({'|'.join(_ORDINALS)})(?=\s+(?:of\s+)?{_MONTH.replace('?P<month>', '?:')}\b)|"
+    rf"(?<=[a-z] )({'|'.join(_ORDINALS)})(?=,?\s+\d{{4}}\b)"
+)
+"""A day in words: the fourth of July."""
 _DAY, _YEAR = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?P<year>\d{4})"
 _DATES = tuple(
     re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])")
@@ -40,7 +45,7 @@ _DATES = tuple(
     )
 )
 _PARTS = (
-    (re.compile(rf"(?<![\w-]){_MONTH},?\s+{_YEAR}(?![\w-])"), "m{month:02d} {year}"),
+    (re.compile(rf"(?<![\w-]){_MONTH}(?:,|\s+of)?\s+{_YEAR}(?![\w-])"), "m{month:02d} {year}"),
     (re.compile(rf"(?<![\w-]){_MONTH}\s+{_DAY}(?![\w-])"), "d{day:02d} m{month:02d}"),
     (re.compile(rf"(?<![\w-])(?:the\s+)?{_DAY}\s+(?:of\s+)?{_MONTH}(?![\w-])"), "d{day:02d} m{month:02d}"),
 )
@@ -54,7 +59,7 @@ _SAME = {
     "percent": "%", "dollars": "dollar", "usd": "dollar", "euros": "euro", "eur": "euro", "pounds": "pound",
     "kilometers": "km", "kilometres": "km", "kilometer": "km", "kilometre": "km", "kilograms": "kg", "kilogram": "kg",
     "meters": "m", "metres": "m", "meter": "m", "metre": "m", "bn": "billion", "st": "saint", "colour": "color",
-    "grey": "gray",
+    "grey": "gray", "feet": "foot", "ft": "foot", "mt": "mount", "miles": "mile", "mi": "mile", "dozen": "12",
 }  # fmt: skip
 _ARTICLES = {"a", "an", "the"}
 _EXACT = 15
@@ -72,7 +77,9 @@ def normal_tokens(text: str) -> tuple[str, ...]:
     text = _ROMANS.sub(lambda found: str(_ROMAN[found[0]]), plain(text))
     text = re.sub(r"\b(?:May|March)\b(?!\s+\d)", lambda found: f"m{_MONTHS[found[0].lower()]:02d}", text).lower()
     text = re.sub(r"\b(?:[a-z]\.){2,}", lambda found: found[0].replace(".", ""), text)  # U.S.
-    text = re.sub(r"(\w)'s\b", r"\1", text)
+    text = re.sub(r"\b[a-z]\.?(?: [a-z]\.)+(?= )", lambda found: re.sub(r"[. ]", "", found[0]), text)  # J. R. R.
+    text = re.sub(r"(\w)'s\b", r"\1", text).replace("per cent", "%")
+    text = _NAMED_DAY.sub(lambda found: str(_ORDINALS[found[1] or found[2]]), text)
     text = _dated(text)
     text = _CLOCK.sub(lambda f: f"{int(f[1]) % 12 + (12 if f[3] == 'p' else 0)}h{f[2] or '00'}", text)
     text = re.sub(r"\b(\d{1,2}):(\d\d)\b", lambda f: f"{int(f[1])}h{f[2]}", text)
@@ -129,82 +136,53 @@ def _part(written: str, found: re.Match[str]) -> str:
 
 def _counted(words: Sequence[str]) -> list[str]:
     """Return tokens with numbers as values: those in digits, and those in words, such as twenty one or 1.5 million."""
-    number = _Number()
+    found: list[str] = []
+    total, last = 0.0, None  # of two million | three hundred
+
+    def finish() -> None:
+        nonlocal total, last
+        if last is not None:
+            value = total + last
+            found.append(str(int(value)) if value == int(value) else repr(value))
+            if found[-2:-1] == ["minus"]:
+                found[-2:] = [f"-{found[-1]}"]
+        total, last = 0.0, None
+
     for word in words:
-        number.take(word)
-    number.finish()
-    return number.found
-
-
-class _Number:
-    """Reads a number word by word.
-
-    Attributes:
-        found: The tokens so far.
-    """
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._total = 0.0  # two million, of two million | three hundred
-        self._last: float | None = None
-
-    def take(self, word: str) -> None:
-        """Take the next word."""
-        value = _SMALL.get(word)
+        value, ordinal = _SMALL.get(word), _ORDINALS.get(word)
         if re.fullmatch(r"-?\d+(?:\.\d+)?", word):
-            self.finish()
+            finish()
             if len(word) > _EXACT:
-                self.found.append(word)
+                found.append(word)
             else:
-                self._last = float(word)
+                last = float(word)
+        elif value is not None and last is not None and _continues(last, value, total):
+            last += value
+        elif value is not None and last is not None and 10 < last <= 20 and value >= 10:  # nineteen ninety
+            last = last * 100 + value
         elif value is not None:
-            self._add(value)
-        elif word in _LARGE and self._last is not None:
-            self._multiply(_LARGE[word])
-        elif word in _ORDINALS:
-            self._take_ordinal(_ORDINALS[word])
-        elif word != "and" or self._last is None or not (self._total or self._last >= 100):
-            self.finish()
-            self.found.append(word)
+            finish()
+            last = float(value)
+        elif word in _LARGE and last is not None:
+            total, last = (total, last * 100) if word == "hundred" else (total + last * _LARGE[word], 0.0)
+        elif ordinal is not None:
+            tens = last if last is not None and _ends_in_tens(last, ordinal) else 0.0
+            if not tens:
+                finish()
+            last = tens + ordinal
+            finish()
+            found.append("nth")
+        elif word != "and" or last is None or not (total or last >= 100):
+            finish()
+            found.append(word)
+    finish()
+    return found
 
-    def finish(self) -> None:
-        """End the number, if one has begun."""
-        if self._last is not None:
-            value = self._total + self._last
-            self.found.append(str(int(value)) if value == int(value) else repr(value))
-            if self.found[-2:-1] == ["minus"]:
-                self.found[-2:] = [f"-{self.found[-1]}"]
-        self._total, self._last = 0.0, None
 
-    def _add(self, value: int) -> None:
-        last = self._last
-        joins = last is not None and (
-            (last % 100 == 0 and (last >= 100 or self._total > 0)) or _ends_in_tens(last, value)
-        )
-        if last is not None and joins:
-            self._last = last + value
-        elif last is not None and 10 < last <= 20 and value >= 10:  # nineteen ninety
-            self._last = last * 100 + value
-        else:
-            self.finish()
-            self._last = float(value)
-
-    def _multiply(self, by: int) -> None:
-        last = self._last or 0.0
-        if by == 100:
-            self._last = last * 100
-        else:
-            self._total, self._last = self._total + last * by, 0.0
-
-    def _take_ordinal(self, value: int) -> None:
-        tens = self._last if self._last is not None and _ends_in_tens(self._last, value) else 0.0
-        if not tens:
-            self.finish()
-        self._last = tens + value
-        self.finish()
-        self.found.append("nth")
+def _continues(number: float, value: int, total: float) -> bool:
+    """Return whether a number goes on: two hundred | five, twenty | one."""
+    return (number % 100 == 0 and (number >= 100 or total > 0)) or _ends_in_tens(number, value)
 
 
 def _ends_in_tens(number: float, value: int) -> bool:
-    """Return whether ones may follow: twenty | one."""
     return number % 100 >= 20 and number % 10 == 0 and value < 10
