@@ -222,7 +222,7 @@ def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
         asked = [question for _, question in parse_questions(str(questions), fields)]
     for warning in caught:
         print_note(f"note: {warning.message}")
-    if not any(question.has_gold or question.rubrics for question in asked):
+    if not any(question.answers or question.rubrics for question in asked):
         print_note("No gold answers: only changes can be measured.")
     return asked
 
@@ -265,11 +265,12 @@ def diff(
     """Compare two audits question by question: what got better, what got worse, and is that more than noise?"""
     from invariant_rag.evaluation.audit.advice import percent, points
     from invariant_rag.evaluation.audit.diff import diff_audits
+    from invariant_rag.evaluation.audit.result import plain
 
     with handle_errors():
         found = diff_audits(before, after)
     if as_json:
-        print_json(found.as_dict())
+        print_json(plain(found))
         return
     print_text(f"{found.before} -> {found.after}, {counted(found.common, 'question')} of both")
     print_text(f"accuracy today: {percent(found.accuracy[0])} -> {percent(found.accuracy[1])}")

@@ -31,6 +31,7 @@ from invariant_rag.evaluation.audit.result import Asked, Audit, Drawn, package_v
 from invariant_rag.evaluation.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
 from invariant_rag.evaluation.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.segments import Segment
 from invariant_rag.shown import counted
 
 Questions = str | Path | Iterable[Question | Mapping[str, Any]]
@@ -105,9 +106,10 @@ def audit(
         described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
         folder = None if out is None else start_run(out, described, asked)
     judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
-    judge_errors = None if judge is None else judge.check(asked)
-    unscored = not all(each.has_gold or each.rubrics for each in asked)
-    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored and judge is None else None)
+    if judge is not None:
+        judge.check(asked)
+    unscored = judge is None and not all(each.answers for each in asked)
+    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored else None)
     store = AnswerFile(folder)
     try:
         running = _Running(wrapped, asked, chosen, grader, store, progress, on_step)
@@ -125,8 +127,7 @@ def audit(
         drawn=tuple(drawn),
         planned=len(running.order),
         unordered=len(asked) - len(running.order),
-        judge_errors=judge_errors,
-        judge=None if judge is None else (judge.calls, judge.swapped[0], judge.swapped[1]),
+        judge=None if judge is None else judge.record,
         embeds=grader.embedder is not None and grader.embedder.works,
     )
     if folder is not None:
@@ -304,10 +305,14 @@ class _Running:
         Raises:
             AuditFailed: The system does not read the documents that it is given.
         """
-        before = [each.answers[0].text for each in self.asked[:PROBED]]
+        probed = self.asked[:PROBED]
+        before = [each.answers[0].text for each in probed]
         if not self._system.may_retrieve or found.between or len(set(before)) < 2 or None in before:
             return
-        calls = [Call(each.index, "other texts", 0, (), each.question.other_texts()) for each in self.asked[:PROBED]]
+        calls = []
+        for each in probed:
+            blank = tuple(Segment(f"Page {number} is left blank.") for number in range(len(each.question.segments)))
+            calls.append(Call(each.index, "other texts", 0, (), blank))
         answers = self._ask(calls, self._system.ask)
         if [answers[call.key].text for call in calls if call.key in answers] == before:
             raise AuditFailed(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.evaluation.audit.systems import pairwise_prompt_text, prompt_text
+from invariant_rag.evaluation.audit.systems import prompt_text
 from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment, document_rendering, plain_rendering
 
@@ -29,8 +29,6 @@ _HINT = "Say what it is called with: to_input=lambda question, segments: ... (in
 
 def as_text(question: Question, segments: Sequence[Segment], *, marked: bool = False) -> str:
     """Return one text with the documents and the question."""
-    if question.pairwise:
-        return pairwise_prompt_text(question.text, segments)
     return prompt_text(question.text, segments, mark if marked else document_rendering)
 
 

@@ -102,12 +102,12 @@ def _singular(word: str) -> str:
 def _denied(before: Sequence[str], after: Sequence[str]) -> bool:
     """Return whether words next to an answer deny it: not Paris, not in Paris, Paris is not the capital."""
     last = before[-2:]
-    return (
-        bool({*last[-1:]} & (_NEGATIONS | _SHORT | {"except", "excluding"}))
-        or (len(last) == 2 and last[0] in _NEGATIONS and last[1] in {"in", "by", "on", "at", "from", "of"})
-        or (after[:1] in {("isnt",), ("wasnt",)} or after[:2] in {("is", "not"), ("was", "not")})
-        and not {*after[1:3]} & {"only", "just"}
-    )
+    if {*last[-1:]} & (_NEGATIONS | _SHORT | {"except", "excluding"}):
+        return True
+    if len(last) == 2 and last[0] in _NEGATIONS and last[1] in {"in", "by", "on", "at", "from", "of"}:
+        return True
+    denied = after[:1] in {("isnt",), ("wasnt",)} or after[:2] in {("is", "not"), ("was", "not")}
+    return denied and not {*after[1:3]} & {"only", "just"}
 
 
 _SHORT = {"isnt", "wasnt", "arent", "werent", "wont", "doesnt", "didnt"}

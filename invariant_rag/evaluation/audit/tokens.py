@@ -136,53 +136,65 @@ def _part(written: str, found: re.Match[str]) -> str:
 
 def _counted(words: Sequence[str]) -> list[str]:
     """Return tokens with numbers as values: those in digits, and those in words, such as twenty one or 1.5 million."""
-    found: list[str] = []
-    total, last = 0.0, None  # of two million | three hundred
-
-    def finish() -> None:
-        nonlocal total, last
-        if last is not None:
-            value = total + last
-            found.append(str(int(value)) if value == int(value) else repr(value))
-            if found[-2:-1] == ["minus"]:
-                found[-2:] = [f"-{found[-1]}"]
-        total, last = 0.0, None
-
+    number = _Number()
     for word in words:
-        value, ordinal = _SMALL.get(word), _ORDINALS.get(word)
+        number.take(word)
+    number.finish()
+    return number.found
+
+
+class _Number:
+    """Reads a number word by word.
+
+    Attributes:
+        found: The tokens so far.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._total = 0.0  # two million, of two million | three hundred
+        self._last: float | None = None
+
+    def take(self, word: str) -> None:
+        """Take the next word."""
+        value = _SMALL.get(word)
         if re.fullmatch(r"-?\d+(?:\.\d+)?", word):
-            finish()
+            self.finish()
             if len(word) > _EXACT:
-                found.append(word)
+                self.found.append(word)
             else:
-                last = float(word)
-        elif value is not None and last is not None and _continues(last, value, total):
-            last += value
-        elif value is not None and last is not None and 10 < last <= 20 and value >= 10:  # nineteen ninety
-            last = last * 100 + value
+                self._last = float(word)
         elif value is not None:
-            finish()
-            last = float(value)
-        elif word in _LARGE and last is not None:
-            total, last = (total, last * 100) if word == "hundred" else (total + last * _LARGE[word], 0.0)
-        elif ordinal is not None:
-            tens = last if last is not None and _ends_in_tens(last, ordinal) else 0.0
-            if not tens:
-                finish()
-            last = tens + ordinal
-            finish()
-            found.append("nth")
-        elif word != "and" or last is None or not (total or last >= 100):
-            finish()
-            found.append(word)
-    finish()
-    return found
+            self._add(value)
+        elif word == "hundred" and self._last is not None:
+            self._last *= 100
+        elif word in _LARGE and self._last is not None:
+            self._total, self._last = self._total + self._last * _LARGE[word], 0.0
+        elif word in _ORDINALS:
+            self._add(_ORDINALS[word])
+            self.finish()
+            self.found.append("nth")
+        elif word != "and" or self._last is None or not (self._total or self._last >= 100):
+            self.finish()
+            self.found.append(word)
 
+    def finish(self) -> None:
+        """End the number, if one has begun."""
+        if self._last is not None:
+            value = self._total + self._last
+            self.found.append(str(int(value)) if value == int(value) else repr(value))
+            if self.found[-2:-1] == ["minus"]:
+                self.found[-2:] = [f"-{self.found[-1]}"]
+        self._total, self._last = 0.0, None
 
-def _continues(number: float, value: int, total: float) -> bool:
-    """Return whether a number goes on: two hundred | five, twenty | one."""
-    return (number % 100 == 0 and (number >= 100 or total > 0)) or _ends_in_tens(number, value)
-
-
-def _ends_in_tens(number: float, value: int) -> bool:
-    return number % 100 >= 20 and number % 10 == 0 and value < 10
+    def _add(self, value: int) -> None:
+        last = -1.0 if self._last is None else self._last
+        if 10 < last <= 20 and value >= 10:  # nineteen ninety
+            self._last = last * 100 + value
+        elif (last % 100 == 0 and (last >= 100 or self._total > 0)) or (
+            last % 100 >= 20 and last % 10 == 0 and value < 10  # twenty | one
+        ):
+            self._last = last + value
+        else:
+            self.finish()
+            self._last = float(value)

@@ -165,8 +165,8 @@ def test_a_judge_that_is_often_wrong_is_refused_and_one_that_flips_is_told() -> 
     with pytest.raises(AuditFailed, match="wrong on 50% of the verdicts"):
         audit(first, records(20), judge=lambda prompt: "yes")
     asked = [{name: each[name] for name in ("question", "segments")} for each in records(20)]
-    found = audit(first, asked, judge=lambda prompt: "yes" if "First answer: N" in prompt else "no", remedies=())
-    assert found.judge[1] > 0
+    found = audit(first, asked, judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
+    assert found.judge.divided > 0
 
 
 def test_errors_are_an_outcome(tmp_path: Path) -> None:

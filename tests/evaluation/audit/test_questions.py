@@ -84,7 +84,6 @@ def test_numbers_are_answers_too() -> None:
         ({"prompt": "q"}, "expected a mapping"),
         ("q", "got str"),
         ({"question": "q", "segments": ["a"], "gold": [1]}, "below 1"),
-        ({"question": "q", "segments": ["a"], "pairwise": True}, "two responses"),
         ({"question": "q", "segments": [{"body": "a"}]}, "expected a segment with text"),
         ({"question": "q", "segments": [3]}, "got int"),
     ],
