@@ -7,7 +7,8 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from invariant_rag.cli.console import (
     print_text,
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import InvalidChoice, RetrievalError, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, InvariantRAGError, RetrievalError, UnsupportedCombination
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
@@ -158,6 +159,7 @@ def run(
         if resume is None and questions is None:
             raise typer.BadParameter("QUESTIONS is missing: name a file, or continue an audit with --resume")
         check_documents(docs or ())
+        gates = [Gate.parse(each) for each in fail_on or ()]
         asked = read_run(resume)[2] if resume is not None else _parse(questions, given["fields"])
         if not dry_run and resume is None:
             if out is None:
@@ -167,7 +169,6 @@ def run(
             make_folder(out)
         if not dry_run:
             check_extras()
-        gates = [Gate.parse(each) for each in fail_on or ()]
         chosen = AuditChoices(**given)
         if docs:
             from invariant_rag.rag.retrieval import resolve_retriever
@@ -183,17 +184,18 @@ def run(
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         else:
             audited = _named_system(system, model)
-        result = audit(
-            audited,
-            None if resume is not None else asked,
-            chosen.changed({"judge": _named_judge(chosen.judge)}),
-            retriever=_index(docs, retriever, strict=strict) if docs else None,
-            out=out,
-            resume=resume,
-            name=name,
-            progress=progress_bar,
-            on_step=print_note,
-        )
+        with _warnings_as_notes(), _resumable(resume or out):
+            result = audit(
+                audited,
+                None if resume is not None else asked,
+                chosen.changed({"judge": _named_judge(chosen.judge)}),
+                retriever=_index(docs, retriever, strict=strict) if docs else None,
+                out=out,
+                resume=resume,
+                name=name,
+                progress=progress_bar,
+                on_step=print_note,
+            )
         broken = [each for each in gates if each.holds(result)]
     _print(result, resume or out, broken, as_json=as_json)
     if broken:
@@ -217,14 +219,33 @@ def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
     """Return the questions of a file, and say what is odd about them."""
     from invariant_rag.evaluation.audit.questions import parse_questions
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _warnings_as_notes():
         asked = [question for _, question in parse_questions(str(questions), fields)]
-    for warning in caught:
-        print_note(f"note: {warning.message}")
     if not any(question.answers or question.rubrics for question in asked):
         print_note("No gold answers: only changes can be measured.")
     return asked
+
+
+@contextmanager
+def _resumable(folder: Path | None) -> Iterator[None]:
+    """Say how to go on, if somebody interrupts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_note(f"\nInterrupted. What was answered is kept: continue with --resume {folder}.")
+        raise
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", InvariantRAGError)
+        warnings.showwarning = _print_warning
+        yield
+
+
+def _print_warning(message: Warning | str, *_: Any) -> None:
+    print_note(f"note: {message}. {getattr(message, 'hint', '')}".replace("..", ".").rstrip())
 
 
 def _index(docs: Sequence[Path], retriever: str, *, strict: bool) -> Any:

@@ -71,6 +71,9 @@ def _today(audit: Audit) -> str:
 
 
 def _recommendation(audit: Audit) -> str:
+    said = {answer.text for each in audit.asked for answer in each.answers}
+    if len(said) == 1 and len(audit.asked) > 1:
+        return f"Look at the call first: every answer was the same, {shown(said.pop())}. Does it read these documents?"
     compared = [each for each in audit.comparisons if each.gain is not None]
     best = max(compared, key=lambda each: each.gain.value if each.gain else 0.0, default=None)
     if best is not None and best.is_better:
@@ -130,10 +133,7 @@ def _about_grading(audit: Audit) -> list[str]:
         how = "by the judge" if audit.judge else "only if their words are the same"
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else how
         found.append(f"Without gold answers, two answers count as the same {how}.")
-    texts = {answer.text for each in audit.asked for answer in each.answers}
-    if len(texts) == 1 and len(audit.asked) > 1:
-        found.append(f"Every call gave the same answer, {shown(texts.pop())}: is the system called as it should be?")
-    elif scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
+    if scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
         found.append(
             "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
         )

@@ -15,7 +15,7 @@ from invariant_rag.evaluation.audit.calling import Answer, Patience, make_calls
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.evaluation.audit.folder import AnswerFile, read_run, start_run
 from invariant_rag.evaluation.audit.grading import AnswerEmbedder, Grader, resolve_metric
-from invariant_rag.evaluation.audit.judging import AnswerJudge
+from invariant_rag.evaluation.audit.judging import AnswerJudge, warn_unjudged
 from invariant_rag.evaluation.audit.measures import slot_accuracies
 from invariant_rag.evaluation.audit.plan import (
     TODAY,
@@ -84,6 +84,9 @@ def audit(
         UnsupportedCombination: The system is none of those, or a remedy does not apply to it.
         ExtraRequired: The extra `evaluation` is not installed.
         UnknownName: There is no remedy or metric of that name.
+
+    Warns:
+        FieldWarning: Questions have checks that take a judge, and there is none; or as `parse_questions` does.
     """
     check_extras()
     chosen = (choices or AuditChoices()).changed(changes)
@@ -102,12 +105,15 @@ def audit(
             )
         chosen = chosen.changed({"seed": run["seed"], "margin": run["margin"]})
     else:
-        asked = _read(questions, wrapped, retriever, chosen)
-        described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
-        folder = None if out is None else start_run(out, described, asked)
+        retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
+        asked = read_questions(questions, retrieve, chosen.fields)
     judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
     if judge is not None:
         judge.check(asked)
+    warn_unjudged(asked, judge)
+    if out is not None:
+        described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
+        folder = start_run(out, described, asked)
     unscored = judge is None and not all(each.answers for each in asked)
     grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored else None)
     store = AnswerFile(folder)
@@ -155,11 +161,6 @@ def most_calls(questions: int, choices: AuditChoices) -> str:
         f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question), and stops early where it "
         f"can; then {extra}{'' if named == () else f', {DRAWS} calls a question each'}."
     )
-
-
-def _read(source: Any, system: System, retriever: Any, choices: AuditChoices) -> list[Question]:
-    retrieve = system.retrieve if retriever is None else as_retrieve_function(retriever, choices.k)
-    return read_questions(source, retrieve, choices.fields)
 
 
 class _Running:

@@ -71,7 +71,10 @@ class Endpoint:
         try:
             return str(self._send("GET", "/models")["data"][0]["id"])
         except (ServerError, LookupError, TypeError) as error:
-            raise AuditFailed(f"{self.url} lists no model: {error}", hint="Name one with --model.") from error
+            raise AuditFailed(
+                f"{self.url} lists no model: {error}",
+                hint="Is it running? If it lists none, name one: --model, or Endpoint(url, model).",
+            ) from error
 
     def ask(self, question: Question, segments: Sequence[Segment]) -> Reply:
         """Ask with the documents and the question in one message.

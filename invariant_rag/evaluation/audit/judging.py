@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import AuditFailed, InvalidChoice
+from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice
 from invariant_rag.evaluation.audit.calling import Patience
 from invariant_rag.evaluation.audit.endpoint import Endpoint
 from invariant_rag.evaluation.audit.systems import Reply, loaded
 from invariant_rag.evaluation.statistics import Estimate, wilson_interval
-from invariant_rag.shown import shown
+from invariant_rag.shown import counted, shown
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.questions import Question
@@ -110,6 +111,19 @@ class AnswerJudge:
     def _ask(self, prompt: str) -> bool:
         self.record.calls += 1
         return self._says_yes(prompt)
+
+
+def warn_unjudged(questions: Sequence[Question], judge: AnswerJudge | None) -> None:
+    """Warn of checks that take a judge, where there is none."""
+    unjudged = [each for each in questions if each.rubrics]
+    if judge is None and unjudged:
+        without = sum(not each.answers for each in unjudged)
+        message = (
+            f"{counted(len(unjudged), 'question')} with checks that take a judge (llm-rubric, similar...), which are "
+            f"not made: {without:,} of them have no gold answers, so their answers are neither right nor wrong"
+        )
+        hint = "Name a judge: judge= in Python, --judge MODEL or --judge URL on the command line."
+        warnings.warn(FieldWarning(message, hint=hint), stacklevel=3)
 
 
 def _reference(question: Question) -> str:

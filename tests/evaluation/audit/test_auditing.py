@@ -316,6 +316,17 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
         audit(first, records(2), **changes)
 
 
+def test_who_answers_always_the_same_is_not_told_to_leave_it() -> None:
+    advice = dict(audit(lambda question, segments: "Ann", records(60)).advice)
+    assert advice["Recommendation"].startswith("Look at the call first: every answer was the same, 'Ann'")
+
+
+def test_what_fails_before_the_first_call_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(AuditFailed):
+        audit(first, records(4), judge="http://127.0.0.1:9/v1", out=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 def test_questions_without_an_order_are_counted_and_not_asked() -> None:
     alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
     found = audit(first, [*records(3), *alone])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from invariant_rag.errors import FieldWarning, InvalidQuestion, UnknownName
+from invariant_rag.evaluation.audit import audit
 from invariant_rag.evaluation.audit.questions import Question, parse_questions, read_questions
 from invariant_rag.segments import Segment
 
@@ -281,6 +282,11 @@ def test_checks_of_promptfoo_that_take_a_judge_are_rubrics_and_others_are_named(
         (found,) = read_questions(path, None)
     assert found.rubrics == ("It means the same as: Ann", "is polite")
     assert found.extra["unread_checks"] == ["latency"]
+    with pytest.warns(
+        FieldWarning, match="1 question with checks that take a judge .* neither right nor wrong"
+    ) as caught:
+        assert "without --judge" in dict(audit(lambda question, segments: "Ann", [found]).advice)["To know"]
+    assert "--judge" in caught[0].message.hint
 
 
 def test_misspelt_fields_are_named_once_with_what_was_meant(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def test_answers_end_before_a_stop_string(plain: InvariantModel) -> None:
 def test_the_command_writes_a_folder_and_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions, out = tmp_path / "questions.jsonl", tmp_path / "out"
     questions.write_text("\n".join(json.dumps(each) for each in records(10)))
-    (tmp_path / "mine_to_audit.py").write_text("def first(question, segments):\n    return segments[0].text\n")
+    code = "def first(question, segments):\n    return segments[0].text\n"
+    (tmp_path / "mine_to_audit.py").write_text(f"{code}def stops(question, segments):\n    raise KeyboardInterrupt\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     system = ["--system", "mine_to_audit:first"]
@@ -161,6 +162,10 @@ def test_the_command_writes_a_folder_and_resumes_it(tmp_path: Path, monkeypatch:
     assert {path.name for path in out.iterdir()} == {
         "answers.csv", "answers.jsonl", "answers.jsonl.lock", "audit.json", "report.html", "report.md", "run.json"
     }  # fmt: skip
+    gate = CliRunner().invoke(app, ["audit", str(questions), "--out", "new", *system, "--fail-on", "flip-rate>5%"])
+    assert (gate.exit_code, Path("new").exists()) == (2, False)
+    stopped = ["audit", str(questions), "--out", "stopped", "--system", "mine_to_audit:stops"]
+    assert "continue with --resume stopped" in CliRunner().invoke(app, stopped).stderr
     wrong = CliRunner().invoke(app, ["audit", str(questions), "--out", "other", "--system", "mine_to_audit:last"])
     assert wrong.exit_code == 2
     assert "no attribute 'last'" in wrong.stderr
