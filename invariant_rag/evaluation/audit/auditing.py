@@ -22,7 +22,6 @@ from invariant_rag.evaluation.audit.plan import (
     Call,
     asking_order,
     has_orders,
-    has_two_orders,
     screen_calls,
 )
 from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
@@ -221,7 +220,7 @@ class _Running:
 
     def _decide(self, planned: int) -> Screen:
         classes = np.array([each.classes for each in self.asked], dtype=np.int64)
-        two = [has_two_orders(each.question) for each in self.asked]
+        two = [len(each.question.segments) == 2 for each in self.asked]
         return screen(classes, two, self._choices.margin, planned)
 
     def compare(self, found: Screen) -> tuple[list[Remedy], list[Drawn]]:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from threading import Event, Lock
 from time import perf_counter
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LONGEST_PAUSE = 30.0
-"""Seconds of the longest pause before another try, unless an error names a longer one."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
 
 HOPELESS = 10
 """Calls that fail, without a single answer, before an audit stops."""
@@ -41,7 +40,6 @@ class Answer:
         text: The answer; None if every try failed.
         tokens: Its tokens, if they are known.
         seconds: How long the call took, retries included.
-        date: When it ended, in UTC.
         errors: Class and message of the error of each try that failed.
     """
 
@@ -49,7 +47,6 @@ class Answer:
     text: str | None
     tokens: int | None = None
     seconds: float = 0.0
-    date: str = ""
     errors: tuple[str, ...] = ()
 
 
@@ -61,12 +58,10 @@ class Patience:
         retries: Tries after the first one.
         timeout: Seconds after which a try counts as failed; None: never. A thread cannot be stopped: what it does goes
             on, and its answer is dropped.
-        pause: Seconds before the second try. Each pause is twice as long as the one before.
     """
 
     retries: int = 3
     timeout: float | None = None
-    pause: float = 0.25
 
     def call(self, key: str, function: Callable[[], Reply]) -> Answer:
         """Call a function until it returns, or as often as it may be tried.
@@ -87,14 +82,13 @@ class Patience:
         )
         reply = trying(lambda: _try(function, self.timeout))
         text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        return Answer(key, text, tokens, perf_counter() - started, date, tuple(errors))
+        return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
 
     def _wait(self, state: RetryCallState) -> float:
         """Return the seconds before the next try: what the server asks for, if that is longer."""
         error = state.outcome.exception() if state.outcome is not None else None
         asked = getattr(error, "retry_after", None) or 0.0
-        return float(max(asked, min(LONGEST_PAUSE, self.pause * 2 ** (state.attempt_number - 1))))
+        return float(max(asked, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (state.attempt_number - 1))))
 
 
 def _described(state: RetryCallState) -> str:

@@ -79,26 +79,22 @@ def for_runnable(runnable: Any) -> MakeInput | Undeclared:
 
 
 class Undeclared:
-    """Input of what declares none: text, or a mapping if the first text is refused as no mapping.
-
-    Args:
-        mapping: Makes the mapping.
-    """
+    """Input of what declares none: text, or a mapping if the first text is refused as no mapping."""
 
     def __init__(self, mapping: MakeInput) -> None:
-        self._mapping = mapping
-        self._known: MakeInput | None = None
+        self._makes: list[MakeInput] = [as_text, mapping]
 
     def call(self, invoke: Callable[[Any], Any], question: Question, segments: Sequence[Segment]) -> Any:
         """Call a system with the input that it takes."""
-        if self._known is not None:
-            return invoke(self._known(question, segments))
+        make, *others = self._makes
         try:
-            said = invoke(as_text(question, segments))
+            said = invoke(make(question, segments))
         except (TypeError, AttributeError, KeyError):
-            said, self._known = invoke(self._mapping(question, segments)), self._mapping
-        else:
-            self._known = as_text
+            if not others:
+                raise
+            make = others[0]
+            said = invoke(make(question, segments))
+        self._makes = [make]
         return said
 
 

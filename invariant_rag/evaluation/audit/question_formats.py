@@ -97,7 +97,8 @@ def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
         InvalidQuestion: Its columns have different rows.
     """
     first = next((document[name] for name in QUESTIONS if name in document), None)
-    if isinstance(first, list | Mapping):
+    is_messages = isinstance(first, list) and all(isinstance(each, Mapping) for each in first)
+    if isinstance(first, list | Mapping) and not is_messages:
         rows = _row_names(first)
         for name, column in document.items():
             if _row_names(column) != rows:

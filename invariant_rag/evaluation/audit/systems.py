@@ -170,27 +170,22 @@ def loaded(module: str, *names: str) -> tuple[Any, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _is_invariant_model(value: Any) -> bool:
-    return isinstance(value, loaded("invariant_rag.generation.model", "InvariantModel"))
-
-
 def is_language_model(value: Any) -> bool:
     """Return whether a value is a language model of LangChain or LlamaIndex."""
-    return isinstance(
-        value,
-        loaded("langchain_core.language_models", "BaseLanguageModel") + loaded("llama_index.core.llms", "LLM"),
-    )
+    models = (("langchain_core.language_models", "BaseLanguageModel"), ("llama_index.core.llms", "LLM"))
+    return any(isinstance(value, loaded(*each)) for each in models)
 
 
 def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
-    """Wrap an `InvariantModel`, a `RAG`, a `Judge`, or a framework's wrapper around an `InvariantModel`."""
-    if _is_invariant_model(system):
+    """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper around an `InvariantModel`."""
+    models = loaded("invariant_rag.generation.model", "InvariantModel")
+    if isinstance(system, models):
         return _from_lm(system, None, generation)
     if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
         found = _from_lm(system.model, system.system, generation)
         return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
-    lm = _unwrap(system) if is_language_model(system) else None
-    if lm is None:
+    lm = getattr(system, "lm", None)
+    if not is_language_model(system) or not isinstance(lm, models):
         return None
     return _from_lm(lm, getattr(system, "system_prompt", None), {**_wrapper_parameters(system), **generation})
 
@@ -198,12 +193,6 @@ def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
 def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
     name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
     return System(name, ask, lm, message, generation=generation)
-
-
-def _unwrap(system: Any) -> InvariantModel | None:
-    """Return the `InvariantModel` in a language model of a framework, if there is one."""
-    lm = getattr(system, "lm", None)
-    return lm if _is_invariant_model(lm) else None
 
 
 def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
