@@ -63,7 +63,7 @@ demo: $(VENV)/.demo ## Ask a question over ten chunks of the atlas, then again i
 	$(BIN)/invariant-rag ask "$$QUESTION" --docs cookbook/data/atlas --model invariant_rag/models/embedded/generator --method rotor --k 10 --check-order 10
 	@$(BIN)/python cookbook/effect/page.py --line
 
-effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (half an hour of one core)
+effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (about ten minutes of one core)
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/effect/measure.py --out $(VENV)/effect-runs
 
 calibrate-audit: $(VENV)/.demo ## Simulate audits: how often are they right? (a few minutes of one core)

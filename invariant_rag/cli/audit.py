@@ -26,7 +26,7 @@ from invariant_rag.cli.console import (
     print_text,
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import InvalidChoice, InvariantRAGError, RetrievalError, UnsupportedCombination
+from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, UnsupportedCombination
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
@@ -238,14 +238,19 @@ def _resumable(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
+    """Print warnings about questions as notes, with what to do."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", InvariantRAGError)
-        warnings.showwarning = _print_warning
+        warnings.simplefilter("always", FieldWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, *where: Any) -> None:
+            if isinstance(message, FieldWarning):
+                print_note(f"note: {str(message).removesuffix('.')}. {message.hint}")
+            else:
+                others(message, *where)
+
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
-
-
-def _print_warning(message: Warning | str, *_: Any) -> None:
-    print_note(f"note: {message}. {getattr(message, 'hint', '')}".replace("..", ".").rstrip())
 
 
 def _index(docs: Sequence[Path], retriever: str, *, strict: bool) -> Any:
