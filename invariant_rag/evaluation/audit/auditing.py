@@ -105,7 +105,7 @@ def audit(
         chosen = chosen.changed({"seed": run["seed"], "margin": run["margin"]})
     else:
         retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
-        asked = read_questions(questions, retrieve, chosen.fields)
+        asked = read_questions(() if questions is None else questions, retrieve, chosen.fields)
     judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
     if judge is not None:
         judge.check(asked)
