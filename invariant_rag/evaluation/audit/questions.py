@@ -223,7 +223,7 @@ def _parse_question(entry: Any, where: str) -> Question:
             f"{where}: expected segments in a list, got {'one text' if isinstance(given, str) else shown(given)}",
             hint="An audit moves documents, so list them one by one; in a test of promptfoo: context: [first, second].",
         )
-    listed = list(given or ())
+    listed = list(() if given is None else given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
     try:
         return Question(
