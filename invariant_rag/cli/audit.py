@@ -147,7 +147,7 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.evaluation.audit.auditing import audit, check_extras, most_calls
+    from invariant_rag.evaluation.audit.auditing import audit, check_extras
     from invariant_rag.evaluation.audit.folder import read_run
     from invariant_rag.evaluation.audit.gates import Gate
     from invariant_rag.methods import check_method_and_ordering
@@ -175,7 +175,7 @@ def run(
 
             resolve_retriever(retriever)
         if dry_run:
-            print_json({"questions": len(asked)}) if as_json else print_text(most_calls(len(asked), chosen))
+            print_json({"questions": len(asked)}) if as_json else print_text(_most_calls(len(asked), chosen.remedies))
             return
         if system is None:
             check_method_and_ordering(method, ordering)
@@ -200,6 +200,17 @@ def run(
     _print(result, resume or out, broken, as_json=as_json)
     if broken:
         raise typer.Exit(1)
+
+
+def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
+    from invariant_rag.evaluation.audit.remedies import DRAWS
+    from invariant_rag.evaluation.audit.screen import CALLS
+
+    extra = "remedies only if the order matters" if remedies is None else ", ".join(remedies) or "no remedies"
+    return (
+        f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question), and stops early where it "
+        f"can; then {extra}{'' if remedies == () else f', {DRAWS} calls a question each'}."
+    )
 
 
 def _parsed(choices: Mapping[str, Any]) -> dict[str, Any]:
