@@ -60,7 +60,7 @@ demo: $(VENV)/.core ## Ask a question over ten documents, then again in ten shuf
 	$(BIN)/invariant-rag ask --check-order 10
 	@$(BIN)/python cookbook/effect/page.py --line
 
-effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (half an hour of one core)
+effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (about ten minutes of one core)
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/effect/measure.py --out $(VENV)/effect-runs
 
 calibrate-audit: $(VENV)/.demo ## Simulate audits: how often are they right? (a few minutes of one core)

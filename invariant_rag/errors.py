@@ -79,7 +79,7 @@ class ToyModelWarning(InvariantRAGError, UserWarning):
 class FieldWarning(InvariantRAGError, UserWarning):
     """A question of an audit has fields that mean nothing there."""
 
-    hint = "Used are question, segments, answers, gold, pairwise and id, and their names in ragas and promptfoo."
+    hint = "Used are question, segments, answers, gold, rubrics and id, and their names in ragas and promptfoo."
 
 
 class CacheWarning(InvariantRAGError, UserWarning):

@@ -7,7 +7,8 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from invariant_rag.cli.console import (
     print_text,
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import InvalidChoice, RetrievalError, UnsupportedCombination
+from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, UnsupportedCombination
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
@@ -146,7 +147,7 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.evaluation.audit.auditing import audit, check_extras, most_calls
+    from invariant_rag.evaluation.audit.auditing import audit, check_extras
     from invariant_rag.evaluation.audit.folder import read_run
     from invariant_rag.evaluation.audit.gates import Gate
     from invariant_rag.methods import check_method_and_ordering
@@ -158,6 +159,7 @@ def run(
         if resume is None and questions is None:
             raise typer.BadParameter("QUESTIONS is missing: name a file, or continue an audit with --resume")
         check_documents(docs or ())
+        gates = [Gate.parse(each) for each in fail_on or ()]
         asked = read_run(resume)[2] if resume is not None else _parse(questions, given["fields"])
         if not dry_run and resume is None:
             if out is None:
@@ -167,14 +169,13 @@ def run(
             make_folder(out)
         if not dry_run:
             check_extras()
-        gates = [Gate.parse(each) for each in fail_on or ()]
         chosen = AuditChoices(**given)
         if docs:
             from invariant_rag.rag.retrieval import resolve_retriever
 
             resolve_retriever(retriever)
         if dry_run:
-            print_json({"questions": len(asked)}) if as_json else print_text(most_calls(len(asked), chosen))
+            print_json({"questions": len(asked)}) if as_json else print_text(_most_calls(len(asked), chosen.remedies))
             return
         if system is None:
             check_method_and_ordering(method, ordering)
@@ -183,21 +184,33 @@ def run(
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         else:
             audited = _named_system(system, model)
-        result = audit(
-            audited,
-            None if resume is not None else asked,
-            chosen.changed({"judge": _named_judge(chosen.judge)}),
-            retriever=_index(docs, retriever, strict=strict) if docs else None,
-            out=out,
-            resume=resume,
-            name=name,
-            progress=progress_bar,
-            on_step=print_note,
-        )
+        with _warnings_as_notes(), _resumable(resume or out):
+            result = audit(
+                audited,
+                None if resume is not None else asked,
+                chosen.changed({"judge": _named_judge(chosen.judge)}),
+                retriever=_index(docs, retriever, strict=strict) if docs else None,
+                out=out,
+                resume=resume,
+                name=name,
+                progress=progress_bar,
+                on_step=print_note,
+            )
         broken = [each for each in gates if each.holds(result)]
     _print(result, resume or out, broken, as_json=as_json)
     if broken:
         raise typer.Exit(1)
+
+
+def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
+    from invariant_rag.evaluation.audit.remedies import DRAWS
+    from invariant_rag.evaluation.audit.screen import CALLS
+
+    extra = "remedies only if the order matters" if remedies is None else ", ".join(remedies) or "no remedies"
+    return (
+        f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question), and stops early where it "
+        f"can; then {extra}{'' if remedies == () else f', {DRAWS} calls a question each'}."
+    )
 
 
 def _parsed(choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,14 +230,38 @@ def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
     """Return the questions of a file, and say what is odd about them."""
     from invariant_rag.evaluation.audit.questions import parse_questions
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _warnings_as_notes():
         asked = [question for _, question in parse_questions(str(questions), fields)]
-    for warning in caught:
-        print_note(f"note: {warning.message}")
-    if not any(question.has_gold or question.rubrics for question in asked):
+    if not any(question.answers or question.rubrics for question in asked):
         print_note("No gold answers: only changes can be measured.")
     return asked
+
+
+@contextmanager
+def _resumable(folder: Path | None) -> Iterator[None]:
+    """Say how to go on, if somebody interrupts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_note(f"\nInterrupted. What was answered is kept: continue with --resume {folder}.")
+        raise
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Print warnings about questions as notes, with what to do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FieldWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, *where: Any) -> None:
+            if isinstance(message, FieldWarning):
+                print_note(f"note: {str(message).removesuffix('.')}. {message.hint}")
+            else:
+                others(message, *where)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def _index(docs: Sequence[Path], retriever: str, *, strict: bool) -> Any:
@@ -265,11 +302,12 @@ def diff(
     """Compare two audits question by question: what got better, what got worse, and is that more than noise?"""
     from invariant_rag.evaluation.audit.advice import percent, points
     from invariant_rag.evaluation.audit.diff import diff_audits
+    from invariant_rag.evaluation.audit.result import plain
 
     with handle_errors():
         found = diff_audits(before, after)
     if as_json:
-        print_json(found.as_dict())
+        print_json(plain(found))
         return
     print_text(f"{found.before} -> {found.after}, {counted(found.common, 'question')} of both")
     print_text(f"accuracy today: {percent(found.accuracy[0])} -> {percent(found.accuracy[1])}")

@@ -14,7 +14,7 @@ from invariant_rag.evaluation.audit.auditing import Questions, check_extras
 from invariant_rag.evaluation.audit.calling import Answer, Patience, make_calls
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.evaluation.audit.grading import FAILED, Grader, resolve_metric
-from invariant_rag.evaluation.audit.judging import AnswerJudge
+from invariant_rag.evaluation.audit.judging import AnswerJudge, warn_unjudged
 from invariant_rag.evaluation.audit.plan import Call, has_orders, placebo, screen_calls
 from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
 from invariant_rag.evaluation.audit.screen import ANOTHER, FIRST, OTHER
@@ -68,7 +68,9 @@ def assert_order_invariant(
 
     Warns:
         NoiseWarning: Outcomes change by chance.
+        FieldWarning: Questions have checks that take a judge, and there is none.
     """
+    __tracebackhide__ = True  # pytest shows the call, and not this function
     check_extras()
     if not 0 <= check_real("allowed", allowed) <= 1:
         raise InvalidChoice(f"allowed: expected a share from 0 to 1, got {allowed}")
@@ -77,6 +79,7 @@ def assert_order_invariant(
     retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
     asked = [each for each in read_questions(questions, retrieve, chosen.fields) if has_orders(each)]
     judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
+    warn_unjudged(asked, judge)
     grader = Grader(resolve_metric(chosen.metric)[0], judge)
 
     def outcomes(calls: Sequence[Call]) -> list[tuple[int, str | None]]:

@@ -34,8 +34,8 @@ def points(estimate: Estimate) -> str:
 def advise(audit: Audit) -> list[tuple[str, str]]:
     """Return title and text of each paragraph that a report begins with."""
     found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
-    notes = _notes(audit)
-    return [*found, ("To know", " ".join(notes))] if notes else found
+    notes = " ".join([*_about_grading(audit), *_about_the_judge(audit), *_about_calls(audit)])
+    return [*found, ("To know", notes)] if notes else found
 
 
 def _finding(audit: Audit) -> str:
@@ -44,7 +44,7 @@ def _finding(audit: Audit) -> str:
     early = f" The audit stopped after {asked} of {audit.planned:,}." if screen.asked < audit.planned else ""
     net = f"net sensitivity {points(screen.net)}"
     noise = f"between orders {screen.between:.1%} of the outcomes differ, in one order {screen.within:.1%}"
-    p = "p < 0.001" if screen.p < 0.001 else f"p = {screen.p:.3f}"
+    p = p_value(screen.p)
     if screen.outcome == "order matters":
         return f"The order matters: {noise}, {net} ({p}, {asked}).{early}"
     if screen.outcome == "order does not matter":
@@ -71,10 +71,13 @@ def _today(audit: Audit) -> str:
 
 
 def _recommendation(audit: Audit) -> str:
+    said = {answer.text for each in audit.asked for answer in each.answers}
+    if len(said) == 1 and len(audit.asked) > 1:
+        return f"Look at the call first: every answer was the same, {shown(said.pop())}. Does it read these documents?"
     compared = [each for each in audit.comparisons if each.gain is not None]
     best = max(compared, key=lambda each: each.gain.value if each.gain else 0.0, default=None)
     if best is not None and best.is_better:
-        return f"Use {_named(best)}: {_gain(best)}.{_steady(best)}"
+        return f"Use {_named(best)}.{_steady(best)}"
     if audit.screen.outcome == "order does not matter":
         return "Leave it: change nothing for the sake of the order."
     if audit.screen.outcome == "cannot tell yet":
@@ -88,9 +91,7 @@ def _where_it_matters(audit: Audit, compared: list[Comparison]) -> str:
     safe = [each for each in compared if each.fixes and each.costs_less_than(margin)]
     if safe:
         steady = max(safe, key=lambda each: each.gain.low if each.gain else 0.0)
-        return (
-            f"Use {_named(steady)}, for steadier answers: {_gain(steady)}, no loss beyond the margin.{_steady(steady)}"
-        )
+        return f"For steadier answers use {_named(steady)}, no loss beyond the margin.{_steady(steady)}"
     if not compared:
         return (
             "The order matters, and no remedy was compared: "
@@ -103,12 +104,13 @@ def _where_it_matters(audit: Audit, compared: list[Comparison]) -> str:
 
 
 def _named(each: Comparison) -> str:
-    return f"`{each.name}` ({each.about})"
+    """Return what a remedy is, and what it gains."""
+    return f"`{each.name}` ({each.about}): {points(each.gain)} of accuracy against today ({p_value(each.p)})"  # type: ignore[arg-type]
 
 
-def _gain(each: Comparison) -> str:
-    p = "p < 0.001" if each.p < 0.001 else f"p = {each.p:.3f}"
-    return "" if each.gain is None else f"{points(each.gain)} of accuracy against today ({p})"
+def p_value(p: float) -> str:
+    """Return a p-value as people write it."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def _steady(each: Comparison) -> str:
@@ -119,15 +121,10 @@ def _listed(compared: list[Comparison]) -> str:
     return "Against today: " + "; ".join(f"{each.name} {points(each.gain)}" for each in compared if each.gain) + "."
 
 
-def _notes(audit: Audit) -> list[str]:
-    """Return what changes how the figures are to be read."""
-    return [*_about_grading(audit), *_about_the_judge(audit), *_about_calls(audit)]
-
-
 def _about_grading(audit: Audit) -> list[str]:
     found = []
     scored = [each.question for each in audit.asked if each.scored]
-    if scored and audit.judge is None and not all(each.pairwise for each in scored):
+    if scored and audit.judge is None:
         found.append(f"An answer is right if {resolve_metric(audit.choices.metric)[1]}.")
         long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.answers) for each in scored)
         if 2 * long > len(scored) and audit.choices.metric == "match":
@@ -136,10 +133,7 @@ def _about_grading(audit: Audit) -> list[str]:
         how = "by the judge" if audit.judge else "only if their words are the same"
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else how
         found.append(f"Without gold answers, two answers count as the same {how}.")
-    texts = {answer.text for each in audit.asked for answer in each.answers}
-    if len(texts) == 1 and len(audit.asked) > 1:
-        found.append(f"Every call gave the same answer, {shown(texts.pop())}: is the system called as it should be?")
-    elif scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
+    if scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
         found.append(
             "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
         )
@@ -147,14 +141,19 @@ def _about_grading(audit: Audit) -> list[str]:
 
 
 def _about_the_judge(audit: Audit) -> list[str]:
-    if audit.judge is None:
-        return []
-    calls, pairs, divided = audit.judge
-    found = [f"The judge was asked {calls:,} times."]
-    if pairs:
-        found.append(f"Asked in both orders, it contradicted itself on {divided:,} of {pairs:,} pairs of answers.")
-    if audit.judge_errors is not None:
-        found.append(f"It misses {percent(audit.judge_errors)} of the verdicts that are known.")
+    judge = audit.judge
+    if judge is None:
+        unused = sum(bool(each.question.rubrics) for each in audit.asked)
+        return [
+            f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
+        ] * bool(unused)
+    found = [f"The judge was asked {judge.calls:,} times."]
+    if judge.pairs:
+        found.append(
+            f"Asked in both orders, it contradicted itself on {judge.divided:,} of {judge.pairs:,} pairs of answers."
+        )
+    if judge.errors is not None:
+        found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ from invariant_rag.evaluation.audit.calling import Answer, Patience, make_calls
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.evaluation.audit.folder import AnswerFile, read_run, start_run
 from invariant_rag.evaluation.audit.grading import AnswerEmbedder, Grader, resolve_metric
-from invariant_rag.evaluation.audit.judging import AnswerJudge
+from invariant_rag.evaluation.audit.judging import AnswerJudge, warn_unjudged
 from invariant_rag.evaluation.audit.measures import slot_accuracies
 from invariant_rag.evaluation.audit.plan import (
     TODAY,
     Call,
     asking_order,
     has_orders,
-    has_two_orders,
     screen_calls,
 )
 from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
@@ -31,6 +31,7 @@ from invariant_rag.evaluation.audit.result import Asked, Audit, Drawn, package_v
 from invariant_rag.evaluation.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
 from invariant_rag.evaluation.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.segments import Segment
 from invariant_rag.shown import counted
 
 Questions = str | Path | Iterable[Question | Mapping[str, Any]]
@@ -83,6 +84,9 @@ def audit(
         UnsupportedCombination: The system is none of those, or a remedy does not apply to it.
         ExtraRequired: The extra `evaluation` is not installed.
         UnknownName: There is no remedy or metric of that name.
+
+    Warns:
+        FieldWarning: Questions have checks that take a judge, and there is none; or as `parse_questions` does.
     """
     check_extras()
     chosen = (choices or AuditChoices()).changed(changes)
@@ -101,13 +105,17 @@ def audit(
             )
         chosen = chosen.changed({"seed": run["seed"], "margin": run["margin"]})
     else:
-        asked = _read(questions, wrapped, retriever, chosen)
-        described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
-        folder = None if out is None else start_run(out, described, asked)
+        retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
+        asked = read_questions(() if questions is None else questions, retrieve, chosen.fields)
     judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
-    judge_errors = None if judge is None else judge.check(asked)
-    unscored = not all(each.has_gold or each.rubrics for each in asked)
-    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored and judge is None else None)
+    if judge is not None:
+        judge.check(asked)
+    warn_unjudged(asked, judge)
+    if out is not None:
+        described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
+        folder = start_run(out, described, asked)
+    unscored = judge is None and not all(each.answers for each in asked)
+    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored else None)
     store = AnswerFile(folder)
     try:
         running = _Running(wrapped, asked, chosen, grader, store, progress, on_step)
@@ -125,8 +133,7 @@ def audit(
         drawn=tuple(drawn),
         planned=len(running.order),
         unordered=len(asked) - len(running.order),
-        judge_errors=judge_errors,
-        judge=None if judge is None else (judge.calls, judge.swapped[0], judge.swapped[1]),
+        judge=None if judge is None else judge.record,
         embeds=grader.embedder is not None and grader.embedder.works,
     )
     if folder is not None:
@@ -146,21 +153,7 @@ def check_extras() -> None:
         require_extra(module, "evaluation")
 
 
-def most_calls(questions: int, choices: AuditChoices) -> str:
-    """Return a sentence on the calls that an audit takes at most."""
-    named = choices.remedies
-    extra = "remedies only if the order matters" if named is None else ", ".join(named) or "no remedies"
-    return (
-        f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question), and stops early where it "
-        f"can; then {extra}{'' if named == () else f', {DRAWS} calls a question each'}."
-    )
-
-
-def _read(source: Any, system: System, retriever: Any, choices: AuditChoices) -> list[Question]:
-    retrieve = system.retrieve if retriever is None else as_retrieve_function(retriever, choices.k)
-    return read_questions(source, retrieve, choices.fields)
-
-
+@dataclass
 class _Running:
     """The steps of an audit: asks, grades, decides.
 
@@ -169,24 +162,22 @@ class _Running:
         asked: What was asked, with the outcomes.
     """
 
-    def __init__(
-        self,
-        system: System,
-        questions: Sequence[Question],
-        choices: AuditChoices,
-        grader: Grader,
-        store: AnswerFile,
-        progress: Progress,
-        on_step: Callable[[str], object],
-    ) -> None:
-        self._system, self._questions, self._choices, self._grader = system, questions, choices, grader
-        self._store, self._progress, self._on_step = store, progress, on_step
-        self._calls_left = choices.max_calls
-        self.order = [n for n in asking_order(len(questions), choices.seed) if has_orders(questions[n])]
+    _system: System
+    _questions: Sequence[Question]
+    _choices: AuditChoices
+    _grader: Grader
+    _store: AnswerFile
+    _progress: Progress
+    _on_step: Callable[[str], object]
+
+    def __post_init__(self) -> None:
+        self._calls_left = self._choices.max_calls
+        every = asking_order(len(self._questions), self._choices.seed)
+        self.order = [number for number in every if has_orders(self._questions[number])]
         self.asked: list[Asked] = []
         if not self.order:
             raise InvalidQuestion(
-                f"{counted(len(questions), 'question')}, and none has two different documents: there is no order",
+                f"{counted(len(self._questions), 'question')}, and none has two different documents: there is no order",
                 hint="Give each question its retrieved documents one by one.",
             )
 
@@ -206,7 +197,9 @@ class _Running:
                     self.asked.append(self._grade(n, calls[n], answers))
             if not self.asked:
                 break
-            found = self._decide(planned)
+            classes = np.array([each.classes for each in self.asked], dtype=np.int64)
+            two = [len(each.question.segments) == 2 for each in self.asked]
+            found = screen(classes, two, self._choices.margin, planned)
             self._on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
             if found.outcome != "cannot tell yet" or len(self.asked) < count:
                 break
@@ -216,11 +209,6 @@ class _Running:
             )
         self._check_use(found)
         return found
-
-    def _decide(self, planned: int) -> Screen:
-        classes = np.array([each.classes for each in self.asked], dtype=np.int64)
-        two = [has_two_orders(each.question) for each in self.asked]
-        return screen(classes, two, self._choices.margin, planned)
 
     def compare(self, found: Screen) -> tuple[list[Remedy], list[Drawn]]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
@@ -234,27 +222,25 @@ class _Running:
         remedies = build_remedies(names, self._system)
         if not remedies:
             return [], []
-        today = {n: self._today_calls(n) for n in self.order}
         self._on_step(
             f"{', '.join(each.name for each in remedies)} against today: {counted(len(self.order), 'question')}, "
             f"{DRAWS} calls each."
         )
-        arms = {TODAY: today} | {
-            each.name: {n: each.calls(self._questions[n], n) for n in self.order} for each in remedies
-        }
-        for name, calls in arms.items():
-            ask = next((each.ask for each in remedies if each.name == name), self._system.ask)
-            self._ask([call for each in calls.values() for call in each], ask)
+        arms: dict[str, dict[int, list[Call]]] = {TODAY: {}}
+        for place, n in enumerate(self.order):
+            calls = screen_calls(self._questions[n], n, place, self._choices.seed)
+            arms[TODAY][n] = [calls[FIRST], calls[PLACEBO]]
+        for each in remedies:
+            arms[each.name] = {n: each.calls(self._questions[n], n) for n in self.order}
+        asks = {TODAY: self._system.ask} | {each.name: each.ask for each in remedies}
+        for name, planned in arms.items():
+            self._ask([call for each in planned.values() for call in each], asks[name])
         drawn = []
         for n in self.order:
-            draws = {name: self._settle(self._questions[n], calls[n]) for name, calls in arms.items()}
+            draws = {name: self._settle(self._questions[n], planned[n]) for name, planned in arms.items()}
             scores = self._grader.is_scored(self._questions[n])
             drawn.append(Drawn(n, scores, {name: each for name, each in draws.items() if each is not None}))
         return remedies, drawn
-
-    def _today_calls(self, index: int) -> list[Call]:
-        calls = screen_calls(self._questions[index], index, self.order.index(index), self._choices.seed)
-        return [calls[FIRST], calls[PLACEBO]]
 
     def _settle(self, question: Question, calls: Sequence[Call]) -> list[int] | None:
         """Return the class of each draw: of several votes, the most frequent, the first of equals. None: not asked."""
@@ -304,10 +290,14 @@ class _Running:
         Raises:
             AuditFailed: The system does not read the documents that it is given.
         """
-        before = [each.answers[0].text for each in self.asked[:PROBED]]
+        probed = self.asked[:PROBED]
+        before = [each.answers[0].text for each in probed]
         if not self._system.may_retrieve or found.between or len(set(before)) < 2 or None in before:
             return
-        calls = [Call(each.index, "other texts", 0, (), each.question.other_texts()) for each in self.asked[:PROBED]]
+        calls = []
+        for each in probed:
+            blank = tuple(Segment(f"Page {number} is left blank.") for number in range(len(each.question.segments)))
+            calls.append(Call(each.index, "other texts", 0, (), blank))
         answers = self._ask(calls, self._system.ask)
         if [answers[call.key].text for call in calls if call.key in answers] == before:
             raise AuditFailed(

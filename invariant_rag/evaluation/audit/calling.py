@@ -6,9 +6,8 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from threading import Event, Lock
 from time import perf_counter
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LONGEST_PAUSE = 30.0
-"""Seconds of the longest pause before another try, unless an error names a longer one."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
 
 HOPELESS = 10
 """Calls that fail, without a single answer, before an audit stops."""
@@ -41,7 +40,6 @@ class Answer:
         text: The answer; None if every try failed.
         tokens: Its tokens, if they are known.
         seconds: How long the call took, retries included.
-        date: When it ended, in UTC.
         errors: Class and message of the error of each try that failed.
     """
 
@@ -49,7 +47,6 @@ class Answer:
     text: str | None
     tokens: int | None = None
     seconds: float = 0.0
-    date: str = ""
     errors: tuple[str, ...] = ()
 
 
@@ -61,12 +58,10 @@ class Patience:
         retries: Tries after the first one.
         timeout: Seconds after which a try counts as failed; None: never. A thread cannot be stopped: what it does goes
             on, and its answer is dropped.
-        pause: Seconds before the second try. Each pause is twice as long as the one before.
     """
 
     retries: int = 3
     timeout: float | None = None
-    pause: float = 0.25
 
     def call(self, key: str, function: Callable[[], Reply]) -> Answer:
         """Call a function until it returns, or as often as it may be tried.
@@ -74,43 +69,31 @@ class Patience:
         Raises:
             AuditFailed: The system is none that can be audited. This is no error of a call, and is not tried again.
         """
-        from tenacity import Retrying, retry_if_not_exception_type, stop_after_attempt
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
         errors: list[str] = []
-
-        def note(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome is not None else None
-            if error is not None:
-                errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
-
         started = perf_counter()
         trying = Retrying(
             stop=stop_after_attempt(self.retries + 1),
             wait=self._wait,
-            retry=retry_if_not_exception_type(AuditFailed),
-            after=note,
-            reraise=True,
+            retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
+            after=lambda state: errors.append(_described(state)),
+            retry_error_callback=lambda _: None,  # an error is an outcome
         )
-        try:
-            reply = trying(lambda: _try(function, self.timeout))
-        except AuditFailed:
-            raise
-        except Exception:  # noqa: BLE001 - a system may raise anything; errors are an outcome
-            reply = None
-        return Answer(
-            key,
-            None if reply is None else reply.text,
-            None if reply is None else reply.tokens,
-            perf_counter() - started,
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            tuple(errors),
-        )
+        reply = trying(lambda: _try(function, self.timeout))
+        text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
+        return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
 
     def _wait(self, state: RetryCallState) -> float:
         """Return the seconds before the next try: what the server asks for, if that is longer."""
         error = state.outcome.exception() if state.outcome is not None else None
         asked = getattr(error, "retry_after", None) or 0.0
-        return float(max(asked, min(LONGEST_PAUSE, self.pause * 2 ** (state.attempt_number - 1))))
+        return float(max(asked, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (state.attempt_number - 1))))
+
+
+def _described(state: RetryCallState) -> str:
+    error = state.outcome.exception() if state.outcome is not None else None
+    return f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
 
 
 def make_calls(
@@ -157,14 +140,12 @@ def make_calls(
             raise
 
     with ThreadPoolExecutor(workers) as pool:
-        futures: list[Future[None]] = [pool.submit(make, key, function) for key, function in calls]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:  # all are done, or one has raised, or somebody interrupts
-            pool.shutdown(wait=True, cancel_futures=True)
-    for future in futures:
-        if not future.cancelled():
-            future.result()
+            for _ in pool.map(lambda call: make(*call), calls):
+                pass
+        except BaseException:  # one has raised, or somebody interrupts
+            stopped.set()
+            raise
 
 
 def settle(value: Any) -> Any:
@@ -181,10 +162,22 @@ def settle(value: Any) -> Any:
         except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
             return None, error
 
-    result, error = asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
+    with _starting:
+        loop = _event_loop()
+    result, error = asyncio.run_coroutine_threadsafe(awaited(), loop).result()
     if error is not None:
         raise error
     return result
+
+
+_starting = Lock()
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="audit-event-loop").start()
+    return loop
 
 
 def _try(function: Callable[[], T], timeout: float | None) -> T:
@@ -228,18 +221,3 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
             f"no answer within {seconds:g} seconds, the timeout of one try; for slow answers raise timeout (--timeout) "
             "or lower workers (--workers)"
         ) from None
-
-
-_starting = Lock()
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    with _starting:
-        return _started_loop()
-
-
-@cache
-def _started_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="audit-event-loop").start()
-    return loop

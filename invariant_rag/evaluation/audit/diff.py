@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from invariant_rag.errors import AuditFailed
 from invariant_rag.evaluation.audit.folder import read_result
 from invariant_rag.evaluation.statistics import Estimate, mean_difference, mean_of_shares, paired_p_value
@@ -39,11 +41,6 @@ class AuditDiff:
     fixed: list[str]
     broken: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        accuracy = [each.as_dict() for each in self.accuracy]
-        return {**vars(self), "accuracy": accuracy, "gain": self.gain.as_dict()}
-
 
 def diff_audits(before: Path, after: Path) -> AuditDiff:
     """Compare two audits, by their folders.
@@ -58,8 +55,6 @@ def diff_audits(before: Path, after: Path) -> AuditDiff:
     names = [name for name in shares[0] if name in shares[1]]
     if not names:
         raise AuditFailed("the audits share no question with gold answers", hint="Audit the same questions.")
-    import numpy as np
-
     old, new = (np.array([each[name] for name in names]) for each in shares)
     p = 2 * min(paired_p_value(new - old), paired_p_value(old - new))
     return AuditDiff(

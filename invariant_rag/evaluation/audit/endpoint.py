@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import AuditFailed
-from invariant_rag.evaluation.audit.systems import Reply, pairwise_prompt_text, prompt_text
+from invariant_rag.evaluation.audit.systems import Reply, prompt_text
 
 if TYPE_CHECKING:
     import httpx
@@ -71,7 +71,10 @@ class Endpoint:
         try:
             return str(self._send("GET", "/models")["data"][0]["id"])
         except (ServerError, LookupError, TypeError) as error:
-            raise AuditFailed(f"{self.url} lists no model: {error}", hint="Name one with --model.") from error
+            raise AuditFailed(
+                f"{self.url} lists no model: {error}",
+                hint="Is it running? If it lists none, name one: --model, or Endpoint(url, model).",
+            ) from error
 
     def ask(self, question: Question, segments: Sequence[Segment]) -> Reply:
         """Ask with the documents and the question in one message.
@@ -80,8 +83,7 @@ class Endpoint:
             ServerError: The server does not answer, or with something else.
             AuditFailed: The server refuses this key or this model.
         """
-        write = pairwise_prompt_text if question.pairwise else prompt_text
-        return self.complete(write(question.text, segments))
+        return self.complete(prompt_text(question.text, segments))
 
     def complete(self, text: str) -> Reply:
         """Send one message of a user.

@@ -109,7 +109,7 @@ def _read(path: Path, shape: dict[str, type]) -> dict[str, Any]:
 
 def _parse_answer(line: Any, where: str) -> Answer:
     """Return an answer; somebody may have edited the file."""
-    kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "date": str, "errors": list}
+    kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "errors": list}
     if not isinstance(line, dict) or line.keys() != kinds.keys():
         raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
     for name, kind in kinds.items():

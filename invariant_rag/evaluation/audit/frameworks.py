@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.evaluation.audit.calling import settle
-from invariant_rag.evaluation.audit.inputs import Undeclared, as_text, for_callable, for_runnable, metadata_of
+from invariant_rag.evaluation.audit.inputs import as_text, for_callable, for_runnable, metadata_of
 from invariant_rag.evaluation.audit.systems import (
     Ask,
     Reply,
@@ -39,14 +39,11 @@ def from_langchain(system: Any, to_input: ToInput | None) -> System | None:
     if not isinstance(system, loaded("langchain_core.runnables", "Runnable")):
         return None
     takes_text = is_language_model(system) or _takes_marks(system)
-    make: MakeInput | Undeclared
     if to_input is not None:
-        make = _given(to_input)
-    elif takes_text:
-        make = partial(as_text, marked=_takes_marks(system))
+        makes = [_given(to_input)]
     else:
-        make = for_runnable(system)
-    return System(system.get_name(), _ask(system.invoke, make), may_retrieve=to_input is None and not takes_text)
+        makes = [partial(as_text, marked=_takes_marks(system))] if takes_text else for_runnable(system)
+    return System(system.get_name(), _ask(system.invoke, makes), may_retrieve=to_input is None and not takes_text)
 
 
 def from_llama_index(system: Any, to_input: ToInput | None) -> System | None:
@@ -80,26 +77,27 @@ def from_callable(system: Any, to_input: ToInput | None) -> System | None:
         return None
     name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
     if to_input is not None:
-        return System(name, _ask(system, _given(to_input)))
-    make = for_callable(system)
-
-    def call(made: Any) -> Any:
-        arguments, named = made
-        return system(*arguments, **named)
-
-    ask = _ask(system if isinstance(make, Undeclared) else call, make)
-    return System(name.removeprefix("__main__."), ask)
+        return System(name, _ask(system, [_given(to_input)]))
+    return System(name.removeprefix("__main__."), _ask(lambda made: system(*made[0], **made[1]), for_callable(system)))
 
 
-def _ask(call: Callable[[Any], Any], make: MakeInput | Undeclared) -> Ask:
-    """Return what calls a system with the input that it takes, and finds the answer in what it returns."""
+def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput]) -> Ask:
+    """Return what calls a system with the first input that it takes, and finds the answer in what it returns."""
+    known = list(makes)
 
-    def invoke(value: Any) -> Any:
-        return settle(call(value))
+    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
+        make, *others = known
+        try:
+            said = settle(call(make(question, segments)))
+        except (TypeError, AttributeError, KeyError):
+            if not others:
+                raise
+            make = others[0]
+            said = settle(call(make(question, segments)))
+        known[:] = [make]
+        return as_reply(said)
 
-    if isinstance(make, Undeclared):
-        return lambda question, segments: as_reply(make.call(invoke, question, segments))
-    return lambda question, segments: as_reply(invoke(make(question, segments)))
+    return ask
 
 
 def _given(to_input: ToInput) -> MakeInput:

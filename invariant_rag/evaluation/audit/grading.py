@@ -11,7 +11,6 @@ from invariant_rag.checks import check_name
 from invariant_rag.errors import InvalidChoice, RetrievalError
 from invariant_rag.evaluation.audit.matching import is_right
 from invariant_rag.evaluation.audit.tokens import normal_tokens
-from invariant_rag.evaluation.audit.verdicts import parse_verdict
 from invariant_rag.evaluation.metrics import exact_match, token_f1
 from invariant_rag.shown import clean, shown
 
@@ -78,14 +77,9 @@ class Grader:
 
     def is_scored(self, question: Question) -> bool:
         """Return whether answers of a question are right or wrong."""
-        return question.has_gold or bool(question.rubrics and self.judge)
+        return bool(question.answers or (question.rubrics and self.judge))
 
     def _class(self, question: Question, answer: str) -> int:
-        if question.pairwise:
-            named = parse_verdict(answer, question.segments)
-            if question.gold:
-                return RIGHT if named in question.gold else WRONG
-            return 3 if named is None else 4 + named
         if self.is_scored(question):
             return RIGHT if self._is_right(question, answer) else WRONG
         return 3 + self._meaning(question, answer)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.evaluation.audit.systems import pairwise_prompt_text, prompt_text
+from invariant_rag.evaluation.audit.systems import prompt_text
 from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment, document_rendering, plain_rendering
 
@@ -29,13 +29,11 @@ _HINT = "Say what it is called with: to_input=lambda question, segments: ... (in
 
 def as_text(question: Question, segments: Sequence[Segment], *, marked: bool = False) -> str:
     """Return one text with the documents and the question."""
-    if question.pairwise:
-        return pairwise_prompt_text(question.text, segments)
     return prompt_text(question.text, segments, mark if marked else document_rendering)
 
 
-def for_runnable(runnable: Any) -> MakeInput | Undeclared:
-    """Return what makes the input of a LangChain Runnable, by its input schema.
+def for_runnable(runnable: Any) -> list[MakeInput]:
+    """Return what makes the input of a LangChain Runnable, by its input schema; of several, the first that it takes.
 
     A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
     no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where
@@ -47,9 +45,9 @@ def for_runnable(runnable: Any) -> MakeInput | Undeclared:
     schema = runnable.get_input_jsonschema()
     fields = schema.get("properties", {})
     if schema.get("type") == "string" or set(fields) == {"root"}:
-        return as_text
+        return [as_text]
     if not fields and schema.get("type") != "object":
-        return Undeclared(_mapping)
+        return [as_text, _mapping]
     unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
     if unknown and len(fields) > 1:
         raise UnsupportedCombination(
@@ -77,39 +75,15 @@ def for_runnable(runnable: Any) -> MakeInput | Undeclared:
             made[name] = "\n\n".join(map(plain_rendering, segments)) if is_text else documents
         return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
 
-    return make
-
-
-class Undeclared:
-    """Input of what declares none: text, or a mapping if the first text is refused as no mapping.
-
-    Args:
-        mapping: Makes the mapping.
-    """
-
-    def __init__(self, mapping: MakeInput) -> None:
-        self._mapping = mapping
-        self._known: MakeInput | None = None
-
-    def call(self, invoke: Callable[[Any], Any], question: Question, segments: Sequence[Segment]) -> Any:
-        """Call a system with the input that it takes."""
-        if self._known is not None:
-            return invoke(self._known(question, segments))
-        try:
-            said = invoke(as_text(question, segments))
-        except (TypeError, AttributeError, KeyError):
-            said, self._known = invoke(self._mapping(question, segments)), self._mapping
-        else:
-            self._known = as_text
-        return said
+    return [make]
 
 
 def _mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
     return {"question": question.text, "input": question.text, "context": _documents(segments)}
 
 
-def for_callable(function: Any) -> MakeInput | Undeclared:
-    """Return what makes the arguments of a function, as a pair of positional and named ones, by its signature.
+def for_callable(function: Any) -> list[MakeInput]:
+    """Return what makes the positional and named arguments of a function, by its signature; the first that it takes.
 
     Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
     or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
@@ -118,48 +92,48 @@ def for_callable(function: Any) -> MakeInput | Undeclared:
         UnsupportedCombination: It has other parameters without a default.
     """
     try:
-        found = inspect.signature(function).parameters.values()
+        found = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return lambda question, segments: ((question.text, segments), {})
-    kinds = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in found):
-        return lambda question, segments: ((question.text, segments), {})
-    named = [each for each in found if each.kind not in kinds]
-    wanted = [each for each in named if each.default is inspect.Parameter.empty]
+        found = None
+    if found is None or any(each.kind is each.VAR_POSITIONAL for each in found):
+        return [lambda question, segments: ((question.text, segments), {})]
+    named = [each for each in found if each.kind is not each.VAR_KEYWORD]
+    wanted = [each for each in named if each.default is each.empty]
     if len(wanted) == 1:
         # A second parameter with a default, which is named as documents are, takes them.
         wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
-    if len(wanted) == 1:
-        return _for_one(wanted[0])
-    if len(wanted) != 2:
+    if len(wanted) not in {1, 2}:
         raise UnsupportedCombination(
             f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
             hint="Wrap it in a function (question, segments) -> answer.",
         )
+    if len(wanted) == 1:
+        return [_arguments(wanted, lambda *asked, make=make: [make(*asked)]) for make in _for_one(wanted[0])]
     backwards = wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES
     asked, listed = reversed(wanted) if backwards else wanted
+    return [_arguments([asked, listed], lambda question, segments: [question.text, _as_annotated(segments, listed)])]
 
-    def make(question: Question, segments: Sequence[Segment]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = {asked.name: question.text, listed.name: _as_annotated(segments, listed)}
-        by_name = {each.name: values[each.name] for each in wanted if each.kind is not each.POSITIONAL_ONLY}
-        return tuple(values[each.name] for each in wanted if each.name not in by_name), by_name
+
+def _arguments(parameters: Sequence[inspect.Parameter], values: Callable[..., Sequence[Any]]) -> MakeInput:
+    """Return what makes positional and named arguments of values: by name, where a parameter can be named."""
+
+    def make(question: Question, segments: Sequence[Segment]) -> tuple[list[Any], dict[str, Any]]:
+        pairs = list(zip(parameters, values(question, segments), strict=True))
+        named = {each.name: value for each, value in pairs if each.kind is not each.POSITIONAL_ONLY}
+        return [value for each, value in pairs if each.kind is each.POSITIONAL_ONLY], named
 
     return make
 
 
-def _for_one(parameter: inspect.Parameter) -> MakeInput | Undeclared:
+def _for_one(parameter: inspect.Parameter) -> list[MakeInput]:
     def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
         texts = [plain_rendering(each) for each in segments]
         return {"question": question.text, "input": question.text, "context": texts}
 
     if parameter.annotation is inspect.Parameter.empty:
-        return Undeclared(mapping)
+        return [as_text, mapping]
     annotation = str(parameter.annotation).lower()
-    make = mapping if "dict" in annotation or "mapping" in annotation else as_text
-    by_name = parameter.kind is parameter.KEYWORD_ONLY
-    return lambda question, segments: (
-        ((), {parameter.name: make(question, segments)}) if by_name else ((make(question, segments),), {})
-    )
+    return [mapping if "dict" in annotation or "mapping" in annotation else as_text]
 
 
 def _as_annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from threading import Lock
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import AuditFailed, InvalidChoice
+from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice
 from invariant_rag.evaluation.audit.calling import Patience
 from invariant_rag.evaluation.audit.endpoint import Endpoint
-from invariant_rag.evaluation.audit.systems import loaded
+from invariant_rag.evaluation.audit.systems import Reply, loaded
 from invariant_rag.evaluation.statistics import Estimate, wilson_interval
-from invariant_rag.shown import shown
+from invariant_rag.shown import counted, shown
 
 if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.questions import Question
@@ -39,6 +40,23 @@ Second answer: {other}
 Do both answers say the same in substance, whatever their wording? Reply with one word: yes or no."""
 
 
+@dataclass
+class JudgeRecord:
+    """What a judge was asked, and how often it erred.
+
+    Attributes:
+        calls: How often the model was asked.
+        pairs: How often two answers were compared in both orders.
+        divided: How often the two verdicts differed.
+        errors: Share of the verdicts that are known which it misses; None without gold answers.
+    """
+
+    calls: int = 0
+    pairs: int = 0
+    divided: int = 0
+    errors: Estimate | None = None
+
+
 class AnswerJudge:
     """Grades answers by a model.
 
@@ -47,8 +65,7 @@ class AnswerJudge:
             server with the chat completions of OpenAI; or a function from a prompt to text.
 
     Attributes:
-        calls: How often the model was asked.
-        swapped: How often two answers were compared in both orders, and how often the verdicts differed.
+        record: What it was asked, and how often it erred.
 
     Raises:
         InvalidChoice: It is none of these.
@@ -56,9 +73,7 @@ class AnswerJudge:
 
     def __init__(self, model: Any) -> None:
         self._says_yes = _yes_function(model)
-        self.calls = 0
-        self.swapped = [0, 0]
-        self._lock = Lock()
+        self.record = JudgeRecord()
 
     def is_right(self, question: Question, answer: str) -> bool:
         """Return whether an answer is right, by the gold answers and rubrics of its question."""
@@ -70,43 +85,45 @@ class AnswerJudge:
             self._ask(_SAME.format(question=question.text, one=first, other=second))
             for first, second in ((one, other), (other, one))
         ]
-        self.swapped[0] += 1
-        self.swapped[1] += verdicts[0] != verdicts[1]
+        self.record.pairs += 1
+        self.record.divided += verdicts[0] != verdicts[1]
         return all(verdicts)
 
-    def errors(self, questions: Sequence[Question]) -> Estimate | None:
-        """Return how often the judge misses verdicts that are known: gold answers, and those of other questions.
+    def check(self, questions: Sequence[Question]) -> None:
+        """Measure how often the judge misses verdicts that are known: gold answers, and those of other questions.
 
-        None without gold answers.
+        Raises:
+            AuditFailed: It misses more than `USELESS` of them.
         """
-        known = [each for each in questions if each.answers and not each.pairwise][: PROBES // 2 + 1]
-        if not known:
-            return None
+        known = [each for each in questions if each.answers][: PROBES // 2 + 1]
         missed = [not self.is_right(each, each.answers[0]) for each in known]
         pairs = zip(known, known[1:] + known[:1], strict=True)
         foreign = [(each, other.answers[0]) for each, other in pairs if other.answers[0] not in each.answers]
         missed += [self.is_right(each, answer) for each, answer in foreign]
-        return wilson_interval(sum(missed), len(missed))
-
-    def check(self, questions: Sequence[Question]) -> Estimate | None:
-        """Return its errors, as `errors` does.
-
-        Raises:
-            AuditFailed: It misses more than `USELESS` of the verdicts that are known.
-        """
-        found = self.errors(questions)
+        self.record.errors = found = wilson_interval(sum(missed), len(missed)) if missed else None
         if found is not None and found.value > USELESS:
             raise AuditFailed(
                 f"the judge is wrong on {found.value:.0%} of the verdicts that are known (gold answers, and those of "
                 "other questions)",
                 hint="Name a larger model as --judge, or leave it out: gold answers are then matched as tokens.",
             )
-        return found
 
     def _ask(self, prompt: str) -> bool:
-        with self._lock:
-            self.calls += 1
+        self.record.calls += 1
         return self._says_yes(prompt)
+
+
+def warn_unjudged(questions: Sequence[Question], judge: AnswerJudge | None) -> None:
+    """Warn of checks that take a judge, where there is none."""
+    unjudged = [each for each in questions if each.rubrics]
+    if judge is None and unjudged:
+        without = sum(not each.answers for each in unjudged)
+        message = (
+            f"{counted(len(unjudged), 'question')} with checks that take a judge (llm-rubric, similar...), which are "
+            f"not made: {without:,} of them have no gold answers, so their answers are neither right nor wrong"
+        )
+        hint = "Name a judge: judge= in Python, --judge MODEL or --judge URL on the command line."
+        warnings.warn(FieldWarning(message, hint=hint), stacklevel=3)
 
 
 def _reference(question: Question) -> str:
@@ -119,7 +136,7 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
     if isinstance(model, str) and model.startswith(("http://", "https://")):
         model = Endpoint(model)
     if isinstance(model, Endpoint):
-        return lambda prompt: _is_yes(_patiently(model, prompt))
+        return lambda prompt: _is_yes(_patiently(lambda: model.complete(prompt)))
     if isinstance(model, loaded("invariant_rag.generation.model", "InvariantModel")):
         from invariant_rag.judge import Judge
 
@@ -131,8 +148,8 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
     raise InvalidChoice(f"judge: expected a model, an Endpoint, a URL or a function, got {shown(model)}")
 
 
-def _patiently(model: Endpoint, prompt: str) -> str:
-    answer = Patience().call("judge", lambda: model.complete(prompt))
+def _patiently(ask: Callable[[], Reply]) -> str:
+    answer = Patience().call("judge", ask)
     if answer.text is None:
         raise AuditFailed(f"the judge does not answer: {answer.errors[-1]}")
     return answer.text

@@ -18,21 +18,12 @@ _POLARITY_OF = re.compile(
 _REFUSALS = re.compile(
     r"\b(?:(?:i|we)(?:\s+(?:do|did))?(?:n't|\s+not)\s+(?:know|have (?:enough|any|that|the))"
     r"|(?:can(?:not|\s+not|'t)|could(?:n't|\s+not)|unable\s+to|impossible\s+to)\s+(?:be\s+)?"
-    r"(?:answer|determin|find|say|tell|provid|confirm|help|assist|identif)\w*"
+    r"(?:answer|determin|find|say|said|tell|told|known|provid|confirm|help|assist|identif)\w*"
     r"|(?:not|n't|no)\s+(?:enough\s+)?(?:information|mentioned|stated|specified|provided|found in|given in"
     r"|contain\w* (?:the|any|enough|this))|no\s+(?:answer|mention)|not\s+(?:known|clear|available|mention)"
     r"|unanswerable|unclear|unknown|n/a|insufficient\s+(?:information|context)|(?:i'm|i\s+am)?\s*not\s+sure)\b"
 )
-_UNANSWERABLE = {
-    "unanswerable",
-    "unknown",
-    "no answer",
-    "n/a",
-    "not answerable",
-    "none",
-    "i don't know",
-    "not mentioned",
-}
+_UNANSWERABLE = set("unanswerable|unknown|no answer|n/a|not answerable|none|i don't know|not mentioned".split("|"))
 
 
 def is_right(answer: str, golds: Iterable[str]) -> bool:
@@ -92,16 +83,31 @@ def _find(answer: str, gold: str) -> bool:
     if _UNSPACED.search(stripped):
         return plain(stripped) in plain(answer)
     said = normal_tokens(answer)
+    if stripped == stripped.lower():  # no name: one dog, two dogs
+        wanted, said = (tuple(map(_singular, each)) for each in (wanted, said))
     for start in range(len(said) - len(wanted) + 1):
-        if said[start : start + len(wanted)] == wanted and not _denied(said[:start]):
+        end = start + len(wanted)
+        if said[start:end] == wanted and not _denied(said[:start], said[end:]):
             return True
     return len(said) > 1 and sorted(said) == sorted(wanted)  # "Curie, Marie"
 
 
-def _denied(before: Sequence[str]) -> bool:
-    return any(each in _NEGATIONS | _SHORT for each in before[-1:]) or (
-        len(before) > 1 and before[-2] in _NEGATIONS and before[-1] in {"in", "by", "on", "at", "from", "of"}
-    )
+def _singular(word: str) -> str:
+    """Return a noun without the ending of its plural; other words change alike on both sides."""
+    if len(word) < 4 or not word.isalpha() or re.search(r"(?:[suio]s|news)$", word):
+        return word
+    return re.sub(r"(?<=ch|sh|ss)es$|(?<=x)es$|s$", "", re.sub(r"(?<=[^aeiou])ies$", "y", word))
+
+
+def _denied(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Return whether words next to an answer deny it: not Paris, not in Paris, Paris is not the capital."""
+    last = before[-2:]
+    if {*last[-1:]} & (_NEGATIONS | _SHORT | {"except", "excluding"}):
+        return True
+    if len(last) == 2 and last[0] in _NEGATIONS and last[1] in {"in", "by", "on", "at", "from", "of"}:
+        return True
+    denied = after[:1] in {("isnt",), ("wasnt",)} or after[:2] in {("is", "not"), ("was", "not")}
+    return denied and not {*after[1:3]} & {"only", "just"}
 
 
 _SHORT = {"isnt", "wasnt", "arent", "werent", "wont", "doesnt", "didnt"}
@@ -119,11 +125,12 @@ def _polarity(answer: str) -> bool | None:
     """Return True for an answer that says yes, False for no, None for neither."""
     if is_refusal(answer) and not re.match(r"\W*(?:yes|no)\b\s*[,.:;!-]", answer.lower()):
         return None
-    words = re.findall(r"[a-z']+", plain(answer).lower())
-    for word in words[:1]:
-        if word in _YES | _NO:
-            return word in _YES
-    ended = _POLARITY_OF.search(plain(answer).lower())
+    text = re.sub(r"\bnot (?:yes|true|correct)\b", "false", plain(answer).lower())
+    text = re.sub(r"\bnot (?:no|false|incorrect)\b", "true", text)
+    words = re.findall(r"[a-z']+", text)
+    if words and words[0] in _YES | _NO:
+        return words[0] in _YES
+    ended = _POLARITY_OF.search(text)
     if ended and ended[1] in _YES | _NO:
         return ended[1] in _YES
     said = {word in _YES for word in words if word in (_YES | _NO) - {"correct", "indeed", "never", "certainly"}}

@@ -22,7 +22,12 @@ from invariant_rag.evaluation.statistics import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from invariant_rag.evaluation.audit.remedies import Remedy
     from invariant_rag.evaluation.audit.result import Asked, Drawn
+
+    Floats = NDArray[np.float64]
 
 ABOUT = {
     "accuracy_today": "share of right answers in the order that your retriever gives; a call that failed is not right",
@@ -37,6 +42,7 @@ ABOUT = {
 TODAY_DRAWS = (FIRST, PLACEBO)
 """Distinct draws of today, which no cache makes equal."""
 
+TAIL = (1 - CONFIDENCE) / 2
 REMEDY_LEVEL = 0.02
 FEWEST = 5
 """Calls in a part of the prompt, from which its accuracy is measured."""
@@ -44,13 +50,12 @@ FEWEST = 5
 
 def measure(asked: Sequence[Asked]) -> dict[str, Estimate]:
     """Return the measures of the system as it is, but for net sensitivity and calls."""
-    tail = (1 - CONFIDENCE) / 2
     scored = [each for each in asked if each.scored]
     failed = np.array([[each == FAILED for each in one.classes] for one in asked], dtype=np.float64)
-    found = {"errors": mean_of_shares(failed.mean(axis=1), tail)}
+    found = {"errors": mean_of_shares(failed.mean(axis=1))}
     if scored:
-        found["accuracy_today"] = mean_of_shares(_right(scored, TODAY_DRAWS), tail)
-        found["accuracy_over_orders"] = mean_of_shares(_right(scored, (OTHER, ANOTHER)), tail)
+        found["accuracy_today"] = mean_of_shares(_right(scored, TODAY_DRAWS))
+        found["accuracy_over_orders"] = mean_of_shares(_right(scored, (OTHER, ANOTHER)))
         worst = worst_slot(scored)
         if worst is not None:
             found["worst_slot"] = worst
@@ -62,15 +67,13 @@ def flips(asked: Sequence[Asked]) -> tuple[Estimate, Estimate | None]:
 
     Both grow with the number of calls and with noise, so they describe one system and are never compared.
     """
-    tail = (1 - CONFIDENCE) / 2
-    columns = (FIRST, OTHER, ANOTHER)
-    flipping = [float(len({each.classes[column] for column in columns}) > 1) for each in asked]
     scored = [each for each in asked if each.scored]
-    always = [float(all(each.classes[column] == RIGHT for column in columns)) for each in scored]
-    return mean_of_shares(np.array(flipping), tail), mean_of_shares(np.array(always), tail) if scored else None
+    always = [float(all(each.classes[column] == RIGHT for column in (FIRST, OTHER, ANOTHER))) for each in scored]
+    flipping = np.array([float(each.flips) for each in asked])
+    return mean_of_shares(flipping), mean_of_shares(np.array(always)) if scored else None
 
 
-def slot_accuracies(scored: Sequence[Asked], tail: float = (1 - CONFIDENCE) / 2) -> list[Estimate | None]:
+def slot_accuracies(scored: Sequence[Asked], tail: float = TAIL) -> list[Estimate | None]:
     """Return the accuracy by the part of the prompt in which the documents with the answer stand, from random orders.
 
     The order of today is left out: what a retriever lists first is also what is easy to answer.
@@ -84,8 +87,7 @@ def worst_slot(scored: Sequence[Asked]) -> Estimate | None:
     The minimum of noisy means is too low, so the worst part is chosen on one half of the questions and measured on the
     other, both ways. The interval holds whichever part is the worst (Bonferroni).
     """
-    tail = (1 - CONFIDENCE) / 2
-    whole = slot_accuracies(scored, tail)
+    whole = slot_accuracies(scored)
     known = [number for number, each in enumerate(whole) if each is not None]
     if len(known) < 2:
         return None
@@ -96,14 +98,14 @@ def worst_slot(scored: Sequence[Asked]) -> Estimate | None:
         if usable:
             worst = min(usable, key=lambda number: float(np.mean(chosen[number])))
             values.append(float(np.mean(measured[worst])))
-    bounds = slot_accuracies(scored, tail / len(known))
+    bounds = slot_accuracies(scored, TAIL / len(known))
     low = min(each.low for each in whole if each is not None)
     high = min(each.high for each in bounds if each is not None)
     value = sum(values) / len(values) if values else low
     return Estimate(value, min(low, value), max(high, value))
 
 
-def _by_slot(scored: Sequence[Asked]) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+def _by_slot(scored: Sequence[Asked]) -> list[Floats]:
     """Return for each part the mean outcome of the calls of each question that has some there."""
     found: list[list[float]] = [[] for _ in range(SLOTS)]
     for each in scored:
@@ -115,7 +117,7 @@ def _by_slot(scored: Sequence[Asked]) -> list[np.ndarray[tuple[int], np.dtype[np
     return [np.array(values, dtype=np.float64) for values in found]
 
 
-def _right(asked: Sequence[Asked], columns: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _right(asked: Sequence[Asked], columns: Sequence[int]) -> Floats:
     return np.array([np.mean([each.classes[column] == RIGHT for column in columns]) for each in asked])
 
 
@@ -153,19 +155,21 @@ class Comparison:
         return self.gain is not None and self.gain.low > -margin
 
 
-def compare(drawn: Sequence[Drawn], remedies: Sequence[tuple[str, str, bool, float]]) -> list[Comparison]:
-    """Compare remedies, given as name, description, whether the order is fixed and calls per answer, with today."""
+def compare(drawn: Sequence[Drawn], remedies: Sequence[Remedy]) -> list[Comparison]:
+    """Compare remedies with today, on the questions that both were asked."""
     found, p_values = [], {}
-    for name, about, fixes, calls in remedies:
-        both = [each for each in drawn if each.scored and {TODAY, name} <= each.draws.keys()]
+    for remedy in remedies:
+        both = [each for each in drawn if each.scored and {TODAY, remedy.name} <= each.draws.keys()]
         accuracy = gain = None
         if both:
             ours, today = (
                 np.array([np.mean([draw == RIGHT for draw in each.draws[arm]]) for each in both])
-                for arm in (name, TODAY)
+                for arm in (remedy.name, TODAY)
             )
             accuracy, gain = mean_of_shares(ours), mean_difference(ours, today)
-            p_values[name] = paired_p_value(ours - today)
-        found.append(Comparison(name, about, fixes, len(both), accuracy, gain, 1.0, calls))
+            p_values[remedy.name] = paired_p_value(ours - today)
+        found.append(
+            Comparison(remedy.name, remedy.about, remedy.fixes, len(both), accuracy, gain, 1.0, float(remedy.votes))
+        )
     corrected = holm(p_values)
     return [replace(each, p=corrected.get(each.name, 1.0)) for each in found]

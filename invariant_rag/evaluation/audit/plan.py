@@ -52,12 +52,7 @@ def asking_order(count: int, seed: int) -> list[int]:
 
 def has_orders(question: Question) -> bool:
     """Return whether two orders of the documents differ."""
-    return len({_content(each) for each in question.segments}) > 1
-
-
-def has_two_orders(question: Question) -> bool:
-    """Return whether there is only one other order."""
-    return len(question.segments) == 2
+    return len({each.canonical_key for each in question.segments}) > 1
 
 
 def screen_calls(question: Question, index: int, place: int, seed: int) -> list[Call]:
@@ -104,31 +99,16 @@ def _other_orders(question: Question, seed: str) -> tuple[Order, Order]:
     """Return two random orders whose documents read differently from today's, and from each other if they can."""
     source, count = random.Random(seed), len(question.segments)
     found: list[Order] = []
-    seen = {tuple(map(_content, question.segments))}
+    seen = {tuple(each.canonical_key for each in question.segments)}
     for _ in range(_ATTEMPTS):
         order = tuple(source.sample(range(count), count))
-        content = tuple(_content(question.segments[place]) for place in order)
+        content = tuple(question.segments[place].canonical_key for place in order)
         if content not in seen:
             seen.add(content)
             found.append(order)
         if len(found) == 2:
             break
     return found[0], found[-1]
-
-
-def _content(segment: Segment) -> object:
-    return segment.canonical_key
-
-
-def rotations(order: Order, count: int) -> list[Order]:
-    """Return `count` evenly spread rotations of an order, at most one per segment; the order itself comes first.
-
-    >>> rotations((2, 0, 1), 9)
-    [(2, 0, 1), (0, 1, 2), (1, 2, 0)]
-    """
-    wanted = max(1, min(count, len(order)))
-    starts = [len(order) * index // wanted for index in range(wanted)]
-    return [order[start:] + order[:start] for start in starts]
 
 
 def relative_places(question: Question, orders: Sequence[Order]) -> list[float | None]:

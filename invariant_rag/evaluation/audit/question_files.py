@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import ast
-import codecs
 import io
 import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from json import detect_encoding
 from pathlib import Path
 from typing import Any
 
 from invariant_rag.errors import ExtraRequired, InvalidQuestion
-from invariant_rag.evaluation.audit.question_formats import QUESTIONS, column_name, rows_of
+from invariant_rag.evaluation.audit.question_formats import QUESTIONS, column_name, parse_list, rows_of
 from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.shown import shown
 
 Entries = list[tuple[str, Any]]
 """Where each entry is, such as `questions.jsonl, line 3`, and what it says."""
 
-COLUMNS = ("id", "question", "segment", "title", "score", "gold", "answer", "pairwise")
+COLUMNS = ("id", "question", "segment", "title", "score", "gold", "answer")
 """Columns of a table with one row per segment; others are kept with the question."""
 
 _TABLES = {".csv": "read_csv", ".tsv": "read_csv", ".xlsx": "read_excel", ".parquet": "read_parquet"}
@@ -30,12 +29,6 @@ _NUMBERED = re.compile(r"(?:segment|context|document|passage|chunk)[ _-]?(\d{1,4
 """Columns with one segment each."""
 _FLAGS = {"": False, "0": False, "0.0": False, "false": False, "no": False} | dict.fromkeys(
     ("1", "1.0", "true", "yes"), True
-)
-_BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
 
@@ -63,9 +56,8 @@ def read_entries(path: Path) -> Entries:
         raise InvalidQuestion(f"{path}: cannot be read: {error.strerror or error}", hint="") from error
     if suffix in {".xlsx", ".parquet"}:
         return _of_table(_read_table(_TABLES[suffix], io.BytesIO(content), path), path)
-    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if content.startswith(mark)), "utf-8-sig")
     try:
-        text = content.decode(encoding)
+        text = content.decode(detect_encoding(content))
     except UnicodeDecodeError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error}", hint="Save it as UTF-8.") from error
     return parsers.get(suffix, _parse_csv)(text, path)
@@ -121,11 +113,7 @@ def _parse_document(text: str, path: Path) -> Entries:
 
 
 def _parse_csv(text: str, path: Path) -> Entries:
-    header = text.partition("\n")[0].strip("\r")
-    named = (
-        each for each in _DELIMITERS if {*QUESTIONS} & {column_name(name.strip('"')) for name in header.split(each)}
-    )
-    separator = next(named, max(_DELIMITERS, key=header.count))
+    separator = max(_DELIMITERS, key=text.partition("\n")[0].count)
     options = {"sep": separator, "dtype": str, "keep_default_na": False, "index_col": False}
     return _of_table(_read_table("read_csv", io.StringIO(text), path, **options), path)
 
@@ -171,7 +159,6 @@ def _join_rows(rows: Entries) -> Entries:
         _, entry = entries.setdefault(row.get("id") or row["question"], (where, {"segments": [], "answers": []}))
         answers = [each.strip() for each in row.get("answer", "").split("|") if each.strip()]
         entry["answers"] += [each for each in answers if each not in entry["answers"]]
-        entry["pairwise"] = entry.get("pairwise", False) or _parse_flag(row.get("pairwise", ""), where)
         others = {name: cell for name, cell in row.items() if name not in COLUMNS and cell}
         for name, cell in {"id": row.get("id", ""), "question": row["question"], **others}.items():
             entry.setdefault(name, cell)
@@ -191,21 +178,8 @@ def _one_row(row: Mapping[str, Any]) -> dict[str, Any]:
     numbered = {int(found[1]): name for name in row if (found := _NUMBERED.fullmatch(name))}
     segments = [row[numbered[number]] for number in sorted(numbered) if row[numbered[number]]]
     taken = {*numbered.values()}
-    others = {name: _parse_cell(cell) for name, cell in row.items() if cell not in ("", None) and name not in taken}
+    others = {name: parse_list(cell) for name, cell in row.items() if cell not in ("", None) and name not in taken}
     return {**others, "segments": segments} if segments else others
-
-
-def _parse_cell(cell: Any) -> Any:
-    if not isinstance(cell, str) or not cell.strip().startswith("["):
-        return cell
-    for parse in (parse_json, ast.literal_eval):
-        try:
-            found = parse(cell)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # TypeError: a list as a key
-            continue
-        if isinstance(found, list):
-            return found
-    return cell
 
 
 def _parse_flag(cell: str, where: str) -> bool:
@@ -233,7 +207,7 @@ def _read_dataset(folder: Path) -> Entries:
 
 
 def _read_arrow(path: Path) -> Any:
-    """Return the table of an Arrow file: `datasets` writes streams."""
+    """Return the table of an Arrow stream, as `datasets` writes them."""
     try:
         import pyarrow as pa
         from pyarrow import ipc
@@ -241,10 +215,6 @@ def _read_arrow(path: Path) -> Any:
         raise ExtraRequired("pyarrow", "evaluation") from None
     with path.open("rb") as file:
         try:
-            try:
-                return ipc.open_stream(file).read_pandas()
-            except pa.ArrowInvalid:
-                file.seek(0)
-                return ipc.open_file(file).read_pandas()
+            return ipc.open_stream(file).read_pandas()
         except (OSError, pa.ArrowException) as error:
             raise InvalidQuestion(f"{path}: cannot be read: {error}") from error

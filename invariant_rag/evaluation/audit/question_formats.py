@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +15,7 @@ _SEGMENTS = ("segments", "retrieved_contexts", "retrieval_context", "contexts", 
 _ANSWERS = tuple("answers reference ground_truth ground_truths expected expected_output target answer".split())
 _FIELDS = {"question": QUESTIONS, "segments": _SEGMENTS, "answers": _ANSWERS}
 _OTHERS = set(
-    "id gold pairwise rubrics said response actual_output multi_responses reference_contexts title description "
+    "id gold rubrics said response actual_output multi_responses reference_contexts title description "
     "metadata options threshold provider providers choices sandbox files setup tools_called context".split()
 )
 """Fields of this package and of other tools that need no mention."""
@@ -61,7 +62,8 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
         if name is not None:
             found[ours] = record.pop(name)
     if isinstance(found.get("segments"), str) and "segments" not in entry:
-        found["segments"] = _listed(found["segments"]) or (found["segments"] if is_promptfoo else [found["segments"]])
+        listed = parse_list(found["segments"])
+        found["segments"] = [listed] if isinstance(listed, str) and not is_promptfoo else listed
     if isinstance(found.get("answers"), Mapping) and "text" in found["answers"]:
         found["answers"] = found["answers"]["text"]
     wanted, segments = record.get("reference_contexts"), found.get("segments")
@@ -95,10 +97,11 @@ def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
         InvalidQuestion: Its columns have different rows.
     """
     first = next((document[name] for name in QUESTIONS if name in document), None)
-    if isinstance(first, list | Mapping):
-        rows = list(first) if isinstance(first, Mapping) else list(range(len(first)))
+    is_messages = isinstance(first, list) and all(isinstance(each, Mapping) for each in first)
+    if isinstance(first, list | Mapping) and not is_messages:
+        rows = _row_names(first)
         for name, column in document.items():
-            if not (list(column) == rows if isinstance(column, Mapping) else _has_rows(column, rows)):
+            if _row_names(column) != rows:
                 raise InvalidQuestion(
                     f"{where}: expected columns of {len(rows)} rows each, as ragas and pandas write them; "
                     f"{name!r} has others",
@@ -110,8 +113,8 @@ def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
     return records[0] if first is None and "vars" not in document and len(records) == 1 else [document]
 
 
-def _has_rows(column: Any, rows: list[Any]) -> bool:
-    return isinstance(column, list) and rows == list(range(len(column)))
+def _row_names(column: Any) -> list[Any]:
+    return list(column) if isinstance(column, Mapping) else list(range(len(column))) if isinstance(column, list) else []
 
 
 def describe_unknown(extras: Iterable[tuple[Mapping[str, Any], set[str]]], *, misspelt_only: bool) -> str:
@@ -121,28 +124,32 @@ def describe_unknown(extras: Iterable[tuple[Mapping[str, Any], set[str]]], *, mi
         extras: The other fields of each question, and which of `question`, `segments`, `answers` and `gold` it lacks.
         misspelt_only: Whether to name only what may be a misspelling.
     """
-    meant: dict[str, str] = {}
-    others: set[str] = set()
+    meant: dict[str, list[str]] = {}
     for fields, missing in extras:
         known = [each for name in sorted(missing) for each in _FIELDS.get(name, (name,))]
         for name in fields.keys() - _OTHERS:
-            found = get_close_matches(name.lower(), known, 1, _SIMILAR)
-            meant |= {name: found[0]} if found else {}
-            others |= set() if found else {name}
-    said = [f"{name!r} is no field of a question: did you mean {found!r}?" for name, found in sorted(meant.items())]
+            meant[name] = meant.get(name) or get_close_matches(name.lower(), known, 1, _SIMILAR)
+    said = [
+        f"{name!r} is no field of a question: did you mean {meant[name][0]!r}?" for name in sorted(meant) if meant[name]
+    ]
+    others = [repr(name) for name in sorted(meant) if not meant[name]]
     if others and not misspelt_only:
-        names = ", ".join(map(repr, sorted(others)))
-        said.append(f"Not used, but kept with the questions: {names}.")
+        said.append(f"Not used, but kept with the questions: {', '.join(others)}.")
     return " ".join(said)
 
 
-def _listed(text: str) -> list[Any] | None:
-    """Return a list that is written as JSON; None if it is none."""
-    try:
-        found = parse_json(text) if text.lstrip().startswith("[") else None
-    except ValueError:
-        return None
-    return found if isinstance(found, list) else None
+def parse_list(text: Any) -> Any:
+    """Return a list that is written as JSON or as pandas writes one; anything else as it is."""
+    if not isinstance(text, str) or not text.strip().startswith("["):
+        return text
+    for parse in (parse_json, ast.literal_eval):
+        try:
+            found = parse(text.strip())
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # TypeError: a list as a key
+            continue
+        if isinstance(found, list):
+            return found
+    return text
 
 
 def _of_promptfoo(test: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,15 +158,14 @@ def _of_promptfoo(test: Mapping[str, Any]) -> dict[str, Any]:
     Checks that are neither, such as `javascript`, are kept under `unread_checks`, which is named to the user.
     """
     graded: dict[str, list[Any]] = {"answers": [], "rubrics": [], "unread_checks": []}
-    for each in test.get("assert") or ():
-        if isinstance(each, Mapping):
-            kind, value = str(each.get("type")), each.get("value")
-            values = value if isinstance(value, list) else [value]
-            if kind in _LITERAL_CHECKS and value is not None:
-                graded["answers"] += values
-            elif kind in _RUBRICS:
-                graded["rubrics"] += [_RUBRICS[kind].format(value=one) for one in values]
-            else:
-                graded["unread_checks"].append(kind)
+    for each in filter(lambda each: isinstance(each, Mapping), test.get("assert") or ()):
+        kind, value = str(each.get("type")), each.get("value")
+        values = value if isinstance(value, list) else [value]
+        if kind in _LITERAL_CHECKS and value is not None:
+            graded["answers"] += values
+        elif kind in _RUBRICS:
+            graded["rubrics"] += [_RUBRICS[kind].format(value=one) for one in values]
+        else:
+            graded["unread_checks"].append(kind)
     others = {name: value for name, value in test.items() if name not in {"vars", "assert"}}
     return {**others, **test["vars"], **{name: each for name, each in graded.items() if each}}

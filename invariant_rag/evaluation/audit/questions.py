@@ -11,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.checks import check_flag, check_items, check_name, check_path, check_text, is_iterable
+from invariant_rag.checks import check_items, check_name, check_path, check_text, is_iterable
 from invariant_rag.errors import FieldWarning, InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.evaluation.audit.matching import contains_gold
 from invariant_rag.evaluation.audit.question_files import read_entries
@@ -19,7 +19,7 @@ from invariant_rag.evaluation.audit.question_formats import as_record, describe_
 from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.shown import shown
 
-FIELDS = ("id", "question", "segments", "answers", "gold", "pairwise", "rubrics")
+FIELDS = ("id", "question", "segments", "answers", "gold", "rubrics")
 """Keys of a record; others are kept as they are."""
 
 Retrieve = Callable[[str], Iterable[Any]]
@@ -34,8 +34,7 @@ class Question:
         text: The question.
         segments: The segments in retrieval order.
         answers: Gold answers, any of which is right; empty if unknown.
-        gold: Indices of the segments that hold the answer; of a pairwise question, of the better response.
-        pairwise: Whether the two segments are responses of which the system names the better one.
+        gold: Indices of the segments that hold the answer.
         id: Name in reports.
         rubrics: What a right answer does, for a judge.
         extra: Other fields of the record, kept for reports.
@@ -46,47 +45,24 @@ class Question:
     segments: tuple[Segment, ...]
     answers: tuple[str, ...] = ()
     gold: tuple[int, ...] = ()
-    pairwise: bool = False
     id: str = ""
     rubrics: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_text("question", self.text, error=InvalidQuestion)
-        check_text("id", self.id, error=InvalidQuestion)
-        check_text("source", self.source, error=InvalidQuestion)
-        check_flag("pairwise", self.pairwise, error=InvalidQuestion)
+        for name in ("text", "id", "source"):
+            check_text("question" if name == "text" else name, getattr(self, name), error=InvalidQuestion)
         for name, kind in (("segments", Segment), ("answers", str), ("gold", Integral), ("rubrics", str)):
             listed = check_items(name, getattr(self, name), kind, error=InvalidQuestion)
             object.__setattr__(self, name, tuple(listed))
         if not all(0 <= index < len(self.segments) for index in self.gold):
             raise InvalidQuestion(f"{self.text!r}: expected gold indices below {len(self.segments)}, got {self.gold}")
-        if self.pairwise and len(self.segments) != 2:
-            raise InvalidQuestion(f"{self.text!r}: expected two responses to compare, got {len(self.segments)}")
-        if self.pairwise and len(self.gold) > 1:
-            raise InvalidQuestion(f"{self.text!r}: expected one better response, got {len(self.gold)}")
-
-    @property
-    def has_gold(self) -> bool:
-        """Whether answers can be scored."""
-        return bool(self.gold if self.pairwise else self.answers)
-
-    @property
-    def missing(self) -> set[str]:
-        """What is not known of it, out of `segments`, `answers` and `gold`."""
-        known = {"segments": self.segments, "answers": self.answers, "gold": self.gold}
-        return {name for name, each in known.items() if not each}
-
-    def other_texts(self) -> tuple[Segment, ...]:
-        """Return as many documents that say nothing."""
-        return tuple(Segment(f"Page {number} is left blank.") for number, _ in enumerate(self.segments, start=1))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the question as a record that `read_questions` reads."""
         record: dict[str, Any] = {"id": self.id, "question": self.text, "segments": list(map(_as_dict, self.segments))}
-        record |= {"answers": list(self.answers), "gold": list(self.gold), "rubrics": list(self.rubrics)}
-        return record | ({"pairwise": True} if self.pairwise else {})
+        return record | {"answers": list(self.answers), "gold": list(self.gold), "rubrics": list(self.rubrics)}
 
 
 def _as_dict(segment: Segment) -> dict[str, Any]:
@@ -104,11 +80,11 @@ def read_questions(
     """Read the questions of a file, a folder, or a collection of questions and mappings.
 
     A mapping, like a line of a .jsonl file, has `question`, and may have `segments` (strings, or mappings with `text`,
-    `title`, `score`, `metadata` and `gold`: true), `answers` (or `answer`), `gold` (indices), `pairwise`, `rubrics` and
-    `id`. A table (.csv, .xlsx, .parquet) has a row per question, or a row per segment with the columns `question`,
-    `segment`, and any of `id`, `title`, `score`, `gold` (1 or 0), `answer` (several are separated by `|`) and
-    `pairwise`. Records of ragas, promptfoo, deepeval, inspect and SQuAD and folders of Hugging Face `datasets` are read
-    as well; see `invariant_rag.evaluation.audit.question_formats`. Other fields are kept in `Question.extra`.
+    `title`, `score`, `metadata` and `gold`: true), `answers` (or `answer`), `gold` (indices), `rubrics` and `id`. A
+    table (.csv, .xlsx, .parquet) has a row per question, or a row per segment with the columns `question`, `segment`,
+    and any of `id`, `title`, `score`, `gold` (1 or 0) and `answer` (several are separated by `|`). Records of ragas,
+    promptfoo, deepeval, inspect and SQuAD and folders of Hugging Face `datasets` are read as well; see
+    `invariant_rag.evaluation.audit.question_formats`. Other fields are kept in `Question.extra`.
 
     If the answers are known and the gold segments are not, the segments that contain an answer as whole tokens are
     gold, unless all of them do.
@@ -142,23 +118,23 @@ def parse_questions(
     Warns:
         FieldWarning: Records have fields that may be misspelt, or those of a file others that mean nothing here.
     """
+    is_file = isinstance(source, str | Path)
     entries = _entries_of(source)
     if not entries:
-        where = f"{source}: " if isinstance(source, str | Path) else ""
-        raise InvalidQuestion(f"{where}expected at least one question, got none")
+        raise InvalidQuestion(f"{f'{source}: ' if is_file else ''}expected at least one question, got none")
     parsed = [_parse_question(_renamed(entry, fields or {}, where), where) for where, entry in entries]
-    is_file = isinstance(source, str | Path)
     # Of a `Question`, other fields are what its maker put there.
     read = [each for each, (_, entry) in zip(parsed, entries, strict=True) if not isinstance(entry, Question)]
-    unknown = describe_unknown(((each.extra, each.missing) for each in read), misspelt_only=not is_file)
+    lacking = [{name for name in ("segments", "answers", "gold") if not getattr(each, name)} for each in read]
+    unknown = describe_unknown(zip([each.extra for each in read], lacking, strict=True), misspelt_only=not is_file)
     if unknown:
         warnings.warn(FieldWarning(f"{source}: {unknown}" if is_file else unknown), stacklevel=2)
     taken = Counter(each.id for each in parsed)
-    named = [
-        each if each.id and taken[each.id] == 1 else replace(each, id=f"{each.id}#{i}" if each.id else str(i))
-        for i, each in enumerate(parsed)
-    ]
-    return [(each.source or where, each) for each, (where, _) in zip(named, entries, strict=True)]
+    found = []
+    for number, (question, (where, _)) in enumerate(zip(parsed, entries, strict=True)):
+        name = str(number) if not question.id else question.id + (f"#{number}" if taken[question.id] > 1 else "")
+        found.append((question.source or where, replace(question, id=name)))
+    return found
 
 
 def _renamed(entry: Any, fields: Mapping[str, str], where: str) -> Any:
@@ -200,12 +176,13 @@ def as_segment(value: Any) -> Segment:
             metadata = {**{str(name): each for name, each in value.items() if name not in known}, **metadata}
         return Segment(text, value.get("title"), metadata, value.get("score"))
     if hasattr(value, "page_content"):  # a document of LangChain
-        metadata = dict(value.metadata)
-        return Segment(value.page_content, _title(metadata), metadata, metadata.get("score"))
-    if hasattr(value, "node"):  # a scored node of LlamaIndex
-        metadata = dict(value.node.metadata)
-        return Segment(value.node.get_content(), _title(metadata), metadata, value.score)
-    raise InvalidQuestion(f"expected a retrieved chunk, got {type(value).__name__}")
+        text, metadata, score = value.page_content, dict(value.metadata), value.metadata.get("score")
+    elif hasattr(value, "node"):  # a scored node of LlamaIndex
+        text, metadata, score = value.node.get_content(), dict(value.node.metadata), value.score
+    else:
+        raise InvalidQuestion(f"expected a retrieved chunk, got {type(value).__name__}")
+    title = metadata.get("title")
+    return Segment(text, title if isinstance(title, str) else None, metadata, score)
 
 
 def as_retrieve_function(retriever: Any, k: int) -> Retrieve:
@@ -229,33 +206,24 @@ def as_retrieve_function(retriever: Any, k: int) -> Retrieve:
     raise UnsupportedCombination(f"expected a retriever, got {type(retriever).__name__}", hint="Pass a function.")
 
 
-def _title(metadata: Mapping[str, Any]) -> str | None:
-    title = metadata.get("title")
-    return title if isinstance(title, str) else None
-
-
 def _parse_question(entry: Any, where: str) -> Question:
     if isinstance(entry, Question):
         return entry
-    if not isinstance(entry, Mapping):
-        raise InvalidQuestion(f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, got {_kind(entry)}")
-    record = as_record(entry)
+    record = as_record(entry) if isinstance(entry, Mapping) else {}
     if not isinstance(record.get("question"), str):
-        guess = describe_unknown([({str(name): 0 for name in record}, {"question"})], misspelt_only=True)
+        got = sorted(map(str, entry)) if isinstance(entry, Mapping) else type(entry).__name__
+        guess = describe_unknown([(dict.fromkeys(map(str, record)), {"question"})], misspelt_only=True)
         raise InvalidQuestion(
             f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, with question as text, got "
-            f"{sorted(map(str, entry))}{guess and f'. {guess}'}"
+            f"{got}{guess and f'. {guess}'}"
         )
     given = record.get("segments")
-    given = () if given is None else given
-    if isinstance(given, str):
+    if isinstance(given, str | Mapping) or not (given is None or is_iterable(given)):
         raise InvalidQuestion(
-            f"{where}: expected segments in a list, got one text",
+            f"{where}: expected segments in a list, got {'one text' if isinstance(given, str) else shown(given)}",
             hint="An audit moves documents, so list them one by one; in a test of promptfoo: context: [first, second].",
         )
-    if not is_iterable(given) or isinstance(given, Mapping):
-        raise InvalidQuestion(f"{where}: expected segments in a list, got {_kind(given)}")
-    listed = list(given)
+    listed = list(() if given is None else given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
     try:
         return Question(
@@ -263,24 +231,13 @@ def _parse_question(entry: Any, where: str) -> Question:
             tuple(map(as_segment, listed)),
             tuple(map(str, _as_list(record.get("answers"), "answers", str | int | float))),
             tuple(sorted({*_as_list(record.get("gold"), "gold", int), *marked})),
-            check_flag("pairwise", record.get("pairwise", False), error=InvalidQuestion),
-            _as_id(record.get("id", "")),
-            tuple(map(str, _as_list(record.get("rubrics"), "rubrics", str))),
+            "".join(map(str, _as_list(record.get("id"), "id", str | int | float))),
+            tuple(_as_list(record.get("rubrics"), "rubrics", str)),
             {str(name): value for name, value in record.items() if name not in FIELDS},
             where,
         )
     except (InvalidQuestion, InvalidSegment) as error:
         raise InvalidQuestion(f"{where}: {error}") from error
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
-
-
-def _as_id(value: Any) -> str:
-    if not isinstance(value, str | int | float):
-        raise InvalidQuestion(f"expected an id as a text or a number, got {shown(value)}")
-    return shown(value) if isinstance(value, int) else str(value)
 
 
 def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
@@ -297,6 +254,7 @@ def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
 
 
 def _complete(question: Question, retrieve: Retrieve | None, where: str) -> Question:
+    """Return a question with its segments and, where the answers are known, the segments that contain one."""
     if not question.segments:
         if retrieve is None:
             raise InvalidQuestion(
@@ -304,11 +262,7 @@ def _complete(question: Question, retrieve: Retrieve | None, where: str) -> Ques
                 hint="Give segments, a retriever, or documents to retrieve from (--docs).",
             )
         question = replace(question, segments=tuple(as_segment(each) for each in retrieve(question.text)))
-    return question if question.gold or question.pairwise else replace(question, gold=_find_gold(question))
-
-
-def _find_gold(question: Question) -> tuple[int, ...]:
-    """Return the segments that contain a gold answer; none if all of them do."""
     texts = map(plain_rendering, question.segments)
     holding = [index for index, each in enumerate(texts) if contains_gold(each, question.answers)]
-    return tuple(holding) if len(holding) < len(question.segments) else ()
+    known = question.gold or len(holding) == len(question.segments)
+    return question if known else replace(question, gold=tuple(holding))

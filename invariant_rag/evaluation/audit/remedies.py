@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from invariant_rag.checks import check_name
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.evaluation.audit.plan import Call, Order, listed, placebo, relative_places, rotations
+from invariant_rag.evaluation.audit.plan import Call, Order, listed, placebo, relative_places
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.systems import Ask, System, lm_ask_function
 from invariant_rag.methods import METHODS, resolve_method
@@ -38,16 +38,12 @@ def sorted_order(question: Question) -> Order:
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-LISTINGS: dict[str, Callable[[Question], list[Order]]] = {
-    "sort": lambda question: [sorted_order(question)],
-    "reverse": lambda question: [tuple(range(len(question.segments)))[::-1]],
-    "ends-first": lambda question: [ends_first(len(question.segments))],
-    "vote": lambda question: rotations(sorted_order(question), VOTES),
-}
-"""Remedies for every system, by the orders that one answer takes; several are settled by a majority."""
-
-_FIXED = {"sort", "vote"}
-"""Of these, those after which the order of today changes nothing."""
+def rotated_orders(question: Question) -> list[Order]:
+    """Return up to `VOTES` evenly spread rotations of the sorted order; that order itself comes first."""
+    order = sorted_order(question)
+    wanted = min(VOTES, len(order))
+    starts = [len(order) * index // wanted for index in range(wanted)]
+    return [order[start:] + order[:start] for start in starts]
 
 
 @dataclass(frozen=True)
@@ -81,12 +77,22 @@ class Remedy:
         ]
 
 
-_ABOUT = {
-    "sort": "documents sorted by a hash of their text",
-    "reverse": "documents in the reverse of the order of today",
-    "ends-first": "the first documents of today at both ends, the others in the middle",
-    "vote": f"a majority over up to {VOTES} orders",
+LISTINGS: dict[str, tuple[Callable[[Question], list[Order]], bool, str]] = {
+    "sort": (lambda question: [sorted_order(question)], True, "documents sorted by a hash of their text"),
+    "reverse": (
+        lambda question: [tuple(range(len(question.segments)))[::-1]],
+        False,
+        "documents in the reverse of the order of today",
+    ),
+    "ends-first": (
+        lambda question: [ends_first(len(question.segments))],
+        False,
+        "the first documents of today at both ends, the others in the middle",
+    ),
+    "vote": (rotated_orders, True, f"a majority over up to {VOTES} orders"),
 }
+"""Remedies for every system: the orders that one answer takes, whether the order of today changes nothing after it, and
+what it does."""
 
 
 def check_remedies(names: Sequence[str] | None, system: System | None = None) -> None:
@@ -117,9 +123,7 @@ def build_remedies(names: Sequence[str], system: System) -> list[Remedy]:
     found = []
     for name in dict.fromkeys(names):
         if name in LISTINGS:
-            found.append(
-                Remedy(name, system.ask, LISTINGS[name], name in _FIXED, _ABOUT[name], VOTES if name == "vote" else 1)
-            )
+            found.append(Remedy(name, system.ask, *LISTINGS[name], VOTES if name == "vote" else 1))
         elif system.lm is not None:
             model = getattr(system.lm, "invariant_branch", system.lm).with_method(resolve_method(name))
             ask = lm_ask_function(model, system.message, system.generation)
@@ -153,7 +157,7 @@ def _promised(slots: Sequence[float | None], questions: Sequence[Question], name
     """Return the accuracy that a listing promises, from that of the places where it puts the gold documents."""
     found = []
     for question in questions:
-        order = tuple(range(len(question.segments))) if name == "today" else LISTINGS[name](question)[0]
+        order = tuple(range(len(question.segments))) if name == "today" else LISTINGS[name][0](question)[0]
         (place,) = relative_places(question, [order])
         known = None if place is None else slots[slot_of(place)]
         if known is not None:

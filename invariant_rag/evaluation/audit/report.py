@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.evaluation.audit.advice import percent, points
+from invariant_rag.evaluation.audit.advice import p_value, percent, points
 from invariant_rag.evaluation.audit.folder import RESULT
 from invariant_rag.evaluation.audit.measures import ABOUT, flips
 from invariant_rag.files import encode_json, write_file
@@ -54,7 +54,7 @@ def remedy_rows(audit: Audit) -> list[dict[str, Any]]:
             "about": each.about,
             "accuracy": "" if each.accuracy is None else percent(each.accuracy),
             "gain": "" if each.gain is None else points(each.gain).replace(" points", ""),
-            "p": "" if each.gain is None else "< 0.001" if each.p < 0.001 else f"{each.p:.3f}",
+            "p": "" if each.gain is None else p_value(each.p).removeprefix("p = ").removeprefix("p "),
             "fixes": each.fixes,
             "calls": each.calls,
         }
@@ -84,45 +84,19 @@ def _page(audit: Audit, template: str) -> str:
         loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True, finalize=_cleaned
     )
     environment.filters["md"] = lambda text: _SPECIAL.sub(r"\\\1", " ".join(clean(str(text)).split()))
-    from markupsafe import Markup
-
     return environment.get_template(template).render(
         audit=audit,
         most=SHOWN,
         measures=measure_rows(audit),
         remedies=remedy_rows(audit),
         described=described(audit),
-        figure=Markup(_figure(audit)),  # noqa: S704 - numbers and our own words
+        percent=percent,
     )
 
 
 def _cleaned(value: Any) -> Any:
     """Return text without control characters: answers and documents are not trusted."""
     return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _figure(audit: Audit) -> str:
-    """Return the accuracies and net sensitivity with their intervals as inline SVG, described in words."""
-    rows = [
-        (name.replace("_", " "), estimate)
-        for name, estimate in audit.measures.items()
-        if name in {"accuracy_today", "accuracy_over_orders", "worst_slot", "net_sensitivity"}
-    ]
-    left, width, step = 170, 420, 26
-    height = step * len(rows) + 30
-    what = "; ".join(f"{name} {percent(each)}" for name, each in rows)
-    parts = [f'<svg role="img" viewBox="0 0 640 {height}" width="100%"><title>{what}</title>']
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x = left + width * share
-        parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="0" y2="{height - 22}"/>')
-        parts.append(f'<text x="{x}" y="{height - 6}" text-anchor="middle">{share:.0%}</text>')
-    for number, (name, each) in enumerate(rows):
-        y = step * number + 14
-        low, value, high = (left + width * min(1.0, max(0.0, one)) for one in (each.low, each.value, each.high))
-        parts.append(f'<text x="0" y="{y + 4}">{name}</text>')
-        parts.append(f'<line class="mark" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke-width="2"/>')
-        parts.append(f'<circle class="mark" cx="{value:.1f}" cy="{y}" r="4"/>')
-    return "".join([*parts, "</svg>"])
 
 
 def _csv(audit: Audit) -> str:

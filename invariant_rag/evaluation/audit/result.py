@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib.metadata import version
+from math import isfinite
 from typing import Any
 
 from invariant_rag.evaluation.audit.advice import advise
@@ -12,13 +14,13 @@ from invariant_rag.evaluation.audit.calling import Answer
 from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.evaluation.audit.folder import SCHEMA_VERSION
 from invariant_rag.evaluation.audit.grading import FAILED, RIGHT, WRONG
+from invariant_rag.evaluation.audit.judging import JudgeRecord
 from invariant_rag.evaluation.audit.measures import Comparison, compare, flips, measure, slot_accuracies
 from invariant_rag.evaluation.audit.plan import Order
 from invariant_rag.evaluation.audit.questions import Question
 from invariant_rag.evaluation.audit.remedies import DRAWS, Remedy
 from invariant_rag.evaluation.audit.screen import ANOTHER, CALLS, FIRST, OTHER, Screen
 from invariant_rag.evaluation.statistics import Estimate
-from invariant_rag.files import finite
 
 COLUMNS = ("today", "today again", "placebo", "another order", "a third order")
 """Names of the calls of the screen."""
@@ -58,23 +60,17 @@ class Asked:
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Name, order, answer and outcome of each call, in words. Documents are counted from 1, as listed today."""
-        calls = zip(COLUMNS, self.orders, self.answers, self.outcomes, strict=True)
-        return [
-            (name, " ".join(str(place + 1) for place in order), answer.text or "", outcome)
-            for name, order, answer, outcome in calls
-        ]
+        orders = [" ".join(str(place + 1) for place in order) for order in self.orders]
+        return list(zip(COLUMNS, orders, [each.text or "" for each in self.answers], self.outcomes, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
         calls = zip(COLUMNS, self.orders, self.answers, self.outcomes, strict=True)
-        return {
-            **self.question.as_dict(),
-            "flips": self.flips,
-            "calls": [
-                {"call": name, "order": list(order), "answer": answer.text, "outcome": outcome}
-                for name, order, answer, outcome in calls
-            ],
-        }
+        said = [
+            {"call": name, "order": order, "answer": answer.text, "outcome": outcome}
+            for name, order, answer, outcome in calls
+        ]
+        return {**self.question.as_dict(), "flips": self.flips, "calls": said}
 
 
 @dataclass(frozen=True)
@@ -106,8 +102,7 @@ class Audit:
         drawn: The draws of these comparisons.
         planned: Questions that would have been asked if nothing had been decided before.
         unordered: Questions without two different documents, which were not asked.
-        judge_errors: How often the judge misses verdicts that are known; None without judge or gold answers.
-        judge: Calls of the judge, pairs that it compared in both orders, and those where the verdicts differed.
+        judge: What the judge was asked, and how often it erred; None without one.
         embeds: Whether answers without gold answers were compared by embeddings.
     """
 
@@ -120,22 +115,18 @@ class Audit:
     drawn: tuple[Drawn, ...]
     planned: int
     unordered: int
-    judge_errors: Estimate | None = None
-    judge: tuple[int, int, int] | None = None
+    judge: JudgeRecord | None = None
     embeds: bool = False
 
     @cached_property
     def measures(self) -> dict[str, Estimate]:
         """The six measures, as far as they are known: see `invariant_rag.evaluation.audit.ABOUT`."""
-        found = measure(self.asked)
-        calls = float(CALLS)
-        found |= {"net_sensitivity": self.screen.net, "calls": Estimate(calls, calls, calls)}
-        return found
+        return measure(self.asked) | {"net_sensitivity": self.screen.net, "calls": Estimate(CALLS, CALLS, CALLS)}
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """Each remedy against today."""
-        return compare(self.drawn, [(each.name, each.about, each.fixes, each.votes) for each in self.remedies])
+        return compare(self.drawn, self.remedies)
 
     @cached_property
     def advice(self) -> list[tuple[str, str]]:
@@ -174,53 +165,55 @@ class Audit:
         """Return everything as plain data, for JSON."""
         flip_rate, always = flips(self.asked)
         scored = [each for each in self.asked if each.scored]
-        slots = slot_accuracies(scored) if scored else []
-        tokens = [answer.tokens for each in self.asked for answer in each.answers if answer.tokens is not None]
-        document: dict[str, Any] = finite(
+        answers = [answer for each in self.asked for answer in each.answers]
+        tokens = [answer.tokens for answer in answers if answer.tokens is not None]
+        document: dict[str, Any] = plain(
             {
                 "schema_version": SCHEMA_VERSION,
                 "system": self.system,
                 "date": self.date,
                 "seed": self.choices.seed,
                 "advice": [{"title": title, "text": text} for title, text in self.advice],
-                "screen": self.screen.as_dict(),
-                "measures": {name: each.as_dict() for name, each in self.measures.items()},
+                "screen": self.screen,
+                "measures": self.measures,
                 "described": {
-                    "flip_rate": flip_rate.as_dict(),
-                    "right_in_every_order": None if always is None else always.as_dict(),
-                    "slots": [None if each is None else each.as_dict() for each in slots],
+                    "flip_rate": flip_rate,
+                    "right_in_every_order": always,
+                    "slots": slot_accuracies(scored) if scored else [],
                     "tokens": sum(tokens) if tokens else None,
-                    "seconds": round(sum(answer.seconds for each in self.asked for answer in each.answers), 3),
+                    "seconds": sum(answer.seconds for answer in answers),
                     "calls": self.calls,
                     "planned": self.planned,
                     "unordered": self.unordered,
                     "errors": self.errors,
                 },
-                "remedies": [
-                    {
-                        **vars(each),
-                        "accuracy": None if each.accuracy is None else each.accuracy.as_dict(),
-                        "gain": None if each.gain is None else each.gain.as_dict(),
-                    }
-                    for each in self.comparisons
-                ],
-                "judge": None
-                if self.judge is None
-                else {
-                    **dict(zip(("calls", "pairs", "divided"), self.judge, strict=True)),
-                    "errors": None if self.judge_errors is None else self.judge_errors.as_dict(),
-                },
+                "remedies": self.comparisons,
+                "judge": self.judge,
                 "versions": package_versions(),
                 "questions": [each.as_dict() for each in self.asked],
                 "draws": [
-                    {"index": each.index}
-                    | {name: [one == RIGHT for one in found] for name, found in each.draws.items()}
+                    {"index": each.index, **{arm: [one == RIGHT for one in said] for arm, said in each.draws.items()}}
                     for each in self.drawn
                     if each.scored
                 ],
             }
         )
         return document
+
+
+def plain(value: Any) -> Any:
+    """Return dataclasses as plain data for JSON, with numbers of six digits, and None for those that JSON lacks.
+
+    >>> plain(Estimate(1 / 3, 0.25, float("nan")))
+    {'value': 0.333333, 'low': 0.25, 'high': None}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return (round(value, 6) if isfinite(value) else None) if isinstance(value, float) else value
 
 
 def package_versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -75,19 +75,6 @@ class Screen:
     margin: float
     asked: int
     more: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        rounded = {
-            name: round(getattr(self, name), 6) for name in ("p", "between", "within", "repeated", "bound", "margin")
-        }
-        return {
-            "outcome": self.outcome,
-            **rounded,
-            "net_sensitivity": self.net.as_dict(),
-            "asked": self.asked,
-            "more": self.more,
-        }
 
 
 def looks(questions: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
@@ -63,7 +62,7 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     """Wrap a system of any supported kind.
 
     Args:
-        system: An `InvariantModel`, a `RAG` or a `Judge`; a chat model, an LLM, an agent or any other Runnable of
+        system: An `InvariantModel` or a `RAG`; a chat model, an LLM, an agent or any other Runnable of
             LangChain; an LLM, query engine, chat engine, synthesizer or agent of LlamaIndex; an `Endpoint`, or its URL;
             or anything callable, which may be async. A framework's wrapper around an `InvariantModel` is audited as
             that model, with the wrapper's parameters.
@@ -148,12 +147,6 @@ def prompt_text(
     return f"{DEFAULT_SYSTEM}\n\n{documents}\nQuestion: {question}\nAnswer:"
 
 
-def pairwise_prompt_text(question: str, segments: Sequence[Segment]) -> str:
-    """Return the default prompt of a pairwise question for a language model of a framework."""
-    responses = "\n\n".join(f"Response {label}: {each.text}" for label, each in zip("AB", segments, strict=True))
-    return f"Which response answers the question better?\n\nQuestion: {question}\n\n{responses}\n\nReply with A or B."
-
-
 def _endpoint(system: Any, to_input: ToInput | None) -> System | None:
     from invariant_rag.evaluation.audit.endpoint import Endpoint
 
@@ -177,29 +170,22 @@ def loaded(module: str, *names: str) -> tuple[Any, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _is_invariant_model(value: Any) -> bool:
-    return isinstance(value, loaded("invariant_rag.generation.model", "InvariantModel"))
-
-
 def is_language_model(value: Any) -> bool:
     """Return whether a value is a language model of LangChain or LlamaIndex."""
-    return isinstance(
-        value,
-        loaded("langchain_core.language_models", "BaseLanguageModel") + loaded("llama_index.core.llms", "LLM"),
-    )
+    models = (("langchain_core.language_models", "BaseLanguageModel"), ("llama_index.core.llms", "LLM"))
+    return any(isinstance(value, loaded(*each)) for each in models)
 
 
 def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
-    """Wrap an `InvariantModel`, a `RAG`, a `Judge`, or a framework's wrapper around an `InvariantModel`."""
-    if _is_invariant_model(system):
+    """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper around an `InvariantModel`."""
+    models = loaded("invariant_rag.generation.model", "InvariantModel")
+    if isinstance(system, models):
         return _from_lm(system, None, generation)
     if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
         found = _from_lm(system.model, system.system, generation)
         return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
-    if isinstance(system, loaded("invariant_rag.judge", "Judge")):
-        return _from_judge(system)
-    lm = _unwrap(system) if is_language_model(system) else None
-    if lm is None:
+    lm = getattr(system, "lm", None)
+    if not is_language_model(system) or not isinstance(lm, models):
         return None
     return _from_lm(lm, getattr(system, "system_prompt", None), {**_wrapper_parameters(system), **generation})
 
@@ -207,12 +193,6 @@ def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
 def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
     name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
     return System(name, ask, lm, message, generation=generation)
-
-
-def _unwrap(system: Any) -> InvariantModel | None:
-    """Return the `InvariantModel` in a language model of a framework, if there is one."""
-    lm = getattr(system, "lm", None)
-    return lm if _is_invariant_model(lm) else None
 
 
 def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
@@ -229,42 +209,14 @@ def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
 def lm_ask_function(
     lm: InvariantModel, message: str | None, generation: Mapping[str, Any]
 ) -> Callable[[Question, Sequence[Segment]], Reply]:
-    """Return the function that asks an `InvariantModel` through its chat template. Answers end before a stop string.
-
-    For a pairwise question the answer is the response with the more probable letter. Letters are assigned in the order
-    in which the responses are listed, as judges do; if the model's ordering is by content, in the order of the content.
-    """
+    """Return the function that asks an `InvariantModel` through its chat template. Answers end before a stop string."""
     from invariant_rag.generation.streaming import trim_at_stop_string
 
     stops = generation.get("stop_strings") or ()
     stops = [stops] if isinstance(stops, str) else stops
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
-        if question.pairwise:
-            return _choose_response(lm, message, question, segments)
         result = lm.generate(lm.chat_prompt(question.text, segments, message), **generation)
         return Reply(trim_at_stop_string(result.text, stops), result.usage.total_tokens)
 
     return ask
-
-
-def _choose_response(lm: InvariantModel, message: str | None, question: Question, segments: Sequence[Segment]) -> Reply:
-    """Return the text of the response with the more probable letter, empty for a tie."""
-    listed = list(segments)
-    if lm.ordering.invariant:
-        listed.sort(key=attrgetter("canonical_key"))
-    lettered = [replace(segment, title=letter) for letter, segment in zip("AB", listed, strict=True)]
-    asked = f"{question.text}\nWhich document answers this better? Reply with its title only."
-    first, second = lm.score(lm.chat_prompt(asked, lettered, message), ["A", "B"])
-    return Reply("" if first == second else listed[int(second > first)].text)
-
-
-def _from_judge(judge: Any) -> System:
-    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
-        if not question.pairwise:
-            raise AuditFailed("a Judge compares two responses", hint="Mark the questions as pairwise.")
-        winner = judge.compare(question.text, *(segment.text for segment in segments)).winner
-        return Reply("" if winner is None else segments[winner].text)
-
-    name = f"Judge by {judge.by} with {describe_lm(judge.lm, None, {})}"
-    return System(name, ask)

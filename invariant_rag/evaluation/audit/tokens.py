@@ -28,6 +28,11 @@ _MONTHS = {
     for length in {3, len(name), 4 if name == "september" else 3}
 }
 _MONTH = rf"(?P<month>{'|'.join(sorted(_MONTHS, key=len, reverse=True))})\.?"
+_NAMED_DAY = re.compile(
+    rf"\b({'|'.join(_ORDINALS)})(?=\s+(?:of\s+)?{_MONTH.replace('?P<month>', '?:')}\b)|"
+    rf"(?<=[a-z] )({'|'.join(_ORDINALS)})(?=,?\s+\d{{4}}\b)"
+)
+"""A day in words: the fourth of July."""
 _DAY, _YEAR = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?P<year>\d{4})"
 _DATES = tuple(
     re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])")
@@ -40,7 +45,7 @@ _DATES = tuple(
     )
 )
 _PARTS = (
-    (re.compile(rf"(?<![\w-]){_MONTH},?\s+{_YEAR}(?![\w-])"), "m{month:02d} {year}"),
+    (re.compile(rf"(?<![\w-]){_MONTH}(?:,|\s+of)?\s+{_YEAR}(?![\w-])"), "m{month:02d} {year}"),
     (re.compile(rf"(?<![\w-]){_MONTH}\s+{_DAY}(?![\w-])"), "d{day:02d} m{month:02d}"),
     (re.compile(rf"(?<![\w-])(?:the\s+)?{_DAY}\s+(?:of\s+)?{_MONTH}(?![\w-])"), "d{day:02d} m{month:02d}"),
 )
@@ -54,7 +59,7 @@ _SAME = {
     "percent": "%", "dollars": "dollar", "usd": "dollar", "euros": "euro", "eur": "euro", "pounds": "pound",
     "kilometers": "km", "kilometres": "km", "kilometer": "km", "kilometre": "km", "kilograms": "kg", "kilogram": "kg",
     "meters": "m", "metres": "m", "meter": "m", "metre": "m", "bn": "billion", "st": "saint", "colour": "color",
-    "grey": "gray",
+    "grey": "gray", "feet": "foot", "ft": "foot", "mt": "mount", "miles": "mile", "mi": "mile", "dozen": "12",
 }  # fmt: skip
 _ARTICLES = {"a", "an", "the"}
 _EXACT = 15
@@ -72,7 +77,9 @@ def normal_tokens(text: str) -> tuple[str, ...]:
     text = _ROMANS.sub(lambda found: str(_ROMAN[found[0]]), plain(text))
     text = re.sub(r"\b(?:May|March)\b(?!\s+\d)", lambda found: f"m{_MONTHS[found[0].lower()]:02d}", text).lower()
     text = re.sub(r"\b(?:[a-z]\.){2,}", lambda found: found[0].replace(".", ""), text)  # U.S.
-    text = re.sub(r"(\w)'s\b", r"\1", text)
+    text = re.sub(r"\b[a-z]\.?(?: [a-z]\.)+(?= )", lambda found: re.sub(r"[. ]", "", found[0]), text)  # J. R. R.
+    text = re.sub(r"(\w)'s\b", r"\1", text).replace("per cent", "%")
+    text = _NAMED_DAY.sub(lambda found: str(_ORDINALS[found[1] or found[2]]), text)
     text = _dated(text)
     text = _CLOCK.sub(lambda f: f"{int(f[1]) % 12 + (12 if f[3] == 'p' else 0)}h{f[2] or '00'}", text)
     text = re.sub(r"\b(\d{1,2}):(\d\d)\b", lambda f: f"{int(f[1])}h{f[2]}", text)
@@ -159,10 +166,14 @@ class _Number:
                 self._last = float(word)
         elif value is not None:
             self._add(value)
+        elif word == "hundred" and self._last is not None:
+            self._last *= 100
         elif word in _LARGE and self._last is not None:
-            self._multiply(_LARGE[word])
+            self._total, self._last = self._total + self._last * _LARGE[word], 0.0
         elif word in _ORDINALS:
-            self._take_ordinal(_ORDINALS[word])
+            self._add(_ORDINALS[word])
+            self.finish()
+            self.found.append("nth")
         elif word != "and" or self._last is None or not (self._total or self._last >= 100):
             self.finish()
             self.found.append(word)
@@ -177,34 +188,13 @@ class _Number:
         self._total, self._last = 0.0, None
 
     def _add(self, value: int) -> None:
-        last = self._last
-        joins = last is not None and (
-            (last % 100 == 0 and (last >= 100 or self._total > 0)) or _ends_in_tens(last, value)
-        )
-        if last is not None and joins:
-            self._last = last + value
-        elif last is not None and 10 < last <= 20 and value >= 10:  # nineteen ninety
+        last = -1.0 if self._last is None else self._last
+        if 10 < last <= 20 and value >= 10:  # nineteen ninety
             self._last = last * 100 + value
+        elif (last % 100 == 0 and (last >= 100 or self._total > 0)) or (
+            last % 100 >= 20 and last % 10 == 0 and value < 10  # twenty | one
+        ):
+            self._last = last + value
         else:
             self.finish()
             self._last = float(value)
-
-    def _multiply(self, by: int) -> None:
-        last = self._last or 0.0
-        if by == 100:
-            self._last = last * 100
-        else:
-            self._total, self._last = self._total + last * by, 0.0
-
-    def _take_ordinal(self, value: int) -> None:
-        tens = self._last if self._last is not None and _ends_in_tens(self._last, value) else 0.0
-        if not tens:
-            self.finish()
-        self._last = tens + value
-        self.finish()
-        self.found.append("nth")
-
-
-def _ends_in_tens(number: float, value: int) -> bool:
-    """Return whether ones may follow: twenty | one."""
-    return number % 100 >= 20 and number % 10 == 0 and value < 10

@@ -49,6 +49,13 @@ December 15, 1972 | December 14, 1972
 A dog barked. | A
 The answer is B | A
 C | C++
+Paris is not the capital. | Paris
+All except Paris | Paris
+It is not true. | yes
+The answer is not yes. | yes
+Johnson | John
+5 miles | 5 km
+a new bridge | news
 """
 RIGHT = """
 December 14, 1972 | 1972-12-14
@@ -98,6 +105,17 @@ The answer is (B). | B
 A | A
 * | *
 C++ | C++
+on the fourth of July 1776 | July 4, 1776
+in July of 1776 | July 1776
+a dozen eggs | 12
+25 per cent | 25%
+JRR Tolkien | J. R. R. Tolkien
+two cats | cat
+churches | church
+6 feet | 6 ft
+Mount Everest | Mt. Everest
+Paris is not only old. | Paris
+It cannot be said. | unanswerable
 \u6771\u4eac\u3067\u3059 | \u6771\u4eac
 """
 

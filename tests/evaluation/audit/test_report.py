@@ -74,7 +74,7 @@ def test_two_audits_are_compared_by_accuracy_and_never_by_flips(folder: Path, tm
     assert found.p < 0.05
     assert len(found.fixed) == round(found.gain.value * found.common)
     assert not found.broken
-    assert "flip" not in str(found.as_dict())
+    assert "flip" not in str(found)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 1}', '{"schema_version": 0, "system": "a"}'])
