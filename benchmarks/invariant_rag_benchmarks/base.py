@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_type_hints
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from invariant_rag.errors import InvalidChoice, UnknownName
-from invariant_rag.segments import Prompt
+from invariant_rag.errors import InvalidChoice, InvalidDataset, UnknownName
+from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.shown import shown
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.prompts import Message
     from transformers import PreTrainedTokenizerBase
 
-    from invariant_rag_benchmarks.sources import DataSource
-
-MAX_DIGITS = 18
-"""Of a whole number in the settings: what fits into 64 bits."""
+    from invariant_rag_benchmarks.data import DataSource
 
 Record: TypeAlias = dict[str, Any]
 """The result of one case as plain data: a line of `records.jsonl`."""
@@ -65,8 +65,6 @@ class Case:
         """Return the prompt for a model: through its chat template, or as plain text."""
         if not self.chat:
             return Prompt(self.prefix, self.segments, self.suffix, query=self.query or None)
-        from invariant_rag.segments import SegmentSet
-
         messages: list[Message] = [
             {"role": "user", "content": [self.prefix, SegmentSet(self.segments), self.suffix]},
         ]
@@ -92,22 +90,21 @@ class Scored:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which questions a loader loads.
+    """Which questions are loaded.
 
     Attributes:
         limit: Largest number of questions; None for all.
-        seed: Seed of the sample, and of everything else that a loader draws.
-        tokenizer: The model's tokenizer, for benchmarks whose chunks are counted in tokens.
+        seed: Seed of the sample, and of everything else that a benchmark draws.
+        load_tokenizer: Returns the model's tokenizer, for benchmarks whose chunks are counted in tokens: they
+            load it when the data are there.
     """
 
     limit: int | None = None
     seed: int = 0
-    tokenizer: PreTrainedTokenizerBase | None = None
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None
 
     def sample(self, examples: Sequence[Any]) -> list[tuple[int, Any]]:
         """Return the chosen examples with their index in the file. A sample contains every smaller one."""
-        import random
-
         numbered = list(enumerate(examples))
         if self.limit is None or self.limit >= len(numbered):
             return numbered
@@ -115,72 +112,128 @@ class Selection:
         return [numbered[index] for index in order[: self.limit]]
 
 
-class Load(Protocol):
-    """Loads the cases of a benchmark: `load.py` in the benchmark's folder."""
+class Settings(BaseModel):
+    """Settings of a benchmark: texts, whole numbers and flags, each with a default and a description."""
 
-    def __call__(self, source: DataSource, settings: Any, selection: Selection) -> list[Case]:
-        """Read the data, and return the cases of the chosen questions."""
-
-
-def no_figures(records: Iterable[Record]) -> dict[str, float]:
-    """Return no figures, for benchmarks without any besides the common ones."""
-    del records
-    return {}
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A benchmark.
+class Example(BaseModel):
+    """A record of a benchmark's file, as far as the benchmark reads it."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
+
+
+Text: TypeAlias = Annotated[str, PlainValidator(_text)]
+"""A text of a record as it is: pydantic's own texts have no half of a surrogate pair, which JSON can hold."""
+
+S = TypeVar("S", bound=Settings)
+E = TypeVar("E", bound=Example)
+
+
+class Benchmark(ABC, Generic[S]):
+    """A benchmark: one module in `tasks/`, with a page of the same name.
 
     Attributes:
         name: Name on the command line.
         about: The task in one line.
         paper: Source of the benchmark.
         variants: What differs between the variants of a question.
-        settings: A frozen dataclass of strings, integers and booleans, with defaults.
-        load: Loads the cases.
-        score: Scores an output.
+        settings: Class of its settings.
         metric: The main score, which summaries are about.
         max_new_tokens: Longest output, in tokens.
-        figures: Computes further figures of a run from all of its records, by name.
     """
 
-    name: str
-    about: str
-    paper: str
-    variants: str
-    settings: type
-    load: Load
-    score: Callable[[Case, str], Scored]
-    metric: str
-    max_new_tokens: int = 100
-    figures: Callable[[Iterable[Record]], dict[str, float]] = field(default=no_figures)
+    name: ClassVar[str]
+    about: ClassVar[str]
+    paper: ClassVar[str]
+    variants: ClassVar[str]
+    settings: type[S]
+    metric: ClassVar[str] = "accuracy"
+    max_new_tokens: ClassVar[int] = 100
 
-    def parse_settings(self, given: Mapping[str, Any]) -> Any:
+    @abstractmethod
+    def read(self, source: DataSource, settings: S, selection: Selection) -> Iterator[Case]:
+        """Read the data, and yield the cases of the chosen questions."""
+
+    @abstractmethod
+    def score(self, case: Case, output: str) -> Scored:
+        """Score an output."""
+
+    def figures(self, records: Iterable[Record]) -> dict[str, float]:
+        """Return figures besides the common ones, by name, from all records of a run."""
+        del records
+        return {}
+
+    def load(self, source: DataSource, settings: S, selection: Selection) -> list[Case]:
+        """Return the cases of the chosen questions.
+
+        Raises:
+            InvalidDataset: A record is not in the format of the benchmark's page, or its gold answer is none that
+                outputs can be compared with.
+            DatasetUnavailable: The data are not here and cannot be downloaded.
+            InvalidChoice: The settings do not fit each other.
+        """
+        cases = list(self.read(source, settings, selection))
+        for case in cases:
+            try:
+                self.score(case, case.candidates[0] if case.candidates else "Answer: 1")
+            except (LookupError, ValueError) as error:
+                raise InvalidDataset(
+                    f"{', '.join(source.digests)}, question {shown(case.question)}: the answer {shown(case.gold)} is "
+                    f"none that {self.name} can compare with ({type(error).__name__}: {error})"
+                ) from error
+        return cases
+
+    def parse_settings(self, given: Mapping[str, Any]) -> S:
         """Return the settings with these values, which may be strings of a command line.
 
         Raises:
             UnknownName: The benchmark has no such setting.
-            InvalidChoice: A value is not of the setting's type.
+            InvalidChoice: A value is not of the setting's type, or out of bounds.
         """
-        types = get_type_hints(self.settings)
-        for name in given:
-            if name not in types:
-                raise UnknownName(f"setting of {self.name}", name, types)
-        return self.settings(**{name: _convert(name, value, types[name]) for name, value in given.items()})
+        known = self.settings.model_fields
+        for name, value in given.items():
+            if name not in known:
+                raise UnknownName(f"setting of {self.name}", name, known)
+            if isinstance(value, bool) and known[name].annotation is not bool:
+                raise InvalidChoice(f"{name}: expected no flag, got {value}")
+        try:
+            return self.settings(**given)
+        except ValidationError as error:
+            raise InvalidChoice(_first(error)) from None
 
     def default_settings(self) -> dict[str, Any]:
         """Return the names of the settings with their defaults."""
-        return {each.name: None if each.default is MISSING else each.default for each in fields(self.settings)}
+        return {name: field.default for name, field in self.settings.model_fields.items()}
 
 
-def _convert(name: str, value: Any, wanted: type) -> Any:
-    if isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool):
-        return value
-    text = value.strip() if isinstance(value, str) else shown(value)
-    if wanted is bool and text.lower() in {"true", "yes", "on", "1", "false", "no", "off", "0"}:
-        return text.lower() in {"true", "yes", "on", "1"}
-    if wanted is int and text.removeprefix("-").isdecimal() and len(text) <= MAX_DIGITS:
-        return int(text)
-    expected = "yes or no" if wanted is bool else "a whole number"
-    raise InvalidChoice(f"{name}: expected {expected}, got {shown(value)}")
+def parse_example(kind: type[E], record: Any, where: str) -> E:
+    """Return a record of a file, with its fields.
+
+    Args:
+        kind: The fields and their types.
+        record: The record, as it was read.
+        where: The place of the record, such as `example 3`.
+
+    Raises:
+        InvalidDataset: A field is missing, or its value is of another type.
+    """
+    try:
+        return kind.model_validate(record)
+    except ValidationError as error:
+        raise InvalidDataset(f"{where}: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    """Return the first of the errors that pydantic found, in the words of this library."""
+    found = error.errors(include_url=False)[0]
+    place = ".".join(map(str, found["loc"]))
+    said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    return f"{place}: {said}, got {shown(found['input'])}" if place else f"{said}, got {shown(found['input'])}"

@@ -11,7 +11,6 @@ import numpy as np
 from invariant_rag.evaluation.statistics import Estimate, mean_interval
 
 from invariant_rag_benchmarks.base import Record
-from invariant_rag_benchmarks.lost_in_the_middle.load import ORACLE
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
     PublishedRow,
@@ -20,6 +19,7 @@ from invariant_rag_benchmarks.published_tables import (
     Unit,
     published_tables,
 )
+from invariant_rag_benchmarks.tasks.lost_in_the_middle import ORACLE
 
 _SCALES: dict[Unit, float] = {"%": 100.0, "s": 1.0, "min": 1 / 60, "": 1.0}
 

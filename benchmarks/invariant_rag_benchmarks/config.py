@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import check_number, check_real, check_text
 from invariant_rag.errors import UnknownName, UnsupportedCombination
-from invariant_rag.methods import check_method_and_ordering, resolve_method
-
-from invariant_rag_benchmarks.base import Benchmark
-from invariant_rag_benchmarks.setups import ENSEMBLES, build_ensemble, resolve_intervention
-from invariant_rag_benchmarks.sources import DataSource
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.overflow import Overflow
-    from invariant_rag.interventions import HiddenScaling
+
+    from invariant_rag_benchmarks.base import Benchmark
+    from invariant_rag_benchmarks.data import DataSource
 
 EMBEDDED_NAME = "embedded"
 """Name of the embedded model in the config of a run."""
+
+ENSEMBLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "permutation-average": ("PermutationAverage", {}),
+    "ring-average": ("RingAverage", {}),
+    "self-consistency": ("SelfConsistency", {}),
+    "attention-sorting": ("AttentionSorting", {}),
+    "contextual-calibration": ("ContextualCalibration", {}),
+    "context-experts": ("ContextExperts", {"gamma": 0}),  # the data have no relevance of a segment
+}
+"""Class of every ensemble in `invariant_rag.ensembles`, with its arguments, by its name on the command line."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class BenchmarkConfig:
 
     Raises:
         InvalidChoice: A number is none, or too small.
-        UnknownName: There is no such method, ordering, intervention or ensemble.
+        UnknownName: There is no such method, ordering, intervention, ensemble, backend, dtype or overflow.
         ExtraRequired: A package that the ordering needs is not installed.
         UnsupportedCombination: Tensor parallelism without `torchrun`, or an ensemble of a routed model.
     """
@@ -82,17 +90,17 @@ class BenchmarkConfig:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        from invariant_rag.generation.choices import check_before_loading
+
         for name, smallest in (("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
             if getattr(self, name) is not None or name in {"batch_size", "seed"}:
                 check_number(name, getattr(self, name), smallest)
-        check_method_and_ordering(self.method, self.ordering)
         if self.alpha is not None:
             check_real("alpha", self.alpha)
         for name in ("intervention", "ensemble"):
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name))
-        if self.intervention is not None:
-            resolve_intervention(self.intervention)
+        check_before_loading(self.model, **self.choices)
         if self.ensemble is not None and self.ensemble not in ENSEMBLES:
             raise UnknownName("ensemble", self.ensemble, ENSEMBLES)
         if self.ensemble is not None and self.alpha is not None:
@@ -107,51 +115,43 @@ class BenchmarkConfig:
             )
 
     @property
+    def choices(self) -> dict[str, Any]:
+        """The choices of `InvariantModel.from_pretrained` that a config has, as its keywords."""
+        from invariant_rag.generation.choices import check_before_loading
+
+        ours, known = {each.name for each in fields(self)}, inspect.signature(check_before_loading).parameters
+        chosen = {name: getattr(self, name) for name in known if name in ours}
+        return {**chosen, "intervention": resolve_intervention(self.intervention)}
+
+    @property
     def is_main_process(self) -> bool:
         """Whether this process writes and reports the run."""
         return not self.tensor_parallel or os.environ["RANK"] == "0"
 
     def load_model(self) -> InvariantModel:
-        """Load the model with method, ordering and intervention; `answering` adds routing or an ensemble."""
+        """Load the model with its choices; `answering` adds routing or an ensemble."""
         from invariant_rag.generation.model import InvariantModel
 
-        placement: dict[str, Any] = {"device_map": self.device_map}
+        placement: dict[str, Any] = {}
         if self.tensor_parallel:
             from transformers.distributed.configuration_utils import DistributedConfig
 
             placement = {"device_map": None, "distributed_config": DistributedConfig(tp_plan="auto")}
-        return InvariantModel.from_pretrained(
-            self.model,
-            method=self.method,
-            ordering=self.ordering,
-            backend=self.backend,
-            dtype=self.dtype,
-            overflow=self.overflow,
-            intervention=self._intervention,
-            **placement,
-        )
+        return InvariantModel.from_pretrained(self.model, **{**self.choices, **placement})
 
     def configure(self, lm: InvariantModel) -> InvariantModel:
-        """Return a loaded model with method, ordering, overflow and intervention; see `answering`."""
-        return lm.with_method(
-            self.method, ordering=self.ordering, overflow=self.overflow, intervention=self._intervention
-        )
+        """Return a loaded model with the choices of this config; its dtype and devices are those it was loaded with."""
+        chosen = inspect.signature(lm.with_method).parameters
+        return lm.with_method(**{name: value for name, value in self.choices.items() if name in chosen})
 
     def answering(self, lm: InvariantModel) -> Any:
         """Return what generates and scores: the model, routed, or an ensemble over it."""
         if self.ensemble is not None:
-            return build_ensemble(self.ensemble, lm)
+            from invariant_rag import ensembles
+
+            name, arguments = ENSEMBLES[self.ensemble]
+            return getattr(ensembles, name)(lm, **arguments)
         return lm if self.alpha is None else lm.with_routing(self.alpha)
-
-    @property
-    def intervention_parameters(self) -> str | dict[str, Any] | None:
-        """The intervention's name, or its parameters if they are those of a file: what decides the records."""
-        chosen = self._intervention
-        return chosen if chosen is None or isinstance(chosen, str) else chosen.as_dict()
-
-    @property
-    def _intervention(self) -> str | HiddenScaling | None:
-        return None if self.intervention is None else resolve_intervention(self.intervention)
 
     def load_tokenizer(self) -> Any:
         """Load the tokenizer without the model.
@@ -164,8 +164,24 @@ class BenchmarkConfig:
         return load_tokenizer(self.model)
 
 
+def resolve_intervention(described: str | None) -> Any:
+    """Return an intervention: its name, or the parameters in a file of `invariant-rag search-dimension`.
+
+    Raises:
+        UnknownName: There is no such intervention, and no such file.
+        InvalidChoice: The file holds no parameters.
+    """
+    from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
+
+    if described is None or described in INTERVENTIONS:
+        return described
+    if not Path(described).is_file():
+        raise UnknownName("intervention", described, INTERVENTIONS, hint="Or give a file of search-dimension.")
+    return HiddenScaling.load(described)
+
+
 def resolve_config(
-    config: BenchmarkConfig, benchmark: Benchmark, settings: Any, source: DataSource, lm: InvariantModel | None
+    config: BenchmarkConfig, benchmark: Benchmark[Any], settings: Any, source: DataSource, lm: InvariantModel | None
 ) -> dict[str, Any]:
     """Return everything that decides the records of a run, and its `key`, a hash of all that.
 
@@ -174,17 +190,22 @@ def resolve_config(
         benchmark: The benchmark.
         settings: Its parsed settings.
         source: The data that were read.
-        lm: The model; None if Ray actors load it.
+        lm: The model, if one was given that is loaded; None: that of the config.
     """
-    ordering = lm.ordering.name if lm is not None else config.ordering or _default_ordering(config.method)
+    from invariant_rag.methods import resolve_method
+    from invariant_rag.models.embedded import EMBEDDED
+
+    intervention = resolve_intervention(config.intervention)
+    parameters = intervention.as_dict() if hasattr(intervention, "as_dict") else intervention
+    is_embedded = lm is None or lm.name == str(EMBEDDED["generator"])
     resolved = {
         "benchmark": benchmark.name,
-        "settings": {name: getattr(settings, name) for name in benchmark.default_settings()},
-        "model": _model_name(config, lm),
+        "settings": settings.model_dump(),
+        "model": config.model or (EMBEDDED_NAME if is_embedded or lm is None else lm.name),
         "method": config.method,
-        "ordering": ordering,
+        "ordering": config.ordering or resolve_method(config.method).default_ordering,
         "alpha": config.alpha,
-        "intervention": config.intervention_parameters,
+        "intervention": parameters,
         "ensemble": config.ensemble,
         "backend": config.backend,
         "dtype": config.dtype,
@@ -199,28 +220,12 @@ def resolve_config(
 
 def run_folder_name(resolved: Mapping[str, Any]) -> str:
     """Return the name of a run's folder, which ends with the key of its resolved config."""
-    words = [
-        resolved["benchmark"],
-        str(resolved["model"]).rstrip("/").rsplit("/", 1)[-1],
-        resolved["method"],
-        resolved["ordering"],
-    ]
-    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word) for word in [*words, resolved["key"]])
+    model = str(resolved["model"]).rstrip("/").rsplit("/", 1)[-1]
+    words = [resolved["benchmark"], model, resolved["method"], resolved["ordering"], resolved["key"]]
+    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word) for word in words)
 
 
 def package_versions() -> dict[str, str]:
     """Return the versions that the records may depend on."""
     packages = {name: version(name) for name in ("invariant-rag", "torch", "transformers", "tokenizers")}
     return {"python": platform.python_version(), "platform": platform.platform(), **packages}
-
-
-def _default_ordering(method: str) -> str:
-    return resolve_method(method).default_ordering
-
-
-def _model_name(config: BenchmarkConfig, lm: InvariantModel | None) -> str:
-    from invariant_rag.models.embedded import EMBEDDED
-
-    if config.model is not None:
-        return config.model
-    return EMBEDDED_NAME if lm is None or lm.name == str(EMBEDDED["generator"]) else lm.name

@@ -1,9 +1,8 @@
-"""A parallel map over Ray actors. A lost actor is replaced, and its item is given to another."""
+"""A parallel map over Ray actors. An actor that is lost is started again, and its item repeated."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -37,49 +36,28 @@ def ray_map(
         raise InvalidChoice(f"actors: expected at least 1, got {num_actors}")
     try:
         import ray
+        from ray.util import ActorPool
     except ImportError:
         raise ExtraRequired("ray", "ray") from None
     started = not ray.is_initialized()
     if started:
         ray.init(num_cpus=None, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        yield from _map_over_actors(ray, make_function, items, min(num_actors, len(items)))
+        count = min(num_actors, len(items))
+        gpus = ray.cluster_resources().get("GPU", 0) / max(count, 1)
+        actor_class = ray.remote(
+            num_cpus=0, num_gpus=int(gpus) if gpus >= 1 else gpus, max_restarts=-1, max_task_retries=ATTEMPTS - 1
+        )(_Actor)
+        shared = ray.put(make_function)
+        pool = ActorPool([actor_class.remote() for _ in range(count)])
+        yield from pool.map_unordered(lambda actor, item: actor.apply.remote(shared, item), items)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None  # the function's own error, as if it had run here
+    except ray.exceptions.RayActorError as error:
+        raise ActorsLost(f"a job lost its actor {ATTEMPTS} times: {error}") from error
     finally:
         if started:
             ray.shutdown()
-
-
-def _map_over_actors(
-    ray: Any, make_function: Callable[[], Any], items: Sequence[Any], num_actors: int
-) -> Iterator[Any]:
-    gpus = ray.cluster_resources().get("GPU", 0) / num_actors if num_actors else 0
-    actor_class = ray.remote(num_cpus=0, num_gpus=int(gpus) if gpus >= 1 else gpus)(_Actor)
-    shared = ray.put(make_function)
-    waiting = deque((index, 1) for index in range(len(items)))  # index of the item, number of the attempt
-    running: dict[Any, tuple[Any, int, int]] = {}
-
-    def submit_next(actor: Any) -> None:
-        if waiting:
-            index, attempt = waiting.popleft()
-            running[actor.apply.remote(shared, items[index])] = (actor, index, attempt)
-
-    for _ in range(num_actors):
-        submit_next(actor_class.remote())
-    while running:
-        (done, *_), _ = ray.wait(list(running), num_returns=1)
-        actor, index, attempt = running.pop(done)
-        try:
-            result = ray.get(done)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None  # the function's own error, as if it had run here
-        except ray.exceptions.RayActorError as error:
-            if attempt == ATTEMPTS:
-                raise ActorsLost(f"job {index} lost its actor {ATTEMPTS} times: {error}") from error
-            waiting.appendleft((index, attempt + 1))
-            submit_next(actor_class.remote())
-            continue
-        yield result
-        submit_next(actor)
 
 
 class _Actor:

@@ -7,23 +7,42 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from invariant_rag.errors import InvalidRun
+from invariant_rag.errors import InvalidDataset, InvalidRun
 from invariant_rag.evaluation.line_file import LineFile
+from pydantic import ConfigDict
 
-from invariant_rag_benchmarks.base import Record
+from invariant_rag_benchmarks.base import Example, Record, Text, parse_example
 
-_NUMBER = (int, float)
-_REQUIRED: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("id", "run", "question", "variant", "group", "output", "answer"), str),
-    **dict.fromkeys(("dropped", "trimmed"), int),
-    "scores": dict,
-}
-_OPTIONAL: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("perplexity", "collisions", "plain_confidence", "invariant_confidence"), _NUMBER),
-    "branch": str,
-    **dict.fromkeys(("logprobs", "gold"), list),
-    **dict.fromkeys(("rejected", "prompt"), dict),
-}
+
+class _Rejected(Example):
+    answer: Text
+    scores: dict[str, float]
+
+
+class _Line(Example):
+    """The fields of a record that reports read."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: Text
+    run: Text
+    question: Text
+    variant: Text
+    group: Text
+    output: Text
+    answer: Text
+    scores: dict[str, float]
+    dropped: int
+    trimmed: int
+    perplexity: float | None = None
+    collisions: float | None = None
+    branch: str | None = None
+    plain_confidence: float | None = None
+    invariant_confidence: float | None = None
+    logprobs: list[Any] | None = None
+    gold: list[Any] | None = None
+    prompt: dict[str, Any] | None = None
+    rejected: _Rejected | None = None
 
 
 class RecordFile:
@@ -71,27 +90,11 @@ class RecordFile:
         self._file.close()
 
     def _check(self, record: Any, where: str) -> Record:
-        if not isinstance(record, dict):
-            raise InvalidRun(f"{where}: expected a record, got {type(record).__name__}")
-        if missing := [name for name in _REQUIRED if name not in record]:
-            raise InvalidRun(f"{where}: expected a record with {', '.join(missing)}")
-        if record["run"] != self._key:
-            raise InvalidRun(f"{where}: expected a record of run {self._key}, got one of {record['run']!r}")
-        rejected = record.get("rejected", {"answer": "", "scores": {}})
-        nested = isinstance(rejected, dict) and isinstance(rejected.get("answer"), str)
-        wrong = [
-            name
-            for name, wanted in {**_REQUIRED, **_OPTIONAL}.items()
-            if name in record and (not isinstance(record[name], wanted) or isinstance(record[name], bool))
-        ]
-        if not wrong and not (nested and _are_scores(record["scores"]) and _are_scores(rejected.get("scores"))):
-            wrong = ["scores"]
-        if wrong:
-            raise InvalidRun(f"{where}: the type of {', '.join(wrong)} is none that a record has there")
-        return record
-
-
-def _are_scores(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(each, int | float) and not isinstance(each, bool) for each in value.values()
-    )
+        try:
+            line = parse_example(_Line, record, where)
+        except InvalidDataset as error:
+            raise InvalidRun(str(error)) from None
+        if line.run != self._key:
+            raise InvalidRun(f"{where}: expected a record of run {self._key}, got one of {line.run!r}")
+        parsed: Record = record
+        return parsed

@@ -11,15 +11,14 @@ from invariant_rag.errors import InvalidChoice
 from invariant_rag.evaluation.progress import Progress, no_progress
 
 from invariant_rag_benchmarks.comparisons import Comparison, compare
-from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.config import BenchmarkConfig, resolve_intervention
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
     PublishedRow,
     PublishedTable,
     Setup,
 )
-from invariant_rag_benchmarks.runner import BenchmarkRun, check_extras, run_benchmark
-from invariant_rag_benchmarks.setups import resolve_intervention
+from invariant_rag_benchmarks.runner import BenchmarkRun, run_several
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -38,7 +37,8 @@ def rows_to_measure(
 ) -> list[PublishedRow]:
     """Return the rows of a table for a model; if it is not in it, every row that can be measured, without numbers.
 
-    Rows about several models are returned for every model.
+    Rows about several models are returned for every model. An ensemble that no row is about is a row of its own over
+    the plain model, without numbers.
 
     Args:
         table: The table.
@@ -48,7 +48,7 @@ def rows_to_measure(
         ensemble: Keep the rows with this ensemble. None: all.
 
     Raises:
-        InvalidChoice: The table has no row of that name, or none with the intervention and ensemble.
+        InvalidChoice: The table has no row of that name, or none with the intervention.
     """
     rows = table.rows_of(model) if model else []
     if not rows:
@@ -56,6 +56,9 @@ def rows_to_measure(
         blank = (None,) * len(table.columns)
         rows = [replace(row, model=model or "", values=blank) for row in reversed(setups.values())]
     rows += [row for row in table.rows if not row.model]
+    if ensemble is not None and not any(row.setup and row.setup.ensemble == ensemble for row in rows):
+        alone = Setup("sequential", "given", ensemble=ensemble)
+        rows.append(PublishedRow(model or "", ensemble, alone, False, (None,) * len(table.columns)))
     known = [row.name for row in rows]
     if unknown := [name for name in names if name not in known]:
         raise InvalidChoice(f"rows: expected names among {', '.join(known)}, got {', '.join(unknown)}")
@@ -126,16 +129,10 @@ def reproduce(
         actors: Number of Ray actors. 0: run in this process.
         progress: Shows a progress bar for each run.
     """
-    check_extras(actors)
     rows = rows_to_measure(table, base.model, names, intervention=base.intervention, ensemble=base.ensemble)
     configs = configs_to_run(rows, table.columns, base)
-    if model is None and not actors and configs:
-        with progress("Loading"):
-            model = next(iter(configs.values())).load_model()
-    runs = {
-        key: run_benchmark(config, out, resume=resume, model=model, actors=actors, progress=progress)
-        for key, config in configs.items()
-    }
+    found = run_several(list(configs.values()), out, resume=resume, model=model, actors=actors, progress=progress)
+    runs = dict(zip(configs, found, strict=True))
     return [_cell(table, row, index, runs) for row in rows for index in range(len(table.columns))]
 
 

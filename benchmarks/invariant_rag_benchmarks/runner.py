@@ -9,29 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.attention import backend_label
 from invariant_rag.checks import check_real, require_extra
 from invariant_rag.errors import InvalidChoice, InvalidRun, RunExists, UnsupportedCombination
 from invariant_rag.evaluation.progress import Progress, no_progress
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
 
 from invariant_rag_benchmarks import resolve_benchmark
-from invariant_rag_benchmarks.answering import Answerer
-from invariant_rag_benchmarks.base import Record, Selection
-from invariant_rag_benchmarks.case_loading import load_cases
-from invariant_rag_benchmarks.config import (
-    BenchmarkConfig,
-    package_versions,
-    resolve_config,
-    run_folder_name,
-)
+from invariant_rag_benchmarks.base import Benchmark, Case, Record, Selection
+from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
+from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.record_file import RecordFile
 from invariant_rag_benchmarks.report import markdown, summarise
-from invariant_rag_benchmarks.sources import DataSource
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -60,6 +53,17 @@ class BenchmarkRun:
         return markdown(self.config, self.summary, self.records, self.seconds)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A run whose data are read, and whose folder is known."""
+
+    config: BenchmarkConfig
+    benchmark: Benchmark[Any]
+    cases: Sequence[Case]
+    resolved: Mapping[str, Any]
+    folder: Path
+
+
 def run_benchmark(
     config: BenchmarkConfig,
     out: Path,
@@ -69,19 +73,32 @@ def run_benchmark(
     actors: int = 0,
     progress: Progress = no_progress,
 ) -> BenchmarkRun:
-    """Run a benchmark, and write it into a folder of its own below `out`.
+    """Run a benchmark, and write it into a folder of its own below `out`; see `run_several`."""
+    return run_several([config], out, resume=resume, model=model, actors=actors, progress=progress)[0]
+
+
+def run_several(
+    configs: Sequence[BenchmarkConfig],
+    out: Path,
+    *,
+    resume: bool = False,
+    model: InvariantModel | None = None,
+    actors: int = 0,
+    progress: Progress = no_progress,
+) -> list[BenchmarkRun]:
+    """Run benchmarks one after the other with a model that is loaded once, after the data of all of them are read.
 
     Args:
-        config: What to run.
-        out: Folder of the runs.
-        resume: Continue a run of the same config, or start it if there is none.
-        model: The model, if it is loaded already; it is used with the config's method, ordering and overflow.
+        configs: What to run; they differ in anything but the model, its dtype and its devices.
+        out: Folder of the runs; each gets a folder of its own.
+        resume: Continue runs of the same config, or start them if there are none.
+        model: The model, if it is loaded already; it is used with the choices of each config.
         actors: Number of Ray actors that share the cases, each with a model of its own. 0: run in this process.
-        progress: Shows a progress bar; one step per record.
+        progress: Shows a progress bar for each run; one step per record.
 
     Raises:
-        RunExists: There is a run of this config, and `resume` is false.
-        InvalidDataset: A record is not in the format of the benchmark's README.
+        RunExists: There is a run of a config, and `resume` is false.
+        InvalidDataset: A record is not in the format of the benchmark's page.
         InvalidRun: A file of the run is not one that a run writes.
         UnusableFile: The folder cannot be written, or another process continues the run.
         DatasetUnavailable: The benchmark's data cannot be found or downloaded.
@@ -89,26 +106,47 @@ def run_benchmark(
         ExtraRequired: SciPy is not installed, or actors were requested, and Ray is not.
         UnsupportedCombination: Both actors and tensor parallelism were requested.
     """
-    check_extras(actors)
-    benchmark = resolve_benchmark(config.benchmark)
-    settings = benchmark.parse_settings(config.settings)
-    if actors and config.tensor_parallel:
+    require_extra("scipy", "evaluation")
+    if actors:
+        require_extra("ray", "ray")
+    if any(actors and config.tensor_parallel for config in configs):
         raise UnsupportedCombination("actors hold a model each, and tensor parallelism splits one over all processes")
-    if config.is_main_process:
+    if any(config.is_main_process for config in configs):
         make_folder(out)
-    source = DataSource(config.data)
-    # Before the model, which may take minutes to load: a missing file is found at once.
-    tokenizer = config.load_tokenizer() if model is None else model.tokenizer
-    cases = load_cases(benchmark, source, settings, Selection(config.limit, config.seed, tokenizer))
+    plans = [_plan(config, out, model, resume=resume) for config in configs]
+    if model is None and not actors and plans:
+        with progress("Loading"):
+            model = configs[0].load_model()
+    return [_run(plan, model, actors=actors, progress=progress) for plan in plans]
+
+
+def _plan(config: BenchmarkConfig, out: Path, model: InvariantModel | None, *, resume: bool) -> _Plan:
+    """Read the data of a run, before a model is loaded, which may take minutes."""
+    benchmark, source = resolve_benchmark(config.benchmark), DataSource(config.data)
+    settings = benchmark.parse_settings(config.settings)
+    tokenizer = cache(config.load_tokenizer if model is None else lambda: model.tokenizer)
+    cases = benchmark.load(source, settings, Selection(config.limit, config.seed, tokenizer))
     if not cases:
         raise InvalidChoice(f"{config.benchmark}: these settings leave no case to ask")
-    lm = _load(config, model, actors, progress)
-    resolved = resolve_config(config, benchmark, settings, source, lm)
+    resolved = resolve_config(config, benchmark, settings, source, model)
     folder = out / run_folder_name(resolved)
+    if config.is_main_process and folder.exists() and not resume:
+        raise RunExists(f"{str(folder)!r} exists")
+    return _Plan(config, benchmark, cases, resolved, folder)
+
+
+def _run(plan: _Plan, model: InvariantModel | None, *, actors: int, progress: Progress) -> BenchmarkRun:
+    from invariant_rag_benchmarks.answering import Answerer
+
+    config, cases, folder = plan.config, plan.cases, plan.folder
+    lm = None if model is None or actors else config.configure(model)
+    computed_with = _computed_with(lm)
     if config.is_main_process:
-        _create_folder(folder, {**resolved, **_computed_with(lm)}, resume)
+        make_folder(folder)
+        if not (folder / "config.json").exists():
+            _write_json(folder / "config.json", {**plan.resolved, **computed_with})
     ids = {case.id for case in cases}
-    with RecordFile(folder / "records.jsonl", resolved["key"], writes=config.is_main_process) as file:
+    with RecordFile(folder / "records.jsonl", plan.resolved["key"], writes=config.is_main_process) as file:
         known = ids & file.records.keys()
         batches = [
             [case for case in cases[start : start + config.batch_size] if case.id not in known]
@@ -122,8 +160,8 @@ def run_benchmark(
             from invariant_rag_benchmarks.ray_map import ray_map
 
             results = ray_map(lambda: Answerer(config, config.load_model()), batches, actors)
-        label = f"{config.benchmark}, {resolved['method']} {resolved['ordering']}"
         start = perf_counter()
+        label = f"{config.benchmark}, {config.method} {plan.resolved['ordering']}"
         with progress(label, len(cases), len(known)) as advance:
             for batch_records in results:
                 file.append(batch_records)
@@ -131,78 +169,21 @@ def run_benchmark(
                     advance()
         elapsed = perf_counter() - start
         records = [file.records[case.id] for case in cases]
-    summary = summarise(benchmark, records, config.seed)
+    summary = summarise(plan.benchmark, records, config.seed)
     if config.is_main_process:
-        document = {**summary, "limit": config.limit, "config": resolved, **_computed_with(lm)}
+        document = {**summary, "limit": config.limit, "config": plan.resolved, **computed_with}
         _write_json(folder / "summary.json", document)
     answered = 0 if lm is None else sum(map(len, batches))
     seconds = _add_timing(folder / "timing.json", answered, elapsed, writes=config.is_main_process)
-    return BenchmarkRun(folder, resolved, records, summary, seconds)
-
-
-def run_several(
-    configs: Sequence[BenchmarkConfig], out: Path, *, resume: bool = False, progress: Progress = no_progress
-) -> list[BenchmarkRun]:
-    """Run benchmarks one after the other with a model that is loaded once: that of the first config.
-
-    Args:
-        configs: What to run; they differ in anything but the model, its dtype and its devices.
-        out: Folder of the runs.
-        resume: Continue runs of the same config.
-        progress: Shows a progress bar for each run.
-
-    Raises:
-        InvariantRAGError: As `run_benchmark`; wrong settings, methods and data before the model is loaded.
-    """
-    check_extras()
-    tokenizer = configs[0].load_tokenizer()
-    for config in configs:
-        benchmark = resolve_benchmark(config.benchmark)
-        selection = Selection(config.limit, config.seed, tokenizer)
-        load_cases(benchmark, DataSource(config.data), benchmark.parse_settings(config.settings), selection)
-    with progress("Loading"):
-        model = configs[0].load_model()
-    return [run_benchmark(config, out, resume=resume, model=model, progress=progress) for config in configs]
-
-
-def check_extras(actors: int = 0) -> None:
-    """Check that the packages are installed that a run needs, before data or a model are loaded.
-
-    Args:
-        actors: Number of Ray actors.
-
-    Raises:
-        ExtraRequired: One is not.
-    """
-    require_extra("scipy", "evaluation")
-    if actors:
-        require_extra("ray", "ray")
-
-
-def _load(
-    config: BenchmarkConfig, model: InvariantModel | None, actors: int, progress: Progress
-) -> InvariantModel | None:
-    """Return the model of a run in this process; None if actors load it."""
-    if model is not None:
-        return config.configure(model)
-    if actors:
-        return None
-    with progress("Loading"):
-        return config.load_model()
+    return BenchmarkRun(folder, plan.resolved, records, summary, seconds)
 
 
 def _computed_with(lm: InvariantModel | None) -> dict[str, Any]:
     """Return versions, and the backend with its kernel; not if Ray actors load the model, each on its machine."""
+    from invariant_rag.attention import backend_label
+
     attention = {} if lm is None else {"attention": backend_label(lm.backend, lm.model)}
     return {"versions": package_versions(), **attention}
-
-
-def _create_folder(folder: Path, config: Mapping[str, Any], resume: bool) -> None:
-    if folder.exists() and not resume:
-        raise RunExists(f"{str(folder)!r} exists")
-    make_folder(folder)
-    if not (folder / "config.json").exists():
-        _write_json(folder / "config.json", config)
 
 
 def _add_timing(path: Path, records: int, seconds: float, *, writes: bool) -> float | None:

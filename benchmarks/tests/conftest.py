@@ -19,7 +19,7 @@ from invariant_rag.testing import tiny_model, toy_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
-from invariant_rag_benchmarks.sources import DataSource
+from invariant_rag_benchmarks.data import DataSource
 
 Load = Callable[..., list[Case]]
 
@@ -210,7 +210,7 @@ def load(data_of: Callable[[str], Path], lm: InvariantModel) -> Load:
     def loaded(name: str, *, path: Path | None = None, questions: int | None = None, **settings: Any) -> list[Case]:
         benchmark = BENCHMARKS[name]
         given = benchmark.parse_settings({**SMALL.get(name, {}), **settings})
-        return benchmark.load(DataSource(path or data_of(name)), given, Selection(questions, 0, lm.tokenizer))
+        return benchmark.load(DataSource(path or data_of(name)), given, Selection(questions, 0, lambda: lm.tokenizer))
 
     return loaded
 

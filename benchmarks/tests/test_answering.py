@@ -14,8 +14,7 @@ from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombinat
 from invariant_rag.interventions import HiddenScaling
 
 from invariant_rag_benchmarks.answering import Answerer, collisions, perplexity
-from invariant_rag_benchmarks.config import BenchmarkConfig
-from invariant_rag_benchmarks.setups import ENSEMBLES
+from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_an_intervention_is_a_name_or_a_file_of_parameters(
     assert record["output"] == scaled.generate(case.prompt(lm), max_new_tokens=3).text
     with pytest.raises(UnsupportedCombination, match="'sequential' with the intervention 'hidden-scaling'"):
         answer("mmlu", method="rotor", intervention=str(path))
-    assert config.intervention_parameters == scaling.as_dict()
+    assert config.choices["intervention"] == scaling
     path.write_text("{}")
     with pytest.raises(InvalidChoice, match="dimensions, factor and layers"):
         BenchmarkConfig("mmlu", method="sequential", intervention=str(path))

@@ -17,8 +17,7 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidDataset, InvariantRAGError
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
-from invariant_rag_benchmarks.case_loading import load_cases
-from invariant_rag_benchmarks.sources import DataSource, read_examples
+from invariant_rag_benchmarks.data import DataSource, read_examples
 
 from .conftest import SMALL
 
@@ -50,9 +49,9 @@ def test_a_value_of_another_type_is_refused_by_name(
 ) -> None:
     benchmark, source = BENCHMARKS[name], random.Random(name)
     settings = benchmark.parse_settings(SMALL.get(name, {}))
-    selection = Selection(None, 0, lm.tokenizer)
+    selection = Selection(None, 0, lambda: lm.tokenizer)
     original = DataSource(data_of(name))
-    load_cases(benchmark, original, settings, selection)
+    benchmark.load(original, settings, selection)
     file = original.path
     if file.is_dir():
         file = next(each for each in sorted(file.rglob("*")) if each.name in map(os.path.basename, original.digests))
@@ -65,7 +64,7 @@ def test_a_value_of_another_type_is_refused_by_name(
         target = tmp_path / (f"{name}/{file.name}" if name == "llmbar" else "data.json")
         target.write_text(json.dumps(mutated(examples, source)))
         try:
-            load_cases(benchmark, DataSource(target.parent if name == "llmbar" else target), settings, selection)
+            benchmark.load(DataSource(target.parent if name == "llmbar" else target), settings, selection)
         except InvariantRAGError as error:
             refused += isinstance(error, InvalidDataset)
     assert refused > 5
@@ -104,7 +103,7 @@ def test_a_file_serves_its_own_settings_alone(name: str, file: str, settings: di
     (tmp_path / file).write_text("[]")
     benchmark = BENCHMARKS[name]
     with pytest.raises(InvalidDataset, match=file):
-        load_cases(benchmark, DataSource(tmp_path / file), benchmark.parse_settings(settings), Selection())
+        benchmark.load(DataSource(tmp_path / file), benchmark.parse_settings(settings), Selection())
 
 
 def test_a_file_without_a_telling_name_is_known_by_its_number_of_questions(tmp_path: Path) -> None:
@@ -112,8 +111,8 @@ def test_a_file_without_a_telling_name_is_known_by_its_number_of_questions(tmp_p
     (tmp_path / "questions.json").write_text(json.dumps([record] * 1531))
     benchmark, source = BENCHMARKS["mmlu"], DataSource(tmp_path / "questions.json")
     with pytest.raises(InvalidDataset, match="split=validation"):
-        load_cases(benchmark, source, benchmark.parse_settings({"split": "test"}), Selection())
-    assert load_cases(benchmark, source, benchmark.parse_settings({"orders": "0"}), Selection(limit=2))
+        benchmark.load(source, benchmark.parse_settings({"split": "test"}), Selection())
+    assert benchmark.load(source, benchmark.parse_settings({"orders": "0"}), Selection(limit=2))
 
 
 def test_the_csv_files_of_mmlu_are_read_alone_and_as_a_tree(tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_the_csv_files_of_mmlu_are_read_alone_and_as_a_tree(tmp_path: Path) -> N
     one = tmp_path / "data" / "test" / "anatomy_test.csv"
     for path, split, count in ((tmp_path / "data", "test", 4), (tmp_path / "data", "validation", 2), (one, "test", 2)):
         source = DataSource(path)
-        cases = load_cases(benchmark, source, benchmark.parse_settings({"split": split, "orders": "0"}), Selection())
+        cases = benchmark.load(source, benchmark.parse_settings({"split": split, "orders": "0"}), Selection())
         assert len(cases) == count
         assert 'which\nof these, "x"?' in cases[0].prefix
         assert (cases[0].segments[2], cases[0].gold) == ("C. y\n", ("2",))
@@ -136,7 +135,7 @@ def test_the_csv_files_of_mmlu_are_read_alone_and_as_a_tree(tmp_path: Path) -> N
     (tmp_path / "anatomy_test.csv").write_text("Which?,w,x,y,C\n")
     settings = benchmark.parse_settings({"split": "test"})
     with pytest.raises(InvalidDataset, match="row 1"):
-        load_cases(benchmark, DataSource(tmp_path / "anatomy_test.csv"), settings, Selection())
+        benchmark.load(DataSource(tmp_path / "anatomy_test.csv"), settings, Selection())
 
 
 def test_the_tree_of_lost_in_the_middle_is_read(files: Path, tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_the_tree_of_lost_in_the_middle_is_read(files: Path, tmp_path: Path) -> 
     benchmark = BENCHMARKS["lost-in-the-middle"]
     settings = benchmark.parse_settings({"documents": 10})
     cases = [
-        load_cases(benchmark, DataSource(path), settings, Selection())
+        benchmark.load(DataSource(path), settings, Selection())
         for path in (tmp_path / "qa_data", tmp_path, files / name)
     ]
     assert cases[0] == cases[1] == cases[2]
@@ -178,7 +177,7 @@ def test_mintaka_itself_is_refused_with_the_file_that_has_triples(tmp_path: Path
     (tmp_path / "mintaka_test.json").write_text(json.dumps([record]))
     benchmark = BENCHMARKS["mintaka"]
     with pytest.raises(InvalidDataset, match="without any") as caught:
-        load_cases(benchmark, DataSource(tmp_path / "mintaka_test.json"), benchmark.parse_settings({}), Selection())
+        benchmark.load(DataSource(tmp_path / "mintaka_test.json"), benchmark.parse_settings({}), Selection())
     assert "mintaka_noshuffle_top30.json" in caught.value.hint
 
 
@@ -196,6 +195,6 @@ def test_a_gold_answer_that_cannot_be_compared_with_is_found_before_the_model_is
     benchmark = BENCHMARKS[name]
     given = {"tasks": "passage_count"} if name == "longbench" else {}
     (tmp_path / "data.jsonl").write_text(json.dumps(record))
-    source, selection = DataSource(tmp_path / "data.jsonl"), Selection(tokenizer=lm.tokenizer)
+    source, selection = DataSource(tmp_path / "data.jsonl"), Selection(load_tokenizer=lambda: lm.tokenizer)
     with pytest.raises(InvalidDataset, match="none that"):
-        load_cases(benchmark, source, benchmark.parse_settings(given), selection)
+        benchmark.load(source, benchmark.parse_settings(given), selection)

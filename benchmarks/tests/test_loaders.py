@@ -12,9 +12,9 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset, TokenizerRequired, UnknownName
 
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
-from invariant_rag_benchmarks.longbench.tasks import groups, tasks
+from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.published_tables import resolve_table
-from invariant_rag_benchmarks.sources import DataSource
+from invariant_rag_benchmarks.tasks.longbench import groups, tasks
 
 # Their segments are lettered or numbered by place.
 LETTERED = {"mmlu", "commonsense-qa", "reward-bench", "llmbar"}
@@ -155,7 +155,7 @@ def test_options_without_letters_are_those_of_set_based_prompting(load):
     quoted = load("commonsense-qa", format="quoted", orders="ends")[0]
     assert quoted.segments[0] == '"\n- v" '
     assert quoted.suffix == "Answer: "
-    with pytest.raises(UnknownName, match="'letters', 'plain', 'quoted'"):
+    with pytest.raises(InvalidChoice, match="'letters', 'plain' or 'quoted'"):
         load("commonsense-qa", format="bare")
 
 
@@ -264,7 +264,7 @@ def test_a_record_without_its_fields_is_named(name, lm: InvariantModel, tmp_path
     broken.write_text('{"nothing": 1}\n')
     benchmark = BENCHMARKS[name]
     with pytest.raises(InvalidDataset, match=r"example 0|Natural 0|the file"):
-        benchmark.load(DataSource(broken), benchmark.parse_settings({}), Selection(tokenizer=lm.tokenizer))
+        benchmark.load(DataSource(broken), benchmark.parse_settings({}), Selection(load_tokenizer=lambda: lm.tokenizer))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -275,7 +275,7 @@ def test_what_is_not_there_is_asked_for(name, tmp_path: Path, monkeypatch, lm: I
     monkeypatch.delenv("INVARIANT_RAG_DATA", raising=False)
     benchmark = BENCHMARKS[name]
     with pytest.raises(DatasetUnavailable) as caught:
-        benchmark.load(DataSource(), benchmark.parse_settings({}), Selection(tokenizer=lm.tokenizer))
+        benchmark.load(DataSource(), benchmark.parse_settings({}), Selection(load_tokenizer=lambda: lm.tokenizer))
     assert "--data" in str(caught.value) + caught.value.hint
 
 

@@ -15,7 +15,7 @@ from invariant_rag.orderings import ORDERINGS
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
 from invariant_rag_benchmarks.comparisons import read_cell
-from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
     PublishedRow,
@@ -24,8 +24,7 @@ from invariant_rag_benchmarks.published_tables import (
     resolve_table,
 )
 from invariant_rag_benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
-from invariant_rag_benchmarks.reward_bench.score import SECTIONS
-from invariant_rag_benchmarks.setups import ENSEMBLES
+from invariant_rag_benchmarks.tasks.reward_bench import SECTIONS
 
 RECORD_METRICS = {"routed", "perplexity", "collisions", "seconds"}
 

@@ -13,8 +13,8 @@ from invariant_rag.evaluation.statistics import wilson_interval
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.comparisons import comparisons
+from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.report import markdown, summarise
-from invariant_rag_benchmarks.sources import DataSource
 
 XQUAD = BENCHMARKS["xquad"]
 

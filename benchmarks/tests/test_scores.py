@@ -12,11 +12,9 @@ import pytest
 from invariant_rag.evaluation.metrics import best_subspan_em
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
-from invariant_rag_benchmarks.longbench.score import edit_similarity, rouge_l
-from invariant_rag_benchmarks.longbench.tasks import tasks
-from invariant_rag_benchmarks.pairs import judge_figures
-from invariant_rag_benchmarks.reward_bench.score import SECTIONS, figures
-from invariant_rag_benchmarks.timeline.score import location_agreement, square_agreement, swap_agreement
+from invariant_rag_benchmarks.tasks.longbench import edit_similarity, rouge_l, tasks
+from invariant_rag_benchmarks.tasks.reward_bench import SECTIONS, judge_figures
+from invariant_rag_benchmarks.tasks.timeline import location_agreement, square_agreement, swap_agreement
 
 
 def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:
@@ -244,7 +242,7 @@ def test_pairs_without_a_verdict_take_no_part_in_consistency():
 
 def test_sections_weigh_their_subsets_as_the_benchmark_does():
     records = judged(("better", "worse"), group="math-prm") + judged(("worse", "worse"), group="hep-go")
-    found = figures(records)
+    found = BENCHMARKS["reward-bench"].figures(records)
     assert found["Reasoning: gold first"] == pytest.approx(984 / (984 + 164))
     assert found["Reasoning: gold second"] == 0
     assert found["Reasoning: shuffled"] == pytest.approx(984 / (984 + 164) / 2)
@@ -253,7 +251,7 @@ def test_sections_weigh_their_subsets_as_the_benchmark_does():
     everywhere = [
         record for name in SECTIONS.values() for record in judged(("better", "better"), group=next(iter(name)))
     ]
-    assert figures(everywhere)["Full: gold second"] == 1
+    assert BENCHMARKS["reward-bench"].figures(everywhere)["Full: gold second"] == 1
 
 
 def _pairs() -> list[tuple[str, list[str], float]]:

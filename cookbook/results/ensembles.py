@@ -16,7 +16,7 @@ from typing import Any
 
 from invariant_rag_benchmarks import resolve_benchmark
 from invariant_rag_benchmarks.base import Case, Selection
-from invariant_rag_benchmarks.sources import DataSource
+from invariant_rag_benchmarks.data import DataSource
 from measure import HERE, contexts
 
 from invariant_rag import AttentionSorting, CapCal, ContextExperts, InvariantModel, Judge

@@ -4,50 +4,44 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
+from invariant_rag_benchmarks.commands.run_options import Ray, Resume, Runs, with_choices
+from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.published_tables import published_tables, resolve_table
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
+@with_choices("method", "ordering", "alpha", "tensor_parallel")
 def reproduce(
     table: Annotated[
         str | None, typer.Argument(help="Id of a published table.", show_default="list the tables")
     ] = None,
-    model: options.Model = None,
     rows: Annotated[
         list[str] | None, typer.Option("--row", help="Name of a row of the table. Repeatable.", show_default="all")
     ] = None,
-    intervention: options.Intervention = None,
-    ensemble: options.Ensemble = None,
-    data: options.Data = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    resume: options.Resume = False,
-    out: options.Runs = Path("runs"),
-    batch_size: options.BatchSize = 8,
-    max_new_tokens: options.MaxOutputTokens = None,
-    overflow: options.Overflow = "error",
-    dtype: options.DType = "auto",
-    device_map: options.DeviceMap = "auto",
-    ray: options.Ray = 0,
+    resume: Resume = False,
+    out: Runs = Path("runs"),
+    ray: Ray = 0,
     as_json: options.Json = False,
+    **choices: Any,
 ) -> None:
     """Measure a published TABLE again with MODEL, and print the published numbers beside ours.
 
     Without TABLE, list the tables. For a model that is not in the table, every method of the table is measured, and
     there are no published numbers. Rows of selective routing, interventions and ensembles are measured too. Cells that
     a run cannot measure are printed as "not measured", and a note under the table says why. With --intervention or
-    --ensemble, only rows with it are measured; a file of search-dimension replaces the published parameters.
+    --ensemble, only rows with it are measured; a file of search-dimension replaces the published parameters, and an
+    ensemble that the table does not have is a row without published numbers.
     """
     with handle_errors():
-        from invariant_rag_benchmarks.published_tables import published_tables, resolve_table
-
         if table is None:
             print_table(
                 [
@@ -62,25 +56,11 @@ def reproduce(
             )
             return
         chosen = resolve_table(table)
-        from invariant_rag_benchmarks.config import BenchmarkConfig
         from invariant_rag_benchmarks.report import comparison_table, paper_table
         from invariant_rag_benchmarks.reproduction import reproduce as reproduce_table
 
+        base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
         disable_transformers_bars()
-        base = BenchmarkConfig(
-            benchmark=next((each.benchmark for each in chosen.columns if each.metric), ""),
-            model=model,
-            intervention=intervention,
-            ensemble=ensemble,
-            data=data,
-            limit=limit,
-            seed=seed,
-            batch_size=batch_size,
-            max_new_tokens=max_new_tokens,
-            overflow=overflow,
-            dtype=dtype,
-            device_map=device_map,
-        )
         found = reproduce_table(chosen, base, out, names=rows or (), resume=resume, actors=ray, progress=progress_bar)
         if as_json:
             print_json([asdict(each) for each in found])

@@ -63,12 +63,12 @@ class DataSource:
         if self.path is not None:
             raise DatasetUnavailable(
                 f"expected a file, or a folder with {name!r}, at {str(self.path)!r}",
-                hint=f"The file is public: {public}" if public else "Its format is in the benchmark's README.",
+                hint=f"The file is public: {public}" if public else "Its format is in the benchmark's page.",
             )
         if public is None:
             raise DatasetUnavailable(
                 f"expected --data: {name!r} has no public address that is known to us",
-                hint="The benchmark's README shows the format.",
+                hint="The benchmark's page shows the format.",
             )
         return self._with_digest(download(public), name)
 
@@ -218,18 +218,6 @@ def _parquet(path: Path) -> list[Any]:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise ExtraRequired("pyarrow", "benchmarks") from None
+        raise ExtraRequired("pyarrow", "evaluation") from None
     rows: list[Any] = parquet.read_table(path).to_pylist()
     return rows
-
-
-def get_field(example: Any, name: str, where: str) -> Any:
-    """Return a field of an example.
-
-    Raises:
-        InvalidDataset: There is no such field; the message says in which example.
-    """
-    if not isinstance(example, dict) or name not in example:
-        known = sorted(example) if isinstance(example, dict) else type(example).__name__
-        raise InvalidDataset(f"{where}: expected a field {name!r}, got {known}")
-    return example[name]
