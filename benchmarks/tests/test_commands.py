@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 from invariant_rag.cli import app
 from invariant_rag.interventions import HiddenScaling
+from invariant_rag.testing.rounding import rounding
 from typer.testing import CliRunner
 
-from invariant_rag_benchmarks import BENCHMARKS
-from invariant_rag_benchmarks.config import ENSEMBLES
+from invariant_rag_benchmarks import BENCHMARKS, Selection
+from invariant_rag_benchmarks.answering import Answerer
+from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
+from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.published_tables import published_tables
 
 
@@ -60,7 +64,9 @@ def test_bench_prints_figures_beside_published_numbers(fixed: list[object]):
     assert "3/3" in result.stderr
 
 
-def test_two_processes_with_half_of_every_layer_write_the_run_of_one(fixed: list[object], tmp_path: Path):
+def test_two_processes_with_half_of_every_layer_write_the_run_of_one(
+    fixed: list[object], saved: Path, files: Path, tmp_path: Path
+):
     command = ["bench", "xquad", *fixed, "--json"]
     assert invoke(*command, "--tp").exit_code == 2  # not started by torchrun
     alone = json.loads(invoke(*command).stdout)
@@ -85,7 +91,11 @@ def test_two_processes_with_half_of_every_layer_write_the_run_of_one(fixed: list
     ]
     perplexities = [[record.pop("perplexity") for record in each] for each in records]
     assert records[0] == records[1]
-    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-4)  # sums of halves are rounded otherwise
+    config = BenchmarkConfig("xquad", model=str(saved), max_new_tokens=3)
+    cases = BENCHMARKS["xquad"].load(DataSource(files), BENCHMARKS["xquad"].settings(), Selection(1))
+    answerer = Answerer(config, config.load_model())
+    bound = rounding(lambda: torch.tensor([each["perplexity"] for each in answerer(cases)], dtype=torch.float64))
+    assert perplexities[0] == pytest.approx(perplexities[1], abs=bound)  # sums of halves are rounded otherwise
 
 
 def test_several_benchmarks_and_methods_are_one_command_and_one_table(fixed: list[object]):
@@ -172,3 +182,46 @@ def test_an_unknown_table_is_refused(fixed: list[object]):
     result = invoke("reproduce", "rotor-table-99", *fixed)
     assert result.exit_code == 2
     assert "rotor-table-1" in result.stderr
+
+
+def test_pced_runs_in_bench_and_is_a_row_of_its_own_in_reproduce(fixed: list[object], files: Path):
+    result = invoke("bench", "xquad", *fixed, "--ensemble", "context-experts", "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)["summary"]
+    assert (summary["records"], summary["flips"]["value"]) == (5, 0)
+    options = [
+        "--data",
+        files / "rewards.jsonl",
+        "--overflow",
+        "trim_segments",
+        "--ensemble",
+        "context-experts",
+        "--json",
+    ]
+    assert invoke("reproduce", "pine-table-2", *fixed, *options, "--row", "PINE").exit_code == 2  # of another setup
+    cells = json.loads(invoke("reproduce", "pine-table-2", *fixed, *options).stdout)
+    assert {(cell["row"], cell["published"]) for cell in cells} == {("context-experts", None)}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "xquad"],
+        ["bench", "run", "xquad", "mmlu"],
+        ["bench", "two-wiki"],
+        ["reproduce", "rotor-table-1"],
+    ],
+)
+def test_data_are_looked_for_before_a_model_or_a_tokenizer(command: list[str], tmp_path: Path):
+    """Were one of them loaded first, the error would be about it."""
+    result = invoke(*command, "--model", "no-such/model", "--data", tmp_path / "none", "--out", tmp_path / "runs")
+    assert result.exit_code == 2
+    assert "expected a file, or a folder with" in result.stderr
+    assert "no-such/model" not in result.stderr
+
+
+def test_a_run_that_exists_is_refused_before_the_model_is_loaded(files: Path, tmp_path: Path, monkeypatch):
+    fixed = ["bench", "xquad", "--data", files, "--out", tmp_path, "--limit", 1, "--max-new-tokens", 1]
+    assert invoke(*fixed).exit_code == 0
+    monkeypatch.setattr(BenchmarkConfig, "load_model", lambda self: pytest.fail("loaded"))
+    assert "--resume" in invoke(*fixed).stderr
