@@ -235,5 +235,5 @@ def _first(error: ValidationError) -> str:
     """Return the first of the errors that pydantic found, in the words of this library."""
     found = error.errors(include_url=False)[0]
     place = ".".join(map(str, found["loc"]))
-    said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    said = found["msg"].partition(", unable")[0].removeprefix("Value error, ").replace("Input should be", "expected")
     return f"{place}: {said}, got {shown(found['input'])}" if place else f"{said}, got {shown(found['input'])}"

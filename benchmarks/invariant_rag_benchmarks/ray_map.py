@@ -36,7 +36,6 @@ def ray_map(
         raise InvalidChoice(f"actors: expected at least 1, got {num_actors}")
     try:
         import ray
-        from ray.util import ActorPool
     except ImportError:
         raise ExtraRequired("ray", "ray") from None
     started = not ray.is_initialized()
@@ -44,12 +43,13 @@ def ray_map(
         ray.init(num_cpus=None, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
         count = min(num_actors, len(items))
-        gpus = ray.cluster_resources().get("GPU", 0) / max(count, 1)
+        resources: Any = ray.cluster_resources
+        gpus = resources().get("GPU", 0) / max(count, 1)
         actor_class = ray.remote(
             num_cpus=0, num_gpus=int(gpus) if gpus >= 1 else gpus, max_restarts=-1, max_task_retries=ATTEMPTS - 1
         )(_Actor)
         shared = ray.put(make_function)
-        pool = ActorPool([actor_class.remote() for _ in range(count)])
+        pool: Any = ray.util.ActorPool([actor_class.remote() for _ in range(count)])
         yield from pool.map_unordered(lambda actor, item: actor.apply.remote(shared, item), items)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None  # the function's own error, as if it had run here

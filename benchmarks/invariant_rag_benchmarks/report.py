@@ -15,7 +15,7 @@ from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.comparisons import Comparison, comparisons, oracle_score, question_means
 
 
-def summarise(benchmark: Benchmark, records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
+def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Return the figures of a run as plain data.
 
     Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus

@@ -17,37 +17,17 @@ if TYPE_CHECKING:
     from invariant_rag.segments import Prompt
     from transformers import PreTrainedModel
 
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "layers")
 SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "layers": 2,
-    },
-    "0.5b": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "layers": 24,
-    },
-    "1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "layers": 16,
-    },
-    "8b-layer": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "layers": 1,
-    },
+    name: dict(zip(_SIZES, sizes, strict=True))
+    for name, sizes in {
+        "tiny": (64, 128, 4, 2, 2),
+        "0.5b": (896, 4864, 14, 2, 24),
+        "1b": (2048, 8192, 32, 8, 16),
+        "8b-layer": (4096, 14336, 32, 8, 1),
+        "8b": (4096, 14336, 32, 8, 32),
+    }.items()
 }
-SHAPES["8b"] = {**SHAPES["8b-layer"], "layers": 32}
 """Sizes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and one layer of it, and a tiny model for tests."""
 
 _TEXT_TOKENS = 32  # tokens of the prefix, and of the suffix

@@ -47,5 +47,4 @@ TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 
 # --- any command ------------------------------------------------------------------------------------------------------
 
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn: samples, orders, resamples.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -54,7 +54,7 @@ def _not_installed(name: str) -> typer.Typer:
     missing = typer.Typer(add_completion=False, rich_markup_mode=None)
     taking_all = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
-    @missing.command(context_settings=taking_all, help=f"Not installed. In a clone: {_KNOWN[name]}")
+    @missing.command(context_settings=taking_all, help=f"Not installed: {_KNOWN[name]}")
     def say() -> NoReturn:
         print_error(f"{name} is a command of a package that is not installed", f"In a clone: {_KNOWN[name]}")
         raise typer.Exit(2)

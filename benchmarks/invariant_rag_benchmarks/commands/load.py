@@ -13,6 +13,8 @@ from invariant_rag.cli.progress import progress_bar
 from invariant_rag.cli.serve import check_packages
 from invariant_rag.server.keys import KEY_VARIABLE
 
+from invariant_rag_benchmarks.commands.run_options import Seed
+
 
 def load(
     url: Annotated[
@@ -24,7 +26,7 @@ def load(
     documents: Annotated[int, typer.Option(min=1, help="Documents of a question.")] = 8,
     max_new_tokens: options.MaxNewTokens = 32,
     together: Annotated[int, typer.Option(min=1, help="Without --url: requests to decode as one batch.")] = 8,
-    seed: options.Seed = 0,
+    seed: Seed = 0,
     as_json: options.Json = False,
 ) -> None:
     """Ask a server from many clients, in random orders, and compare every answer with that of the request alone.

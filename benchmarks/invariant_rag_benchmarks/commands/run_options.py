@@ -21,6 +21,8 @@ Ray = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run of the same settings.")]
 Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; each gets a folder of its own.")]
 
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn: samples, orders, resamples.")]
+
 _OPTIONS: dict[str, Any] = {
     "model": options.Model,
     "method": options.Method,
@@ -42,7 +44,7 @@ _OPTIONS: dict[str, Any] = {
         typer.Option(help="The benchmark's file, or a folder that contains it.", show_default="download"),
     ],
     "limit": Annotated[int | None, typer.Option(min=1, help="Largest number of questions.", show_default="all")],
-    "seed": options.Seed,
+    "seed": Seed,
     "batch_size": Annotated[int, typer.Option(min=1, help="Prompts to decode together.")],
     "max_new_tokens": Annotated[
         int | None,
