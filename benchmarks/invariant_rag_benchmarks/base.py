@@ -180,7 +180,11 @@ class Benchmark(ABC, Generic[S]):
             DatasetUnavailable: The data are not here and cannot be downloaded.
             InvalidChoice: The settings do not fit each other.
         """
-        cases = list(self.read(source, settings, selection))
+        try:
+            cases = list(self.read(source, settings, selection))
+        except InvalidDataset as error:
+            files = ", ".join(source.digests)
+            raise InvalidDataset(str(error) if files in str(error) else f"{files}: {error}", hint=error.hint) from error
         for case in cases:
             try:
                 self.score(case, case.candidates[0] if case.candidates else "Answer: 1")
@@ -235,5 +239,8 @@ def _first(error: ValidationError) -> str:
     """Return the first of the errors that pydantic found, in the words of this library."""
     found = error.errors(include_url=False)[0]
     place = ".".join(map(str, found["loc"]))
+    if found["type"] == "missing":
+        *above, name = place.split(".")
+        return f"{'.'.join(above)}{': ' if above else ''}expected a field {name!r}, got {shown(sorted(found['input']))}"
     said = found["msg"].partition(", unable")[0].removeprefix("Value error, ").replace("Input should be", "expected")
     return f"{place}: {said}, got {shown(found['input'])}" if place else f"{said}, got {shown(found['input'])}"
