@@ -39,6 +39,9 @@ def check_contents(wheel: Path) -> None:
     wrong = [name for name in names if NEVER.search(name)]
     largest = LARGEST[wheel.name.split("-")[0]]
     sys.stdout.write(f"{wheel.name}: {size:.1f} MB, {len(names)} files\n")
+    description = next(ZipFile(wheel).read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    if nowhere := re.findall(r"\]\((?!https?:|#)[^)]*\)|<img[^>]*>", description):
+        sys.exit(f"{wheel.name}: expected links that lead somewhere on the package index, got {nowhere[:5]}")
     if size > largest or wrong or not any(name.endswith("py.typed") for name in names):
         sys.exit(f"{wheel.name}: expected at most {largest} MB, py.typed and none of {wrong[:5]}")
 

@@ -23,9 +23,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in `<!-- include: PATH -->` and `<!-- help -->`."""
+    """Fill in `<!-- include: PATH -->` and `<!-- help -->`, and link papers."""
     markdown = re.sub(r"<!-- include: (\S+) -->", lambda match: included(match[1]), markdown)
-    return markdown.replace("<!-- help -->", "\n\n".join(help_texts()))
+    return link_papers(markdown).replace("<!-- help -->", "\n\n".join(help_texts()))
+
+
+def link_papers(markdown: str) -> str:
+    """Link every `arXiv NUMBER` that stands outside code, headings and links."""
+    kept = r"```.*?```|`[^`\n]*`|\[[^\]]*\]\([^)]*\)|^#.*?$"
+
+    def link(match: re.Match[str]) -> str:
+        return match[0] if match[1] is None else f"[{match[0]}](https://arxiv.org/abs/{match[1]})"
+
+    return re.sub(rf"{kept}|\barXiv:? ?(\d{{4}}\.\d{{5}})", link, markdown, flags=re.DOTALL | re.MULTILINE)
 
 
 def included(path: str) -> str:

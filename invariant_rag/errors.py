@@ -67,7 +67,7 @@ class NoiseWarning(InvariantRAGError, UserWarning):
 class ToyModelWarning(InvariantRAGError, UserWarning):
     """Documents are to be answered by the embedded toy model, whose answers to them mean nothing."""
 
-    hint = "Give a model: --model Qwen/Qwen2.5-7B-Instruct, or model= in Python."
+    hint = "Name a model: Qwen/Qwen2.5-7B-Instruct, say; `--model`, `serve MODEL`, or `model=` in Python."
 
     def __init__(self) -> None:
         super().__init__(

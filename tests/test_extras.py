@@ -118,7 +118,7 @@ def test_whoever_is_told_to_audit_is_told_to_install_the_extra(name: str) -> Non
 
 
 def test_the_commands_for_documents_of_your_own_run_without_extras() -> None:
-    texts = [CliRunner().invoke(app).stdout, (ROOT / "README.md").read_text(encoding="utf-8")]
+    texts = [CliRunner().invoke(app).stdout, (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")]
     for text in texts:
         (command,) = re.findall(r'invariant-rag ask "Who approves travel\?" ([^\n`]+)', text)
         assert "--retriever bm25" in command

@@ -12,9 +12,9 @@ import typer
 
 from invariant_rag.checks import check_real
 from invariant_rag.cli import options, scale
-from invariant_rag.cli.console import handle_errors, print_text
+from invariant_rag.cli.console import handle_errors, print_text, print_warning
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ExtraRequired
+from invariant_rag.errors import ExtraRequired, ToyModelWarning
 from invariant_rag.server.keys import KEY_VARIABLE, read_keys, read_operator_key
 
 if TYPE_CHECKING:
@@ -230,5 +230,7 @@ def _run(engine: Engine, settings: Settings, reranker: Reranker, reserved: socke
     server = server_of(create_app(engine, settings, reranker), settings, host, port)
     if reranker.model_name == EMBEDDED_NAME:
         print_text(f"/v1/rerank: {TOY}")
+    if engine.toy:
+        print_warning(f"/v1/chat/completions: {ToyModelWarning()}")
     print_text(f"{engine.name} at {address}/v1; the order lab, a page to try it, at {address}/")
     server.run(sockets=[reserved])

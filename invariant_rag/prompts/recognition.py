@@ -110,7 +110,8 @@ def _read(slot: str, retrieval: Retrieval) -> _Reading | None:
     if once or _may_be_stripped(segments, joint):
         return None
     fielded = any(each.text not in texts for each in found.segments)
-    if fielded or len(texts) > len(segments) or any(all(value in joint for value in each) for each in columns):
+    padded = any(each.text != each.text.strip() for each in segments)
+    if fielded or padded or any(all(value in joint for value in each) for each in columns):
         by_content = sorted(range(len(segments)), key=lambda index: found.segments[index].canonical_key)
         for first in range(len(segments)):
             rotated = [*by_content[first:], *by_content[:first]]

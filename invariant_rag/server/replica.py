@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from threading import Event
 from typing import Any
 
@@ -40,6 +40,7 @@ class Description:
     """What others have to know of an engine; the attributes are those of `Engine`."""
 
     name: str
+    toy: bool
     context_window: int | None
     method: str
     methods: frozenset[str]
@@ -98,9 +99,7 @@ class Replica:
     async def describe(self) -> Description:
         """Return what others have to know of the engine."""
         engine = self._engine
-        return Description(
-            engine.name, engine.context_window, engine.method, engine.methods, engine.sampling, engine.orderings
-        )
+        return Description(**{each.name: getattr(engine, each.name) for each in fields(Description)})
 
 
 def _caught(work: Callable[[], Any]) -> Done | Failed:

@@ -82,7 +82,7 @@ def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothin
     result = ask(*asked)
     assert result.exit_code == 0, result.output
     assert result.stderr.count("answered by the embedded toy model") == 1
-    assert "Give a model: --model" in result.stderr
+    assert "Name a model: " in result.stderr
     assert "toy" not in result.stdout
     for silent in ((*asked, "--model", EMBEDDED["generator"]), ("--max-new-tokens", 1)):  # by name; the example
         result = ask(*silent)

@@ -86,9 +86,10 @@ def test_a_dynamic_beta_is_that_of_the_first_token_for_every_expert_and_token() 
     amateur, expert = torch.tensor([2.0, 0.0, -1.0]), torch.tensor([-1.0, 0.5, 3.0])
     p, q = (torch.softmax(each.double(), -1).numpy() for each in (amateur, expert))
     found = resolve_beta("dynamic", amateur, expert)
+    bound = 8 * torch.finfo(torch.float32).eps  # of eight steps, with values below 1
     assert isinstance(found, torch.Tensor)
-    assert found.tolist() == pytest.approx((rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2, abs=1e-6)
-    assert float(found.sum()) == pytest.approx(jensenshannon(p, q) ** 2, abs=1e-6)
+    assert found.tolist() == pytest.approx((rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2, abs=bound)
+    assert float(found.sum()) == pytest.approx(jensenshannon(p, q) ** 2, abs=3 * bound)
     assert resolve_beta("dynamic", amateur, amateur).tolist() == [0.0] * 3  # type: ignore[union-attr]
 
 

@@ -128,7 +128,8 @@ def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(
     with batch_sizes(llama) as sizes:
         together = MicroBatcher().generate_all(lm, seeded)
     assert [each.token_ids for each in together] == [each.token_ids for each in alone]
-    assert [each.logprobs for each in together] == [pytest.approx(each.logprobs, abs=1e-4) for each in alone]
+    for answer, expected, (prompt, each) in zip(together, alone, seeded, strict=True):
+        assert answer.logprobs == pytest.approx(expected.logprobs, abs=rounding(lm.generate, prompt, **each))
     assert set(sizes) == {6}
 
 

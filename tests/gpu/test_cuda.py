@@ -16,6 +16,7 @@ from invariant_rag.attention.varlen.cuda_kernels import CUDA_KERNELS
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
+from invariant_rag.testing.rounding import rounding
 
 HALF = (torch.float16, torch.bfloat16)
 INVARIANT = [name for name in METHODS if name != "sequential"]
@@ -58,15 +59,16 @@ def test_golden_logits(
     golden_manifest: dict[str, Any],
     golden_arrays: dict[str, np.ndarray],
 ) -> None:
+    entries = [each for each in golden_manifest["entries"] if each["method"] == published]
+    cases = [golden_manifest["cases"][entry["case"]] for entry in entries]
+    prompts = [Prompt(case["prefix"], case["segs"], case["suffix"]) for case in cases]
+    lm = InvariantModel(golden_model, method=method, ordering="lexical")
+    bounds = [rounding(lm.logits, prompt) for prompt in prompts]
     lm = InvariantModel(golden_model.to(device), method=method, ordering="lexical")
     try:
-        for entry in golden_manifest["entries"]:
-            if entry["method"] != published:
-                continue
-            case = golden_manifest["cases"][entry["case"]]
+        for entry, prompt, bound in zip(entries, prompts, bounds, strict=True):
             expected = torch.from_numpy(golden_arrays[f"{entry['model']}/{entry['case']}/{published}/suffix_logits"])
-            found = lm.logits(Prompt(case["prefix"], case["segs"], case["suffix"]))
-            torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=0)
+            torch.testing.assert_close(lm.logits(prompt).cpu(), expected, atol=bound, rtol=0)
     finally:
         golden_model.to("cpu")
 

@@ -11,6 +11,7 @@ from invariant_rag import InvariantModel
 from invariant_rag.attention import BACKENDS
 from invariant_rag.methods import METHODS, PINEReverse
 from invariant_rag.testing import MethodContract
+from invariant_rag.testing.rounding import rounding
 
 
 class TestSequential(MethodContract):
@@ -86,7 +87,7 @@ def test_a_fair_method_ignores_the_ordering_and_no_other_does(method: str) -> No
     prompt = TestRoToR().prompts()[2]
     answers = [lm.with_method(ordering=each).logits(prompt) for each in ("lexical", "lexical-reversed", "given")]
     gap = max(float((answer - answers[0]).abs().max()) for answer in answers[1:])
-    assert gap < 1e-4 if METHODS[method].fair else gap > 1e-1
+    assert gap <= rounding(lm.logits, prompt) if METHODS[method].fair else gap > 1e-1
 
 
 def test_wrapping_twice_probes_once(llama: object) -> None:

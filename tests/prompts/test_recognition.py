@@ -136,6 +136,7 @@ def test_words_between_two_documents_are_no_template(between: str) -> None:
         (["", "b", "c"], "\n"),
         (["- a", "a", "b"], "\n- "),
         (["b\n\nc", "a", "c\n\na"], "\n\n"),
+        (["1", "a ", "a "], "-"),
     ],
 )
 def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(texts: list[str], sep: str) -> None:

@@ -55,7 +55,7 @@ class Lab:
         return self.page.locator("#history tbody tr")
 
     def cells(self) -> list[list[str]]:
-        """Order, plain answer and invariant answer of each row."""
+        """Order, and the plain, sorted and invariant answer of each row."""
         return [row.locator("th, td").all_inner_texts() for row in self.rows.all()]
 
     def answer(self, reading: str) -> Locator:
@@ -87,6 +87,10 @@ class Lab:
         self.press("Add these")
         expect(self.page.locator("#documents > li")).to_have_count(len(documents))
 
+    def document(self, name: str) -> Locator:
+        """The row of a document, where Tab stops."""
+        return self.page.locator(f"#documents > li[data-name={name}] summary")
+
     def grip(self, place: int) -> tuple[float, float]:
         """The middle of the grip of a document, in pixels."""
         box = self.page.locator("#documents .grip").nth(place).bounding_box()
@@ -95,7 +99,8 @@ class Lab:
 
 
 PAGE = Path(invariant_rag.server.__file__).parent / "page"
-EXAMPLE = json.loads((PAGE / "example.json").read_text("utf-8"))
+EXAMPLES = json.loads((PAGE / "examples.json").read_text("utf-8"))
+EXAMPLE = EXAMPLES[0]
 NAMES = "ABCDEF"[: len(EXAMPLE["documents"])]
 HOSTILE = [
     '<img src="https://evil.test/1.png" onerror="alert(1)">',
@@ -107,17 +112,20 @@ HOSTILE = [
 ]
 
 
-def body(order: str, reading: str) -> dict[str, Any]:
+def body(order: str, reading: str, example: dict[str, Any] = EXAMPLE) -> dict[str, Any]:
     """Return the request of the page in one order of the example: `A B C`."""
-    documents = [{"id": name, **EXAMPLE["documents"][NAMES.index(name)]} for name in order.split()]
-    invariant = {"method": "sequential", "ordering": "given"} if reading == "plain" else {}
-    messages = [{"role": "user", "content": EXAMPLE["question"]}]
+    documents = [{"id": name, **example["documents"][NAMES.index(name)]} for name in order.split()]
+    orderings = {"plain": "given", "sorted": "lexical"}
+    invariant = {"method": "sequential", "ordering": orderings[reading]} if reading in orderings else {}
+    messages = [{"role": "user", "content": example["question"]}]
     return {"messages": messages, "documents": documents, "invariant": invariant, "logprobs": True}
 
 
-def post(url: str, order: str, reading: str) -> dict[str, Any]:
+def post(url: str, order: str, reading: str, example: dict[str, Any] = EXAMPLE) -> dict[str, Any]:
     """Ask a server without the page."""
-    response = httpx.post(f"{url}/v1/chat/completions", json=body(order, reading), timeout=60).raise_for_status()
+    response = httpx.post(
+        f"{url}/v1/chat/completions", json=body(order, reading, example), timeout=60
+    ).raise_for_status()
     reply: dict[str, Any] = response.json()
     return reply
 

@@ -55,7 +55,7 @@ def test_the_page_needs_no_key_and_the_api_does(embedded: InvariantModel) -> Non
 
 
 def test_the_files_are_small_and_name_no_other_host() -> None:
-    assert {"index.html", "lab.css", "lab.js", "example.json"} <= FILES.keys()
+    assert {"index.html", "lab.css", "lab.js", "examples.json"} <= FILES.keys()
     assert all(text.count("\n") <= 300 for text in FILES.values())
     text = "".join(FILES.values())
     assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", text)) == {"http://www.w3.org"}

@@ -10,6 +10,11 @@ EMBEDDED: dict[str, Path] = {name: _FOLDER / name for name in ("generator", "nat
 """Folder of each: `generator` (a causal LM), `native` (it, fine-tuned with RoToR attention), `monot5` (a reranker)."""
 
 
+def is_toy(name: str) -> bool:
+    """Return whether a model of this name (`InvariantModel.name`) is embedded: to it, real documents mean nothing."""
+    return name in map(str, EMBEDDED.values())
+
+
 def model_card(name: str) -> str:
     """Return the model card of an embedded model, in Markdown.
 

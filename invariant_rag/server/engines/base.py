@@ -208,6 +208,10 @@ class Engine(Protocol):
         """Name of the model."""
 
     @property
+    def toy(self) -> bool:
+        """Whether an embedded model answers, to which real documents mean nothing."""
+
+    @property
     def context_window(self) -> int | None:
         """Tokens that a prompt and its answer may have together; None if it is not known."""
 

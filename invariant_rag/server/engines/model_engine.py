@@ -34,6 +34,7 @@ from invariant_rag.generation.schema_validation import validate_value
 from invariant_rag.generation.structured import check_complete
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
 from invariant_rag.methods import METHODS
+from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt, SegmentSet, document_rendering
 from invariant_rag.server.compiling import SchemaTrials
@@ -65,6 +66,7 @@ class ModelEngine(ABC):
     ) -> None:
         self.lm = lm
         self.name = lm.name if name is None else name
+        self.toy = is_toy(lm.name)
         self.together = together
         self.caches: Mapping[str, KeyValueCache] = {}
         self.batcher = MicroBatcher()

@@ -52,7 +52,7 @@ class RayEngine:
         self._loop = asyncio.new_event_loop()
         Thread(target=self._run, name="invariant-rag-replicas", daemon=True).start()
         description: Description = self._start(self._routed(None).describe.remote).result()
-        self.name = description.name
+        self.name, self.toy = description.name, description.toy
         self.context_window = description.context_window
         self.method, self.methods = description.method, description.methods
         self.sampling = description.sampling

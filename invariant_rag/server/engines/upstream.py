@@ -93,6 +93,7 @@ class Upstream:
 
     context_window: int | None = None
     methods = METHODS
+    toy = False
     sampling = frozenset({"top_logprobs", "frequency_penalty", "presence_penalty", "logit_bias"})
     orderings: Mapping[str, frozenset[str]] = {
         method: frozenset(name for name, each in ORDERINGS.items() if each.invariant or method == "sequential")

@@ -26,9 +26,9 @@ export async function getModel() {
   return data[0];
 }
 
-/** Return the example: a question and documents. */
-export async function getExample() {
-  return call("lab/example.json", {});
+/** Return the examples: each a name, why it was chosen, a question, its answer, the places of gold documents, and documents. */
+export async function getExamples() {
+  return call("lab/examples.json", {});
 }
 
 /** Return the body of a request. `invariant` says how the documents are read; {}: as the server does. */

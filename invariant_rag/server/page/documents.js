@@ -1,8 +1,9 @@
-/** The list of documents: dragged by its grips, moved by buttons and arrow keys, and read from text and files. */
+/** The list of documents: dragged, moved by buttons and keys, and read from text and files. Tab stops at it once. */
 
 import { button, chip, element, visible } from "./elements.js";
 
 const EDGE = 48; // pixels from the edge of the window in which a drag scrolls it
+const FAR = 4; // pixels that a mouse moves before a press is a drag
 const KEYS = { ArrowUp: -1, ArrowDown: 1, Home: -Infinity, End: Infinity };
 
 export class DocumentList {
@@ -23,6 +24,7 @@ export class DocumentList {
     this.#moved = moved;
     list.addEventListener("pointerdown", (event) => this.#drag(event));
     list.addEventListener("keydown", (event) => this.#press(event));
+    list.addEventListener("focusin", (event) => this.#stopAt(event.target.closest("li")));
   }
 
   /** Names of the documents, as they are listed. */
@@ -46,13 +48,18 @@ export class DocumentList {
   /** Add documents of a `text` and perhaps a `title`. */
   add(documents) {
     for (const { title, text } of documents) {
-      const name = letters(this.#named);
+      const name = letterOf(this.#named);
       this.#named += 1;
       this.#documents.set(name, title ? { title, text } : { text });
       this.#list.append(this.#item(name));
     }
     this.#update();
     this.#changed();
+  }
+
+  /** Mark the documents that hold an answer, by their places when they were added. */
+  mark(places) {
+    this.#items.forEach((item) => item.classList.toggle("gold", places.includes(placeOf(item.dataset.name))));
   }
 
   /** List the documents in an order of their names. */
@@ -84,15 +91,15 @@ export class DocumentList {
       element(
         "details",
         {},
-        element("summary", { dir: "auto" }, ...heading, preview),
+        element("summary", { dir: "auto", tabindex: "-1" }, ...heading, preview),
         element("p", { dir: "auto" }, visible(text)),
       ),
       element(
         "span",
         { class: "moves" },
-        button("↑", () => this.#move(name, -1), { "aria-label": `Move ${label} up`, "data-by": "-1" }),
-        button("↓", () => this.#move(name, 1), { "aria-label": `Move ${label} down`, "data-by": "1" }),
-        button("×", () => this.#remove(name), { "aria-label": `Remove ${label}` }),
+        button("↑", () => this.#move(name, -1), { "aria-label": `Move ${label} up`, "data-by": "-1", tabindex: "-1" }),
+        button("↓", () => this.#move(name, 1), { "aria-label": `Move ${label} down`, "data-by": "1", tabindex: "-1" }),
+        button("×", () => this.#remove(name), { "aria-label": `Remove ${label}`, tabindex: "-1" }),
       ),
     );
   }
@@ -104,7 +111,7 @@ export class DocumentList {
     this.#documents.delete(name);
     this.#update();
     this.#changed();
-    (this.#items[place] ?? this.#items.at(-1))?.querySelector("[data-by]").focus();
+    (this.#items[place] ?? this.#items.at(-1))?.querySelector("summary").focus();
   }
 
   #move(name, by) {
@@ -119,35 +126,59 @@ export class DocumentList {
     this.#settled(item);
   }
 
-  /** Arrow keys on any control of a document move it; the control keeps the focus. */
+  /** Arrow keys go from document to document; with Alt they move it, and it keeps the focus. Delete removes it. */
   #press(event) {
+    const item = event.target.closest("li");
     const by = KEYS[event.key];
-    if (by === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.ctrlKey || event.metaKey || (by === undefined && event.key !== "Delete")) return;
     event.preventDefault();
-    this.#move(event.target.closest("li").dataset.name, by);
+    if (event.key === "Delete") this.#remove(item.dataset.name);
+    else if (event.altKey) this.#move(item.dataset.name, by);
+    else {
+      const items = this.#items;
+      const target = Math.min(Math.max(items.indexOf(item) + by, 0), items.length - 1);
+      items[target].querySelector("summary").focus();
+    }
   }
 
+  /** Tab comes back to the document where the focus was. */
+  #stopAt(item) {
+    for (const each of this.#items) each.querySelector("summary").tabIndex = each === item ? 0 : -1;
+  }
+
+  /** A mouse drags the whole row, once it has moved; a finger the grip, since it scrolls the page by the rest. */
   #drag(event) {
+    const item = event.target.closest("li");
     const grip = event.target.closest(".grip");
-    if (!grip || event.button !== 0) return;
-    event.preventDefault();
-    const item = grip.closest("li");
+    const held = grip || (event.pointerType === "mouse" && !event.target.closest("button, details p"));
+    if (!item || !held || event.button !== 0) return;
+    if (grip) event.preventDefault();
     const before = this.order;
     const ended = new AbortController();
     const { signal } = ended;
+    let dragged = false;
+    const begin = () => {
+      dragged = true;
+      item.classList.add("dragged");
+      this.#list.classList.add("dragging");
+      this.#list.setPointerCapture(event.pointerId); // so that items may move, and the end is no click on one
+    };
     const end = (restored) => {
       ended.abort();
       item.classList.remove("dragged");
       this.#list.classList.remove("dragging");
+      if (!dragged) return;
       if (restored) this.arrange(before);
       else if (String(before) !== String(this.order)) this.#settled(item);
     };
-    item.classList.add("dragged");
-    this.#list.classList.add("dragging");
-    this.#list.setPointerCapture(event.pointerId); // the list stays where it is while its items move
-    this.#list.addEventListener("pointermove", (moved) => this.#follow(item, moved.clientY), { signal });
-    this.#list.addEventListener("pointerup", () => end(false), { signal });
-    this.#list.addEventListener("pointercancel", () => end(true), { signal });
+    const follow = (moved) => {
+      if (!dragged && Math.hypot(moved.clientX - event.clientX, moved.clientY - event.clientY) > FAR) begin();
+      if (dragged) this.#follow(item, moved.clientY);
+    };
+    if (grip) begin();
+    document.addEventListener("pointermove", follow, { signal });
+    document.addEventListener("pointerup", () => end(false), { signal });
+    document.addEventListener("pointercancel", () => end(true), { signal });
     document.addEventListener("keydown", (pressed) => pressed.key === "Escape" && end(true), { signal });
   }
 
@@ -166,6 +197,7 @@ export class DocumentList {
 
   #update() {
     const items = this.#items;
+    if (!items.some((item) => item.querySelector("summary").tabIndex === 0)) this.#stopAt(items[0]);
     items.forEach((item, place) => {
       item.querySelector("[data-by='-1']").setAttribute("aria-disabled", place === 0);
       item.querySelector("[data-by='1']").setAttribute("aria-disabled", place === items.length - 1);
@@ -196,10 +228,15 @@ function documentOf(text) {
   return title ? { title: title.trim(), text: rest } : { text };
 }
 
+/** Return the place at which a document of this name was added. */
+function placeOf(name) {
+  return [...name].reduce((number, letter) => number * 26 + letter.charCodeAt(0) - 64, 0) - 1;
+}
+
 /** Return A, B, ..., Z, AA, AB, ... */
-function letters(number) {
+export function letterOf(number) {
   const last = String.fromCharCode(65 + (number % 26));
-  return number < 26 ? last : letters(Math.floor(number / 26) - 1) + last;
+  return number < 26 ? last : letterOf(Math.floor(number / 26) - 1) + last;
 }
 
 function middle(item) {

@@ -1,21 +1,20 @@
 /** The order lab: asks the same question over the same documents in several orders, and shows what changes. */
 
-import { ask, bodyOf, curl, Failure, getExample, getModel, storedKey, storeKey } from "./api.js";
+import { ask, bodyOf, curl, Failure, getExamples, getModel, storedKey, storeKey } from "./api.js";
+import { copy } from "./copying.js";
 import { documentOfFile, DocumentList, documentsOf } from "./documents.js";
 import { element, visible } from "./elements.js";
-import { wordsOf } from "./methods.js";
-import { firstAnswer, otherOrders, seeded } from "./orders.js";
+import { namesOf, PLAIN, plainIsAllowed, readingsOf, REFUSED, wordsOf } from "./methods.js";
+import { firstAnswer, otherOrders, recorded, seeded } from "./orders.js";
 import { READINGS, showAnswer, showHistory, summary } from "./results.js";
 import { showRing } from "./ring.js";
+import { stateOf, urlOf } from "./state.js";
 
 const ORDERS_TO_TRY = 5;
 const PATIENCE = 400; // milliseconds without a move after which the new order is asked
-const PLAIN = { method: "sequential", ordering: "given" };
-const REFUSED =
-  "This server does not allow the plain model. Its operator can: " +
-  "--allow-method sequential --allow-ordering given, beside what is allowed already.";
 
 const at = (id) => document.getElementById(id);
+const copyCommand = (body) => copy(curl(body), "command", at("copied"), say);
 const contentOf = (id) => at(id).querySelector(".content");
 const say = (text) => (at("status").textContent = text);
 const random = seeded(1);
@@ -25,6 +24,8 @@ let history = []; // {order, plain, invariant} of each order that was asked
 let subject = ""; // what the history is about: question, method and documents
 let running = null; // ends the requests that run
 let waiting = 0; // timer of the order to ask next
+let examples = [];
+let example = null; // the one that was loaded last
 
 const documents = new DocumentList(
   at("documents"),
@@ -44,12 +45,8 @@ const documents = new DocumentList(
 
 const question = () => at("question").value.trim();
 const method = () => at("method").value || model?.invariant.method;
-const names = () => ({ plain: "Plain", invariant: method() ?? "Server's method" });
-const plainIsAllowed = () => (model.invariant.choices[PLAIN.method] ?? []).includes(PLAIN.ordering);
-const readings = () => ({
-  ...(plainIsAllowed() ? { plain: PLAIN } : {}),
-  invariant: at("method").value ? { method: at("method").value } : {},
-});
+const names = () => namesOf(model, at("method").value);
+const readings = () => readingsOf(model, at("method").value);
 
 function subjectNow() {
   const all = documents.inOrder([...documents.order].sort());
@@ -65,16 +62,27 @@ function entryOf(order) {
   return historyNow().find((entry) => String(entry.order) === String(order));
 }
 
+/** Return the example, if its question is asked over its documents, in any order. */
+function exampleNow() {
+  const all = documents.inOrder([...documents.order].sort()).map(({ title, text }) => ({ title, text }));
+  const same = example && question() === example.question && JSON.stringify(all) === JSON.stringify(example.documents);
+  return same ? example : null;
+}
+
 /** Show what is known of the order in which the documents are listed now. */
 function show(failed = null) {
   const known = historyNow();
   const entry = failed ?? entryOf(documents.order);
+  const gold = exampleNow()?.answer ?? null;
+  at("sorted").hidden = model !== null && !names().sorted;
   for (const reading of READINGS) {
-    showAnswer(reading, contentOf(reading), entry?.[reading], firstAnswer(known, reading), copyCommand);
+    showAnswer(reading, contentOf(reading), entry?.[reading], firstAnswer(known, reading), gold, copyCommand);
   }
+  at("why").textContent = exampleNow()?.why ?? "";
+  documents.mark(exampleNow()?.gold ?? []);
   at("invariant-heading").textContent = names().invariant;
   if (model) at("reading").replaceChildren(element("strong", {}, method()), ` ${wordsOf(method())}`);
-  if (model && !plainIsAllowed()) {
+  if (model && !plainIsAllowed(model)) {
     contentOf("plain").replaceChildren(element("p", { class: "note" }, REFUSED));
   }
   at("history").hidden = !known.length;
@@ -118,7 +126,7 @@ async function askOrders(orders) {
       const entry = { order, ...(await answersOf(asked(order), signal)) };
       const answers = READINGS.map((reading) => entry[reading]);
       const failed = answers.some((answer) => answer?.failure);
-      if (answers.some((answer) => answer?.text !== undefined)) record(entry);
+      if (answers.some((answer) => answer?.text !== undefined)) history = recorded(history, entry);
       if (subject !== subjectNow()) {
         show();
         say("Stopped: what is asked has changed.");
@@ -139,12 +147,6 @@ async function askOrders(orders) {
       at("answers").setAttribute("aria-busy", false);
     }
   }
-}
-
-/** Add an entry to the history; an order that was asked before keeps its place. */
-function record(entry) {
-  const place = history.findIndex((each) => String(each.order) === String(entry.order));
-  history = place < 0 ? [...history, entry] : history.with(place, entry);
 }
 
 /** Return a function from an order to what is to be asked in it: the body of a request for each reading. */
@@ -173,19 +175,6 @@ async function answersOf(asked, signal) {
   return answers;
 }
 
-async function copyCommand(body) {
-  const command = curl(body);
-  try {
-    await navigator.clipboard.writeText(command);
-    say("The command is copied.");
-  } catch {
-    const text = at("command").querySelector("textarea");
-    text.value = command;
-    at("command").showModal();
-    text.select();
-  }
-}
-
 function notice(words) {
   at("notice").textContent = words;
   at("notice").hidden = !words;
@@ -212,6 +201,7 @@ async function connect() {
   at("key-form").hidden = true;
   at("forget-key").hidden = !storedKey();
   at("model").textContent = `Model: ${visible(model.id)}`;
+  at("toy").hidden = !model.toy;
   const methods = model.invariant.methods.filter((name) => name !== PLAIN.method);
   at("method").replaceChildren(
     at("method").options[0],
@@ -220,16 +210,28 @@ async function connect() {
   show();
 }
 
-async function loadExample() {
+function load(state) {
+  documents.clear();
+  documents.add(state.documents);
+  at("question").value = state.question;
+  if (state.order) documents.arrange(state.order);
+  showAnew();
+}
+
+/** Fill in what the address of the page holds, or else the first example. */
+async function begin() {
   try {
-    const example = await getExample();
-    at("question").value = example.question;
-    documents.clear();
-    documents.add(example.documents);
+    examples = await getExamples();
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     notice(error.message);
   }
+  at("example").append(...examples.map(({ name }, place) => element("option", { value: place }, name)));
+  const state = stateOf(window.location.hash);
+  example = examples.find(({ question }) => question === state?.question) ?? examples[0] ?? null;
+  if (state ?? example) load(state ?? example);
+  if (state?.method) at("method").value = state.method;
+  showAnew();
 }
 
 async function addFiles(files) {
@@ -274,7 +276,14 @@ at("files").addEventListener("change", async () => {
   await addFiles(at("files").files);
   at("files").value = "";
 });
-at("example").addEventListener("click", loadExample);
+at("example").addEventListener("change", () => {
+  example = examples[at("example").value];
+  at("example").value = "";
+  load(example);
+});
+at("link").addEventListener("click", () => {
+  copy(urlOf(documents, question(), at("method").value), "link", at("copied"), say);
+});
 at("clear").addEventListener("click", () => documents.clear());
 at("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -287,4 +296,5 @@ at("forget-key").addEventListener("click", async () => {
   await connect();
 });
 
-await Promise.all([connect(), loadExample()]);
+await connect();
+await begin();

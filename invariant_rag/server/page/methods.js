@@ -1,4 +1,31 @@
-/** What methods do with the list of documents, in words. */
+/** The readings of a list that are compared, and what methods do with it, in words. */
+
+export const PLAIN = { method: "sequential", ordering: "given" };
+export const REFUSED =
+  "This server does not allow the plain model. Its operator can: " +
+  "--allow-method sequential --allow-ordering given, beside what is allowed already.";
+const SORTED = { method: "sequential", ordering: "lexical" };
+const ALSO_SORT = ["canonical", "sequential"]; // beside them, "plain, sorted" would be the same again
+
+const allowed = (model, { method, ordering }) => (model?.invariant.choices[method] ?? []).includes(ordering);
+const sorts = (model, chosen) => allowed(model, SORTED) && !ALSO_SORT.includes(chosen || model.invariant.method);
+
+/** Return whether the server lets a request choose the plain model. */
+export const plainIsAllowed = (model) => allowed(model, PLAIN);
+
+/** Return what is asked for each reading; `chosen` is a method, or "" for the server's. */
+export const readingsOf = (model, chosen) => ({
+  ...(plainIsAllowed(model) ? { plain: PLAIN } : {}),
+  ...(sorts(model, chosen) ? { sorted: SORTED } : {}),
+  invariant: chosen ? { method: chosen } : {},
+});
+
+/** Return what each reading is called; one that there is not has no name. */
+export const namesOf = (model, chosen) => ({
+  plain: "Plain",
+  ...(sorts(model, chosen) ? { sorted: "Plain, sorted" } : {}),
+  invariant: (chosen || model?.invariant.method) ?? "Server's method",
+});
 
 const WORDS = {
   canonical: "also reads one document after another, in one order that is made from their contents",

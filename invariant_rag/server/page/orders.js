@@ -25,6 +25,12 @@ export function otherOrders(order, count, taken, random) {
   return found;
 }
 
+/** Return a history with an entry more; an order that was asked before keeps its place. */
+export function recorded(history, entry) {
+  const place = history.findIndex((each) => String(each.order) === String(entry.order));
+  return place < 0 ? [...history, entry] : history.with(place, entry);
+}
+
 /** Return what two answers share if they agree: the text without regard to case and white space. */
 export function answerKey(text) {
   return text.split(/\s+/).filter(Boolean).join(" ").toLowerCase();

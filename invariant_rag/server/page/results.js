@@ -1,31 +1,32 @@
-/** Answers: the two cards, and the table of all orders that were asked. */
+/** Answers: a card for each reading, and the table of all orders that were asked. */
 
 import { button, chips, element, visible } from "./elements.js";
-import { firstAnswer, flips, isFlipped } from "./orders.js";
+import { answerKey, firstAnswer, flips, isFlipped } from "./orders.js";
 
-export const READINGS = ["plain", "invariant"];
+export const READINGS = ["plain", "sorted", "invariant"];
 const MOST_CHARACTERS = 60; // of an answer in the summary
 
 /**
  * Show an answer in its card.
  *
- * @param reading "plain" or "invariant".
+ * @param reading One of `READINGS`.
  * @param content Where.
  * @param answer What `ask` returned, or `{failure}`; undefined: nothing was asked yet.
  * @param first The answer in the first order that was asked.
+ * @param gold What the example's answer is; null: nobody knows.
  * @param copy Called with the body of the request when its command is wanted.
  */
-export function showAnswer(reading, content, answer, first, copy) {
+export function showAnswer(reading, content, answer, first, gold, copy) {
   if (!answer) {
     content.replaceChildren(element("p", { class: "empty" }, "Ask to see the answer."));
   } else if (answer.failure) {
     content.replaceChildren(element("p", { class: "failure", role: "alert" }, visible(answer.failure)));
   } else {
-    content.replaceChildren(...answerParts(reading, answer, first, copy));
+    content.replaceChildren(...answerParts(reading, answer, first, gold, copy));
   }
 }
 
-function answerParts(reading, answer, first, copy) {
+function answerParts(reading, answer, first, gold, copy) {
   const { report } = answer;
   const flipped = isFlipped(answer, first);
   const order = report.order.length ? ["It read ", chips(report.order), `(${report.method}).`] : [];
@@ -38,13 +39,19 @@ function answerParts(reading, answer, first, copy) {
   ];
   return [
     element("p", { class: "answer", dir: "auto" }, visible(answer.text) || element("i", {}, "no text")),
+    ...(gold === null ? [] : [judged(answer.text, gold)]),
     ...(flipped ? [element("p", { class: "flipped" }, `Flipped. The first order got: ${visible(first.text)}`)] : []),
     element("p", { class: "muted" }, ...order),
-    ...(answer.sources.length ? [element("p", { class: "muted" }, "The answer is in ", chips(answer.sources))] : []),
+    ...(answer.sources.length ? [element("p", { class: "muted" }, "These words are in ", chips(answer.sources))] : []),
     ...notes.map((note) => element("p", { class: "note" }, visible(note))),
     figures(answer),
     button("Copy as curl", () => copy(answer.body), { class: "quiet" }),
   ];
+}
+
+function judged(text, gold) {
+  const right = answerKey(text) === answerKey(gold);
+  return element("p", { class: right ? "right" : "wrong" }, right ? "✓ right" : `✗ wrong: it is ${visible(gold)}`);
 }
 
 function figures(answer) {
@@ -69,13 +76,14 @@ function figure(name, value, ...more) {
  * Show the history: how often each reading flipped, and a row for each order.
  *
  * @param content Where.
- * @param history Entries `{order, plain, invariant}`, the first order first.
- * @param names What each reading is called.
+ * @param history Entries `{order, plain, sorted, invariant}`, the first order first.
+ * @param names What each reading is called; one without a name is not shown.
  * @param current The order that is shown, as a string.
  * @param restore Called with an order that is to be listed again.
  */
 export function showHistory(content, history, names, current, restore) {
-  const firsts = READINGS.map((reading) => [reading, firstAnswer(history, reading)]);
+  const shown = READINGS.filter((reading) => names[reading]);
+  const firsts = shown.map((reading) => [reading, firstAnswer(history, reading)]);
   const rows = history.map((entry, number) =>
     element(
       "tr",
@@ -84,9 +92,9 @@ export function showHistory(content, history, names, current, restore) {
       ...firsts.map(([reading, first]) => cell(entry[reading], first)),
     ),
   );
-  const head = ["Order", ...READINGS.map((reading) => names[reading])].map((name) => element("th", { scope: "col" }, name));
+  const head = ["Order", ...shown.map((reading) => names[reading])].map((name) => element("th", { scope: "col" }, name));
   content.replaceChildren(
-    element("div", { class: "rates" }, ...READINGS.map((reading) => rate(history, reading, names[reading]))),
+    element("div", { class: "rates" }, ...shown.map((reading) => rate(history, reading, names[reading]))),
     element(
       "div",
       { class: "scrolled", tabindex: "0", role: "region", "aria-label": "Table of orders" },

@@ -70,6 +70,7 @@ def _card(request: Request) -> dict[str, Any]:
         "object": "model",
         "created": state.started,
         "owned_by": "invariant-rag",
+        "toy": state.engine.toy,
         "max_model_len": state.engine.context_window,
         "invariant": {
             "method": state.engine.method,
