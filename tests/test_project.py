@@ -168,7 +168,7 @@ def test_all_packages_have_the_version_of_the_core() -> None:
     major, minor = invariant_rag.__version__.split(".")[:2]
     for path in PACKAGES[1:]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
-        version = path.parent / settings["tool"]["hatch"]["readme", "version"]["path"]
+        version = path.parent / settings["tool"]["hatch"]["version"]["path"]
         assert version.resolve() == PACKAGE / "__init__.py"
         assert "version" in settings["project"]["dynamic"]
         bounds = f">={major}.{minor},<{major}.{int(minor) + 1}"
