@@ -51,7 +51,7 @@ LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-
 VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo effect calibrate-audit test test-core fuzz test-integrations test-vllm test-ray test-rounding test-clients test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
+.PHONY: help demo effect calibrate-audit test test-core test-benchmarks fuzz test-integrations test-vllm test-ray test-rounding test-clients test-gpu bench-gpu test-lowest notebooks lint types docs check format embedded clean
 
 help: ## Show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -60,16 +60,19 @@ demo: $(VENV)/.core ## Ask a question over ten documents, then again in ten shuf
 	$(BIN)/invariant-rag ask --check-order 10
 	@$(BIN)/python cookbook/effect/page.py --line
 
-effect: $(VENV)/.demo ## Measure what the order does over 200 questions: page and picture (about ten minutes of one core)
+effect: $(VENV)/.test ## Measure what the order does over 200 questions: page and picture (about ten minutes of one core)
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/effect/measure.py --out $(VENV)/effect-runs
 
 calibrate-audit: $(VENV)/.demo ## Simulate audits: how often are they right? (a few minutes of one core)
 	OMP_NUM_THREADS=1 $(BIN)/python cookbook/audit/calibrate.py
 
-test: test-core test-integrations ## Run every test (no network, no GPU)
+test: test-core test-benchmarks test-integrations ## Run every test (no network, no GPU)
 
 test-core: $(VENV)/.test ## Run the tests of the package itself
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-benchmarks: $(VENV)/.test ## Run the tests of the benchmarks
+	cd benchmarks && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.test ## Fuzz files, faults and orders: fixed rounds, or for HOURS=8
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) --hours $(HOURS) tests/fuzz
@@ -94,6 +97,7 @@ test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a rea
 
 test-ray: $(VENV)/.test ## Run the tests of replicas and of benchmarks on Ray, on clusters of this machine
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray_cluster
+	cd benchmarks && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest tests/ray_cluster
 
 # Their deprecations are not ours; only here is a warning no error.
 test-clients: $(VENV)/.test $(CLIENTS_VENV)/.clients ## Ask the server with openai, LangChain, LlamaIndex, Cohere and curl
@@ -129,7 +133,7 @@ site-serve: $(VENV)/.site ## Show the site at http://127.0.0.1:8000, and build i
 
 wheel: $(VENV)/.release ## Build wheels and source distributions of all packages into dist
 	rm -rf dist
-	for each in . integrations/langchain integrations/llama-index integrations/vllm; do \
+	for each in . benchmarks integrations/langchain integrations/llama-index integrations/vllm; do \
 	  $(BIN)/python -m build --quiet --outdir dist $$each || exit 1; \
 	done
 	ls -l dist
@@ -138,7 +142,7 @@ release-check: wheel ## Check the wheels, and run the examples from them in an e
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python .ci/release.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
-figures: $(VENV)/.demo ## Draw the figures of the documentation anew
+figures: $(VENV)/.test ## Draw the figures of the documentation anew
 	cd docs/figures && for each in [!s]*.py; do HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python $$each || exit 1; done
 
 docs: $(VENV)/.dev $(VENV)/.integrations ## Write the generated tables of docs and READMEs anew
@@ -189,8 +193,9 @@ $(VENV)/.embedded: pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable '.[embedded]'
 	@touch $(VENV)/.core $(VENV)/.demo $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/.torch
+$(VENV)/.test: pyproject.toml benchmarks/pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable '.[test]'
+	$(INSTALL) --no-deps --editable benchmarks
 	@touch $(VENV)/.core $(VENV)/.demo $@
 
 $(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml \
@@ -239,6 +244,7 @@ $(VENV)/.release: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+$(VENV)/.dev: pyproject.toml benchmarks/pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps --editable benchmarks
 	@touch $(VENV)/.core $(VENV)/.demo $(VENV)/.test $@

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 LARGEST = {
     "invariant_rag": 16,
+    "invariant_rag_benchmarks": 1,
     "langchain_invariant_rag": 1,
     "llama_index_llms_invariant_rag": 1,
     "vllm_invariant_rag": 1,

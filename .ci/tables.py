@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from invariant_rag_benchmarks.published_tables import PublishedTable, published_tables
 from transformers.utils.logging import set_verbosity_error
 
 from invariant_rag.cli.models import intervention_rows, method_rows, ordering_rows
-from invariant_rag.evaluation.benchmarks.published_tables import PublishedTable, published_tables
 from invariant_rag.testing.families import probe_families
 
 DOCS = Path(__file__).parent.parent / "docs"

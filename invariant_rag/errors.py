@@ -252,9 +252,9 @@ class DatasetUnavailable(InvariantRAGError, OSError):
 
 
 class InvalidDataset(InvariantRAGError, ValueError):
-    """A benchmark's data file that is not in the format of its README."""
+    """A benchmark's data file that is not in the format of the benchmark's page."""
 
-    hint = "The README in the benchmark's folder shows a record; compare it with the one that the message names."
+    hint = "The benchmark's page (tasks/NAME.md) shows a record; compare it with the one that the message names."
 
 
 class RunExists(InvariantRAGError, FileExistsError):

@@ -40,8 +40,6 @@ from invariant_rag.api_models import canonical_order, content_ordering
 from invariant_rag.cli import app
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
 from invariant_rag.errors import ExtraRequired
-from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
-from invariant_rag.evaluation.benchmarks.runner import run_benchmark, run_several
 from invariant_rag.generation import constrain
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.models.embedders import load_embedder
@@ -68,14 +66,12 @@ refused(lambda: lm.explain(prompt, max_new_tokens=1).figure())
 refused(lambda: lm.explain(prompt, max_new_tokens=1).save_figure("x.png"))
 refused(lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]))
 refused(lambda: search_dimension(lm.model, lm.tokenizer))
-refused(lambda: run_benchmark(BenchmarkConfig("xquad"), Path("runs")))
 refused(lambda: constrain(lm, dict(type="object")))
 # What does not exist is never looked for: the extra is missing before.
 refused(lambda: RAG.from_documents("no-such-folder", lm))
 refused(lambda: InvariantModel.from_pretrained("no-such/model", ordering="embedding"))
 refused(lambda: lm.with_method(ordering="cross-encoder"))
 refused(lambda: canonical_order(SegmentSet(["a", "b"]), content_ordering("embedding")))
-refused(lambda: run_several([BenchmarkConfig("xquad", model="no-such/model")], Path("runs")))
 with TemporaryDirectory() as folder:
     questions = Path(folder) / "questions.jsonl"
     questions.write_text('{{"question": "Who?", "segments": ["a", "b"]}}')
@@ -83,7 +79,6 @@ with TemporaryDirectory() as folder:
         ["ask", "--retriever", "faiss"],
         ["explain", "--out", "x.png"],
         ["ask", "--ordering", "embedding"],
-        ["bench", "xquad", "--ordering", "cross-encoder"],
         ["search-dimension", "no-such/model", "--out", folder],
         ["audit", str(questions), "--out", folder, "--model", "no-such/model"],
     ):
@@ -91,17 +86,8 @@ with TemporaryDirectory() as folder:
     sys.modules["scipy"] = sys  # other packages bring scipy without matplotlib
     print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
 """
-LATE = ["retrieval"] * 4 + [
-    "evaluation",
-    "retrieval",
-    "plots",
-    "retrieval",
-    "retrieval",
-    "evaluation",
-    "evaluation",
-    "evaluation",
-]
-EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 3 + ["structured", *LATE]
+LATE = ["retrieval"] * 5 + ["plots", "retrieval", "evaluation", "evaluation", "evaluation"]
+EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 2 + ["structured", *LATE]
 
 
 @pytest.fixture(scope="module")

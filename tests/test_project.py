@@ -22,6 +22,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
+PACKAGES = [ROOT / name / "pyproject.toml" for name in (".", "benchmarks")]
+PACKAGES += sorted((ROOT / "integrations").glob("*/pyproject.toml"))
 MODULES = sorted(
     path.relative_to(PACKAGE).as_posix()
     for path in PACKAGE.rglob("*.py")
@@ -155,22 +157,25 @@ def test_an_issue_form_has_what_github_asks_of_it(path: Path) -> None:
 
 
 def test_the_bug_form_offers_every_package() -> None:
-    files = [ROOT / "pyproject.toml", *sorted((ROOT / "integrations").glob("*/pyproject.toml"))]
-    names = [tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] for path in files]
+    names = [tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] for path in PACKAGES]
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8"))
     (options,) = (field["attributes"]["options"] for field in form["body"] if field["id"] == "package")
     assert options == names
 
 
 def test_all_packages_have_the_version_of_the_core() -> None:
-    files = sorted((ROOT / "integrations").glob("*/pyproject.toml"))
-    assert len(files) == 3
+    assert len(PACKAGES) == 5
     major, minor = invariant_rag.__version__.split(".")[:2]
-    for path in files:
+    for path in PACKAGES[1:]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
-        assert settings["tool"]["hatch"]["version"]["path"] == "../../invariant_rag/__init__.py"
-        assert settings["project"]["dynamic"] == ["readme", "version"]
-        assert f"invariant-rag>={major}.{minor},<{major}.{int(minor) + 1}" in settings["project"]["dependencies"]
+        version = path.parent / settings["tool"]["hatch"]["version"]["path"]
+        assert version.resolve() == PACKAGE / "__init__.py"
+        assert "version" in settings["project"]["dynamic"]
+        bounds = f">={major}.{minor},<{major}.{int(minor) + 1}"
+        assert any(
+            re.fullmatch(rf"invariant-rag(\[\w+\])?{re.escape(bounds)}", each)
+            for each in settings["project"]["dependencies"]
+        )
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{invariant_rag.__version__}]" in changelog
     assert changelog.index("## [Unreleased]") < changelog.index(f"## [{invariant_rag.__version__}]")

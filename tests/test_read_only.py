@@ -13,7 +13,6 @@ import pytest
 from invariant_rag import RAG, InvariantModel, Judge, Segment
 from invariant_rag.errors import ImmutableObject, InvariantRAGError
 from invariant_rag.evaluation.audit import audit
-from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
 from invariant_rag.generation.citations import cite
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.methods.ape import APE
@@ -105,10 +104,6 @@ ENTRIES: dict[str, Callable[[InvariantModel, Any], object]] = {
     **{
         f"audit {name}": lambda lm, wrong, name=name: audit(answer, QUESTIONS, **{name: wrong})
         for name in ("margin", "k", "seed", "workers", "max_calls")
-    },
-    **{
-        f"config {name}": lambda lm, wrong, name=name: BenchmarkConfig("mmlu", **{name: wrong})
-        for name in ("limit", "seed", "batch_size", "max_new_tokens", "alpha", "intervention", "ensemble")
     },
 }
 HEAVY = {"audit workers": [10**400]}

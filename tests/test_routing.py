@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import random
 import statistics
 from pathlib import Path
@@ -19,9 +18,6 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFa
 
 from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, SegmentSet
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.evaluation.benchmarks import BENCHMARKS, Selection
-from invariant_rag.evaluation.benchmarks.mmlu.load import Settings as MMLUSettings
-from invariant_rag.evaluation.benchmarks.sources import DataSource
 from invariant_rag.evaluation.order_check import check_order
 from invariant_rag.routing import (
     ALPHAS,
@@ -36,7 +32,6 @@ from invariant_rag.routing import (
 
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 CANDIDATES = [[40], [41, 42], [43]]
-MMLU = Path(os.environ.get("INVARIANT_RAG_DATA", "")) / "mmlu_validation.json"
 probability = st.floats(0, 1)
 
 
@@ -111,16 +106,6 @@ def test_the_best_option_has_little_of_the_vocabulary_and_much_among_the_options
     plain = [scores for scores, _ in stored_scores()]
     assert statistics.median(math.exp(max(scores)) for scores in plain) < 0.01
     assert 0.5 < statistics.median(map(candidate_confidence, plain)) < 0.7
-
-
-@pytest.mark.skipif(not MMLU.is_file(), reason="INVARIANT_RAG_DATA has no mmlu_validation.json")
-def test_the_embedded_model_still_gives_the_stored_scores_of_mmlu() -> None:
-    lm = InvariantModel.from_pretrained()
-    load = BENCHMARKS["mmlu"].load
-    cases = load(DataSource(MMLU), MMLUSettings(orders="0"), Selection(171, 0, lm.tokenizer))
-    for case, (plain, invariant) in list(zip(cases, stored_scores(), strict=False))[:8]:
-        routed: Any = lm.with_routing(-2).score(case.prompt(lm), case.candidates)
-        assert (routed.rejected, [*routed]) == (pytest.approx(plain, abs=0.01), pytest.approx(invariant, abs=0.01))
 
 
 @settings(max_examples=30)

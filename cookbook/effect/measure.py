@@ -18,6 +18,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "embedded"))
 
+from invariant_rag_benchmarks.comparisons import question_means  # noqa: E402
+from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
+from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
 from names import Names  # noqa: E402
 from page import write_page  # noqa: E402
 from world import Difficulty, make_context  # noqa: E402
@@ -25,9 +28,6 @@ from world import Difficulty, make_context  # noqa: E402
 import invariant_rag  # noqa: E402
 from invariant_rag import InvariantModel  # noqa: E402
 from invariant_rag.cli.progress import progress_bar  # noqa: E402
-from invariant_rag.evaluation.benchmarks.comparisons import question_means  # noqa: E402
-from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig  # noqa: E402
-from invariant_rag.evaluation.benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
 from invariant_rag.evaluation.statistics import mean_difference  # noqa: E402
 
 DOCUMENTS = 30

@@ -61,7 +61,7 @@ def write_page(folder: Path, measured: Mapping[str, Any]) -> None:
 
 def published_slots(documents: int) -> dict[str, dict[str, list[float]]]:
     """Return the paper's accuracies by place, of the plain model and of RoToR, for every model that has them."""
-    from invariant_rag.evaluation.benchmarks.published_tables import resolve_table
+    from invariant_rag_benchmarks.published_tables import resolve_table
 
     table = resolve_table(PUBLISHED)
     places = [each for each, column in enumerate(table.columns) if column.settings["documents"] == documents]

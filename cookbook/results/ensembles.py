@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from invariant_rag_benchmarks import resolve_benchmark
+from invariant_rag_benchmarks.base import Case, Selection
+from invariant_rag_benchmarks.data import DataSource
 from measure import HERE, contexts
 
 from invariant_rag import AttentionSorting, CapCal, ContextExperts, InvariantModel, Judge
 from invariant_rag.cli.progress import progress_bar
 from invariant_rag.errors import ContextOverflow
-from invariant_rag.evaluation.benchmarks import resolve_benchmark
-from invariant_rag.evaluation.benchmarks.base import Case, Selection
-from invariant_rag.evaluation.benchmarks.sources import DataSource
 from invariant_rag.evaluation.statistics import wilson_interval
 
 DOCUMENTS = 30

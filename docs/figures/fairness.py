@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from invariant_rag_benchmarks.published_tables import resolve_table
 from style import COLOURS, DARK, figure, save
-
-from invariant_rag.evaluation.benchmarks.published_tables import resolve_table
 
 MODELS = ("Llama-3.1-8B-Instruct", "Qwen1.5-4B-Chat", "Qwen1.5-7B-Chat")
 ROWS = {"Original": "plain model", "PINE": "PINE", "RoToR": "RoToR", "RoToR-lexical": "RoToR"}

@@ -9,17 +9,25 @@ import typer
 from typer.core import TyperGroup
 
 from invariant_rag import __version__
-from invariant_rag.cli import audit, bench, models
+from invariant_rag.cli import audit, models
 from invariant_rag.cli.ask import ask
 from invariant_rag.cli.console import accept_any_text, handle_errors, print_text
 from invariant_rag.cli.explain import explain
-from invariant_rag.cli.reproduce import reproduce
+from invariant_rag.cli.plugins import command_of_package, names_of_packages
 from invariant_rag.cli.search_dimension import search_dimension
 from invariant_rag.cli.serve import serve
 
 
 class _Commands(TyperGroup):
-    """Handles the errors of every command, of --help and of --version: stdout may be a full disk."""
+    """The core's commands, and those of other packages; handles the errors of all, of --help and of --version."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the core's commands, then those of packages."""
+        return list(dict.fromkeys([*super().list_commands(ctx), *names_of_packages()]))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the core's command of that name, else the one of a package; None if there is none."""
+        return super().get_command(ctx, cmd_name) or command_of_package(cmd_name)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -40,8 +48,6 @@ app.command()(ask)
 app.command()(explain)
 app.command()(models.models)
 app.command("search-dimension")(search_dimension)
-app.add_typer(bench.app, name="bench")
-app.command()(reproduce)
 app.add_typer(audit.app, name="audit")
 app.command()(serve)
 for _listing in (models.methods, models.interventions, models.orderings):

@@ -22,21 +22,6 @@ Overflow = Annotated[
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer of a model, in tokens.")]
 
-Intervention = Annotated[
-    str | None,
-    typer.Option(
-        help="See `invariant-rag interventions`; or a file of search-dimension. With the method sequential.",
-        show_default="none",
-    ),
-]
-Ensemble = Annotated[
-    str | None,
-    typer.Option(
-        help="permutation-average, ring-average, self-consistency, attention-sorting or contextual-calibration.",
-        show_default="none",
-    ),
-]
-
 # --- documents --------------------------------------------------------------------------------------------------------
 
 Strict = Annotated[
@@ -60,25 +45,6 @@ MoreDocuments = Annotated[
 MaxChars = Annotated[int, typer.Option(min=1, help="Longest chunk, in characters.")]
 TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 
-# --- benchmark runs ---------------------------------------------------------------------------------------------------
-
-Data = Annotated[
-    Path | None,
-    typer.Option(help="The benchmark's file, or a folder that contains it.", show_default="download"),
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="Largest number of questions.", show_default="all")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Prompts to decode together.")]
-MaxOutputTokens = Annotated[
-    int | None,
-    typer.Option("--max-new-tokens", min=1, help="Longest output, in tokens.", show_default="the benchmark's default"),
-]
-Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; each gets a folder of its own.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue a run of the same settings.")]
-
 # --- any command ------------------------------------------------------------------------------------------------------
 
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn: samples, orders, resamples.")]
-Ray = Annotated[
-    int, typer.Option("--ray", min=0, metavar="ACTORS", help="Share the work among this many Ray actors; 0: no Ray.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

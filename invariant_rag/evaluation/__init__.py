@@ -1,4 +1,4 @@
-"""Evaluation: audits of a system, benchmarks on public data, order checks, metrics and statistics."""
+"""Evaluation: audits of a system, order checks, metrics and statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from invariant_rag.evaluation.audit.result import Audit
     from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, token_f1
     from invariant_rag.evaluation.order_check import OrderCheck, check_order
-    from invariant_rag.evaluation.ray_map import ray_map
 
 _HOMES = {
     "Audit": "audit.result",
@@ -18,7 +17,6 @@ _HOMES = {
     "best_subspan_em": "metrics",
     "check_order": "order_check",
     "exact_match": "metrics",
-    "ray_map": "ray_map",
     "token_f1": "metrics",
 }
 
@@ -28,7 +26,6 @@ __all__ = [
     "best_subspan_em",
     "check_order",
     "exact_match",
-    "ray_map",
     "token_f1",
 ]
 

@@ -14,12 +14,10 @@ from typer.testing import CliRunner
 
 from invariant_rag.cli import app
 from invariant_rag.cli.console import print_error, print_skipped, print_table
-from invariant_rag.errors import DocumentSkipped, ModelNotFound, RetrievalError
-from invariant_rag.evaluation.benchmarks.config import BenchmarkConfig
+from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.rag.readers import warn_skipped
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = [["bench", "xquad"], ["search-dimension"], ["bench", "speed", "--shape", "tiny"], None]
 QUESTION = '{"question": "Q", "segments": ["a", "b"]'
 
 
@@ -113,9 +111,7 @@ def test_long_fields_of_csv_and_half_surrogates_are_read(in_ascii: tuple[Path, b
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-@pytest.mark.parametrize(
-    "command", [["bench", "xquad"], ["search-dimension"], ["bench", "speed", "--shape", "tiny"], None]
-)
+@pytest.mark.parametrize("command", [["search-dimension"], None])
 def test_an_out_that_is_no_folder_is_refused_before_the_work(
     command: list[str] | None, out: str, questions: Path, tmp_path: Path
 ) -> None:
@@ -176,13 +172,6 @@ def test_a_misspelt_remedy_is_refused_before_the_model_is_loaded(questions: Path
     assert "did you mean 'sort'?" in error
 
 
-@pytest.mark.parametrize(("options", "message"), [each[:2] for each in MISSPELT[:2]])
-def test_a_benchmark_refuses_a_misspelt_name_before_it_reads_data(
-    options: list[str], message: str, tmp_path: Path
-) -> None:
-    assert message in refused("bench", "xquad", "--data", tmp_path / "missing", "--out", tmp_path, *options)
-
-
 def test_an_audit_names_a_missing_file_of_questions_before_a_missing_out(questions: Path, tmp_path: Path) -> None:
     error = refused("audit", tmp_path / "nofile.jsonl")
     assert "nofile.jsonl" in error
@@ -226,7 +215,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys: py
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
-@pytest.mark.parametrize("arguments", [["methods"], ["--help"], ["bench", "list", "--json"]])
+@pytest.mark.parametrize("arguments", [["methods"], ["--help"]])
 def test_a_listing_that_finds_no_room_says_so(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -244,9 +233,3 @@ def test_a_listing_that_finds_no_room_says_so(arguments: list[str]) -> None:
 
 def test_a_terminal_of_ascii_shows_the_rest_as_escapes(in_ascii: tuple[Path, bytes]) -> None:
     assert in_ascii[1].isascii()
-
-
-@pytest.mark.parametrize("name", [" ", "a\nb", "\udcff", "no-such-model"])
-def test_a_benchmark_names_the_model_that_is_none(name: str) -> None:
-    with pytest.raises(ModelNotFound):
-        BenchmarkConfig("xquad", model=name).load_tokenizer()

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
-from invariant_rag.evaluation.benchmarks import BENCHMARKS
 
 WRONG = ("nan", "-1", "1e400", "9" * 5000)
-NO_NUMBERS = [("ask",), ("audit", "run"), ("search-dimension",), ("bench", "speed")]
+NO_NUMBERS = [("ask",), ("audit", "run"), ("search-dimension",)]
 
 
 def whole_numbers() -> Iterator[tuple[tuple[str, ...], str]]:
@@ -33,13 +32,12 @@ def whole_numbers() -> Iterator[tuple[tuple[str, ...], str]]:
     yield from below(typer.main.get_command(app), ())  # type: ignore[arg-type]
 
 
-# Benchmarks share their options: one of them stands for all.
-OPTIONS = sorted({(path, option) for path, option in whole_numbers() if path[-1] not in {*BENCHMARKS} - {"xquad"}})
+OPTIONS = sorted({*whole_numbers()})
 
 
 def test_every_command_with_numbers_is_found() -> None:
     assert {path for path, _ in OPTIONS} >= set(NO_NUMBERS)
-    assert len(OPTIONS) > 30
+    assert len(OPTIONS) > 20
 
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: ascii(value)[:8])
@@ -59,7 +57,6 @@ def test_what_is_no_whole_number_is_refused_by_name(
         *((("audit",), option) for option in ("--workers", "--retries")),
         (("ask", "q"), "--check-order"),
         *((("search-dimension",), option) for option in ("--examples", "--pairs")),
-        *((("bench", "speed"), option) for option in ("--layers", "--repeats", "--batch")),
     ],
 )
 def test_a_number_of_calls_beyond_sense_is_refused(path: tuple[str, ...], option: str) -> None:

@@ -15,16 +15,8 @@ import pytest
 from invariant_rag.errors import AuditFailed, FileInUse, InvalidRun, UnusableFile
 from invariant_rag.evaluation.audit.calling import Answer
 from invariant_rag.evaluation.audit.folder import AnswerFile
-from invariant_rag.evaluation.benchmarks.record_file import RecordFile
 from invariant_rag.evaluation.line_file import LineFile
 
-RECORD = {
-    **dict.fromkeys(("id", "question", "variant", "group", "output", "answer"), "x"),
-    "run": "k",
-    "scores": {"em": 1.0},
-    "dropped": 0,
-    "trimmed": 0,
-}
 ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "date": "", "errors": []}
 
 
@@ -38,22 +30,20 @@ def test_a_second_process_is_refused_and_writes_nothing(tmp_path: Path) -> None:
 from pathlib import Path
 from invariant_rag.errors import FileInUse
 from invariant_rag.evaluation.audit.folder import AnswerFile
-from invariant_rag.evaluation.benchmarks.record_file import RecordFile
-for opened in (lambda path: RecordFile(path, "k"), lambda path: AnswerFile(path.parent)):
-    try:
-        opened(Path({str(path)!r}))
-    except FileInUse as error:
-        print("refused")
+try:
+    AnswerFile(Path({str(path.parent)!r}))
+except FileInUse as error:
+    print("refused")
 """
-    with RecordFile(path, "k") as file:
-        file.append([RECORD])
+    with lines(path) as file:
+        file.append([ANSWER])
         done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
-        assert done.stdout == "refused\n" * 2
+        assert done.stdout == "refused\n"
         with pytest.raises(FileInUse, match="is being written by another process"):
-            RecordFile(path, "k")
-        assert RecordFile(path, "k", writes=False).records == file.records  # who only reads may
-    with RecordFile(path, "k") as file:
-        assert len(file.records) == 1
+            lines(path)
+        assert LineFile(path, lambda line, _: line, InvalidRun, writes=False).lines == [ANSWER]  # who only reads may
+    with lines(path) as file:
+        assert file.lines == [ANSWER]
 
 
 def test_a_writer_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
@@ -105,30 +95,6 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path
 
 
 WRONG = [None, 5, True, "x", [], {}, [1], {"a": "b"}, float("nan"), 10**400, "\ud800"]
-
-
-def fits(line: dict[str, object], name: str, value: object) -> bool:
-    """Whether a value has the type that the field has."""
-    kinds = {bool: bool, str: str, list: list, dict: dict}
-    return type(value) is kinds.get(type(line[name]), type(line[name]))
-
-
-@pytest.mark.parametrize("name", RECORD)
-def test_a_record_with_a_value_of_another_type_is_refused(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    for value in WRONG:
-        if fits(RECORD, name, value) and value not in ({"a": "b"}, "x", "\ud800"):
-            continue
-        path.write_text(json.dumps({**RECORD, name: value}) + "\n")
-        if fits(RECORD, name, value) and name not in {"scores", "run"}:
-            with RecordFile(path, "k") as file:
-                assert len(file.records) == 1
-        else:
-            with pytest.raises(InvalidRun, match="line 1"):
-                RecordFile(path, "k")
-    path.write_text(json.dumps({key: each for key, each in RECORD.items() if key != name}) + "\n")
-    with pytest.raises(InvalidRun, match="line 1"):
-        RecordFile(path, "k")
 
 
 @pytest.mark.parametrize("name", ANSWER)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
@@ -10,7 +12,6 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.evaluation.order_check import check_order
 from invariant_rag.orderings import Given
-from tests.evaluation.conftest import calling
 
 PROMPT = Prompt("Documents: ", ["salt and copper ", "the river Senn ", "a mill in Brenn ", "noon "], "Where? ")
 
@@ -62,7 +63,12 @@ def test_one_seed_gives_the_same_orders_every_time(model: InvariantModel) -> Non
 
 def test_progress_is_told_after_every_generation(model: InvariantModel) -> None:
     calls: list[None] = []
-    check_order(model, PROMPT, 2, progress=calling(lambda: calls.append(None)), max_new_tokens=1)
+
+    @contextmanager
+    def progress(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
+        yield lambda: calls.append(None)
+
+    check_order(model, PROMPT, 2, progress=progress, max_new_tokens=1)
     assert len(calls) == 6
 
 

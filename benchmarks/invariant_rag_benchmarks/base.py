@@ -1,0 +1,246 @@
+"""The parts of a benchmark: its settings, the cases that it asks a model, and the score of an output."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from invariant_rag.errors import InvalidChoice, InvalidDataset, UnknownName
+from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.shown import shown
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.prompts import Message
+    from transformers import PreTrainedTokenizerBase
+
+    from invariant_rag_benchmarks.data import DataSource
+
+Record: TypeAlias = dict[str, Any]
+"""The result of one case as plain data: a line of `records.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prompt of a benchmark. The cases of one question differ only in their variant.
+
+    Attributes:
+        question: Id of the question.
+        variant: What differs: the gold slot, the order of the options...
+        prefix: Text before the segments.
+        segments: Texts of the segments, in the order of the variant.
+        suffix: Text after the segments.
+        gold: Accepted answers, or whatever the benchmark's `score` compares with.
+        query: Query for orderings by relevance.
+        system: System message of a chat prompt; empty for none.
+        chat: Whether the prompt goes through the model's chat template.
+        candidates: Continuations of which the likeliest is the output. Empty: the output is generated.
+        group: Subset of the benchmark that the question belongs to.
+        max_new_tokens: Longest output, in tokens, where it is shorter than that of the run.
+    """
+
+    question: str
+    variant: str
+    prefix: str
+    segments: tuple[str, ...]
+    suffix: str
+    gold: tuple[str, ...]
+    query: str = ""
+    system: str = ""
+    chat: bool = True
+    candidates: tuple[str, ...] = ()
+    group: str = ""
+    max_new_tokens: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Id of the case within its run."""
+        return f"{self.question}/{self.variant}"
+
+    def prompt(self, lm: InvariantModel) -> Prompt:
+        """Return the prompt for a model: through its chat template, or as plain text."""
+        if not self.chat:
+            return Prompt(self.prefix, self.segments, self.suffix, query=self.query or None)
+        messages: list[Message] = [
+            {"role": "user", "content": [self.prefix, SegmentSet(self.segments), self.suffix]},
+        ]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        rendered = lm.chat_prompt(messages=messages)
+        # Without the library's rendering of documents: a benchmark prescribes the text of its segments.
+        return Prompt.of(rendered.texts[0], *rendered.sets, rendered.texts[1], query=self.query or None)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A scored output.
+
+    Attributes:
+        answer: The answer in a form that is equal for equal answers, whatever the variant.
+        scores: Score by metric, each from 0 to 1.
+    """
+
+    answer: str
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which questions are loaded.
+
+    Attributes:
+        limit: Largest number of questions; None for all.
+        seed: Seed of the sample, and of everything else that a benchmark draws.
+        load_tokenizer: Returns the model's tokenizer, for benchmarks whose chunks are counted in tokens: they
+            load it when the data are there.
+    """
+
+    limit: int | None = None
+    seed: int = 0
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None
+
+    def sample(self, examples: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Return the chosen examples with their index in the file. A sample contains every smaller one."""
+        numbered = list(enumerate(examples))
+        if self.limit is None or self.limit >= len(numbered):
+            return numbered
+        order = random.Random(self.seed).sample(range(len(numbered)), len(numbered))
+        return [numbered[index] for index in order[: self.limit]]
+
+
+class Settings(BaseModel):
+    """Settings of a benchmark: texts, whole numbers and flags, each with a default and a description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Example(BaseModel):
+    """A record of a benchmark's file, as far as the benchmark reads it."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
+
+
+Text: TypeAlias = Annotated[str, PlainValidator(_text)]
+"""A text of a record as it is: pydantic's own texts have no half of a surrogate pair, which JSON can hold."""
+
+S = TypeVar("S", bound=Settings)
+E = TypeVar("E", bound=Example)
+
+
+class Benchmark(ABC, Generic[S]):
+    """A benchmark: one module in `tasks/`, with a page of the same name.
+
+    Attributes:
+        name: Name on the command line.
+        about: The task in one line.
+        paper: Source of the benchmark.
+        variants: What differs between the variants of a question.
+        settings: Class of its settings.
+        metric: The main score, which summaries are about.
+        max_new_tokens: Longest output, in tokens.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    paper: ClassVar[str]
+    variants: ClassVar[str]
+    settings: type[S]
+    metric: ClassVar[str] = "accuracy"
+    max_new_tokens: ClassVar[int] = 100
+
+    @abstractmethod
+    def read(self, source: DataSource, settings: S, selection: Selection) -> Iterator[Case]:
+        """Read the data, and yield the cases of the chosen questions."""
+
+    @abstractmethod
+    def score(self, case: Case, output: str) -> Scored:
+        """Score an output."""
+
+    def figures(self, records: Iterable[Record]) -> dict[str, float]:
+        """Return figures besides the common ones, by name, from all records of a run."""
+        del records
+        return {}
+
+    def load(self, source: DataSource, settings: S, selection: Selection) -> list[Case]:
+        """Return the cases of the chosen questions.
+
+        Raises:
+            InvalidDataset: A record is not in the format of the benchmark's page, or its gold answer is none that
+                outputs can be compared with.
+            DatasetUnavailable: The data are not here and cannot be downloaded.
+            InvalidChoice: The settings do not fit each other.
+        """
+        try:
+            cases = list(self.read(source, settings, selection))
+        except InvalidDataset as error:
+            files = ", ".join(source.digests)
+            raise InvalidDataset(str(error) if files in str(error) else f"{files}: {error}", hint=error.hint) from error
+        for case in cases:
+            try:
+                self.score(case, case.candidates[0] if case.candidates else "Answer: 1")
+            except (LookupError, ValueError) as error:
+                raise InvalidDataset(
+                    f"{', '.join(source.digests)}, question {shown(case.question)}: the answer {shown(case.gold)} is "
+                    f"none that {self.name} can compare with ({type(error).__name__}: {error})"
+                ) from error
+        return cases
+
+    def parse_settings(self, given: Mapping[str, Any]) -> S:
+        """Return the settings with these values, which may be strings of a command line.
+
+        Raises:
+            UnknownName: The benchmark has no such setting.
+            InvalidChoice: A value is not of the setting's type, or out of bounds.
+        """
+        known = self.settings.model_fields
+        for name, value in given.items():
+            if name not in known:
+                raise UnknownName(f"setting of {self.name}", name, known)
+            if isinstance(value, bool) and known[name].annotation is not bool:
+                raise InvalidChoice(f"{name}: expected no flag, got {value}")
+        try:
+            return self.settings(**given)
+        except ValidationError as error:
+            raise InvalidChoice(_first(error)) from None
+
+    def default_settings(self) -> dict[str, Any]:
+        """Return the names of the settings with their defaults."""
+        return {name: field.default for name, field in self.settings.model_fields.items()}
+
+
+def parse_example(kind: type[E], record: Any, where: str) -> E:
+    """Return a record of a file, with its fields.
+
+    Args:
+        kind: The fields and their types.
+        record: The record, as it was read.
+        where: The place of the record, such as `example 3`.
+
+    Raises:
+        InvalidDataset: A field is missing, or its value is of another type.
+    """
+    try:
+        return kind.model_validate(record)
+    except ValidationError as error:
+        raise InvalidDataset(f"{where}: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    """Return the first of the errors that pydantic found, in the words of this library."""
+    found = error.errors(include_url=False)[0]
+    place = ".".join(map(str, found["loc"]))
+    if found["type"] == "missing":
+        *above, name = place.split(".")
+        return f"{'.'.join(above)}{': ' if above else ''}expected a field {name!r}, got {shown(sorted(found['input']))}"
+    said = found["msg"].partition(", unable")[0].removeprefix("Value error, ").replace("Input should be", "expected")
+    return f"{place}: {said}, got {shown(found['input'])}" if place else f"{said}, got {shown(found['input'])}"

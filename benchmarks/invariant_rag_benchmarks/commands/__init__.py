@@ -1,0 +1,1 @@
+"""The commands `bench` and `reproduce` of `invariant-rag`."""

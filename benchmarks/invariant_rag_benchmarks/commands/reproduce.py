@@ -1,0 +1,74 @@
+"""`invariant-rag reproduce TABLE`: measure a published table again, or list the tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
+from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
+
+from invariant_rag_benchmarks.commands.run_options import Ray, Resume, Runs, with_choices
+from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.published_tables import published_tables, resolve_table
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+@with_choices("method", "ordering", "alpha", "tensor_parallel")
+def reproduce(
+    table: Annotated[
+        str | None, typer.Argument(help="Id of a published table.", show_default="list the tables")
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", help="Name of a row of the table. Repeatable.", show_default="all")
+    ] = None,
+    resume: Resume = False,
+    out: Runs = Path("runs"),
+    ray: Ray = 0,
+    as_json: options.Json = False,
+    **choices: Any,
+) -> None:
+    """Measure a published TABLE again with MODEL, and print the published numbers beside ours.
+
+    Without TABLE, list the tables. For a model that is not in the table, every method of the table is measured, and
+    there are no published numbers. Rows of selective routing, interventions and ensembles are measured too. Cells that
+    a run cannot measure are printed as "not measured", and a note under the table says why. With --intervention or
+    --ensemble, only rows with it are measured; a file of search-dimension replaces the published parameters, and an
+    ensemble that the table does not have is a row without published numbers.
+    """
+    with handle_errors():
+        if table is None:
+            print_table(
+                [
+                    {
+                        "table": name,
+                        "about": f"{each.paper}, {each.number}: {each.title}",
+                        "models": ", ".join(dict.fromkeys(row.model.rsplit("/", 1)[-1] for row in each.rows)),
+                    }
+                    for name, each in published_tables().items()
+                ],
+                as_json,
+            )
+            return
+        chosen = resolve_table(table)
+        from invariant_rag_benchmarks.report import comparison_table, paper_table
+        from invariant_rag_benchmarks.reproduction import reproduce as reproduce_table
+
+        base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
+        disable_transformers_bars()
+        found = reproduce_table(chosen, base, out, names=rows or (), resume=resume, actors=ray, progress=progress_bar)
+        if as_json:
+            print_json([asdict(each) for each in found])
+            return
+        print_text(f"## {chosen.paper}, {chosen.number}: {chosen.title}\n")
+        print_text("Ours, and the published numbers in brackets, as in the paper:\n")
+        print_text("\n".join(paper_table(found)))
+        print_text("\nCell by cell, with intervals:\n")
+        print_text("\n".join(comparison_table(found)))
+        if chosen.note:
+            print_text(f"\n{chosen.note}")

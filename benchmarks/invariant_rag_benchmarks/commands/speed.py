@@ -1,0 +1,122 @@
+"""`invariant-rag bench speed`: measure what order invariance costs on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from invariant_rag.checks import MOST_CALLS, require_extra
+from invariant_rag.cli import options
+from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text
+from invariant_rag.cli.progress import progress_bar
+from invariant_rag.files import encode_json, make_folder, write_file
+
+
+def speed(
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="A method. Repeatable.", show_default="all"),
+    ] = None,
+    shape: Annotated[str, typer.Option(help="0.5b, 1b, 8b, 8b-layer or tiny.")] = "1b",
+    layers: Annotated[
+        int | None, typer.Option(min=1, max=MOST_CALLS, help="Layers.", show_default="the shape's")
+    ] = None,
+    tokens: Annotated[list[int] | None, typer.Option(min=100, help="Tokens of a prompt. Repeatable.")] = None,
+    segments: Annotated[list[int] | None, typer.Option(min=1, help="Segments of a prompt. Repeatable.")] = None,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Prompts of a batch.")] = 8,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda...")] = "cpu",
+    backend: Annotated[str, typer.Option(help="auto, sdpa, varlen or reference.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Rounds; each runs everything once.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.png.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure prefill, decoding and memory of methods against the plain model, side by side.
+
+    Compare ratios, which are medians over rounds in which everything runs in turn, and not seconds. The floor is the
+    least that attention in both directions between segments costs; FLOPs are counted up to the first token, on a CPU.
+    """
+    with handle_errors():
+        from invariant_rag.methods import METHODS, resolve_method
+
+        from invariant_rag_benchmarks.speed import as_data, measure
+        from invariant_rag_benchmarks.speed_setup import SpeedConfig
+
+        chosen = methods or [name for name in METHODS if name != "sequential"]
+        for name in chosen:
+            resolve_method(name)
+        configs = [
+            SpeedConfig(shape, layers, length, count, new_tokens, batch, dtype, device, backend, repeats)
+            for length in tokens or [2500]
+            for count in segments or [20]
+        ]
+        if out is not None:
+            require_extra("matplotlib", "plots")
+            make_folder(out)
+        print_note(
+            f"measuring {', '.join(chosen)} against the plain model: first token, {new_tokens} further tokens and peak "
+            f"memory, {', '.join(f'{each.tokens} tokens in {each.segments} segments' for each in configs)}, shape "
+            f"{shape}, {dtype} on {device}, rounds: {repeats}; random weights, nothing is downloaded"
+        )
+        measured = [as_data(config, *measure(config, chosen, progress_bar)) for config in configs]
+        if out is not None:
+            write_file(out / "speed.json", encode_json(measured, indent=1) + b"\n")
+            draw(measured, out / "speed.png")
+    if as_json:
+        print_json(measured)
+        return
+    for each in measured:
+        setting, machine = each["setting"], each["environment"]
+        print_text(
+            f"\n{setting['tokens']} tokens in {setting['segments']} segments, shape {setting['shape']}, "
+            f"{setting['dtype']}, {machine['device']}, {machine['threads']} threads",
+            style="bold",
+        )
+        print_table([_table_row(row, each["floor"]) for row in each["rows"]], as_json=False)
+        print_text(
+            f"{setting['batch']} prompts as one batch, against one after the other: first tokens "
+            f"{_gains(each['batched_prefill'])}; further tokens {_gains(each['batched'])}"
+        )
+
+
+def _gains(by_method: dict[str, float]) -> str:
+    return ", ".join(f"{name} {gain:.1f}x" for name, gain in by_method.items())
+
+
+def _table_row(row: dict[str, Any], floor: float) -> dict[str, str]:
+    seconds = row["prefill"]["seconds"]
+    ratios = row["ratios"]
+    return {
+        "": row["name"],
+        "first token": f"{ratios['prefill']:.2f}x",
+        "floor": f"{floor:.2f}x",
+        "FLOPs": "?" if ratios["flops"] is None else f"{ratios['flops']:.2f}x",
+        "seconds": f"{sorted(seconds)[len(seconds) // 2]:.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
+        "each further token": f"{ratios['decode']:.2f}x",
+        "all tokens": f"{ratios['whole']:.2f}x",
+        "peak memory": "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}x",
+    }
+
+
+def draw(measured: list[dict[str, Any]], path: Path) -> None:
+    """Draw the ratios of the time to the first token, one group of bars per config."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.6 + 0.28 * sum(len(each["rows"]) for each in measured)), layout="constrained")
+    axes = figure.subplots()
+    labels, widths, floors = [], [], []
+    for each in measured:
+        for row in each["rows"]:
+            labels.append(f"{row['name']} ({each['setting']['tokens']}/{each['setting']['segments']})")
+            widths.append(row["ratios"]["prefill"])
+            floors.append(each["floor"])
+    axes.barh(range(len(labels)), widths, color="#4477aa")
+    axes.scatter(floors, range(len(labels)), marker="|", s=120, color="#ee6677", label="floor of both directions")
+    axes.legend(loc="lower right")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("time to the first token, relative to the plain model (tokens/segments)")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,238 @@
+"""Summarise a run: means with intervals, spread over the variants, and published numbers for comparison."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from invariant_rag.errors import InvalidRun
+from invariant_rag.evaluation.metrics import agreement
+from invariant_rag.evaluation.statistics import mean_interval, paired_t_test, variations
+
+from invariant_rag_benchmarks.base import Benchmark, Record
+from invariant_rag_benchmarks.comparisons import Comparison, comparisons, oracle_score, question_means
+
+
+def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
+    """Return the figures of a run as plain data.
+
+    Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus
+    worst) and `deviation` (standard deviation over variants), both over the questions that were asked in every variant,
+    with the `chance` that noise alone stays below 19 times out of 20; None if there are no such questions. `flips` is
+    the share of questions whose answers differ between variants, `agreement` that of the others (see
+    `metrics.agreement`). `first_order` is the paired t-test of the first variant against the mean of the others, over
+    questions (RoToR's appendix I pairs whole tasks); None for fewer than two pairs. The `figures` of a routed run say
+    how often the invariant answer was kept, and what the better branch scores. Intervals are over questions,
+    of which the variants are no independent observations.
+
+    Raises:
+        InvalidRun: There are no records.
+    """
+    listed = list(records)
+    if not listed:
+        raise InvalidRun("expected at least one record, got none")
+    by_variant: dict[str, list[Record]] = defaultdict(list)
+    by_group: dict[str, list[Record]] = defaultdict(list)
+    for record in listed:
+        by_variant[record["variant"]].append(record)
+        by_group[record["group"]].append(record)
+    return {
+        "benchmark": benchmark.name,
+        "metric": benchmark.metric,
+        "questions": len({record["question"] for record in listed}),
+        "records": len(listed),
+        "scores": {
+            name: mean_interval(question_means(listed, name), seed).as_dict() for name in sorted(listed[0]["scores"])
+        },
+        **_estimates(listed, benchmark.metric, seed),
+        "first_order": _first_order_test(by_variant, benchmark.metric),
+        "variants": {name: _scores(each, seed) for name, each in by_variant.items()},
+        "groups": {name: _scores(each, seed) for name, each in sorted(by_group.items()) if name},
+        "figures": {
+            name: round(value, 6)
+            for name, value in {**benchmark.figures(listed), **_routing_figures(listed, benchmark.metric)}.items()
+        },
+        "shortened": sum(bool(record["dropped"] or record["trimmed"]) for record in listed),
+    }
+
+
+def _routing_figures(records: Sequence[Record], metric: str) -> dict[str, float]:
+    """Return how often the invariant answer was kept, and the score of a router that always knows the better branch."""
+    routed = [record for record in records if "rejected" in record]
+    if not routed:
+        return {}
+    branches = [record["branch"] for record in routed]
+    return {
+        "invariant answers kept": branches.count("invariant") / len(branches),
+        "oracle of the two branches": float(np.mean(question_means(routed, metric, oracle_score))),
+    }
+
+
+def _first_order_test(by_variant: Mapping[str, Sequence[Record]], metric: str) -> dict[str, float | None] | None:
+    """Return the paired t-test of the first variant against the mean of the others, over the questions with both."""
+    first, *rest = by_variant
+    scores = {record["question"]: record["scores"][metric] for record in by_variant[first]}
+    others: dict[str, list[float]] = defaultdict(list)
+    for name in rest:
+        for record in by_variant[name]:
+            others[record["question"]].append(record["scores"][metric])
+    both = [name for name in scores if name in others]
+    if len(both) < 2:
+        return None
+    return paired_t_test([scores[name] for name in both], [float(np.mean(others[name])) for name in both]).as_dict()
+
+
+def _scores(records: Sequence[Record], seed: int) -> dict[str, Any]:
+    columns = {name: question_means(records, name) for name in sorted(records[0]["scores"])}
+    return {"records": len(records), **{name: mean_interval(each, seed).as_dict() for name, each in columns.items()}}
+
+
+def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, dict[str, float] | None]:
+    """Return the figures of a score over questions and their variants."""
+    questions = {name: row for row, name in enumerate(dict.fromkeys(record["question"] for record in records))}
+    variants = {name: column for column, name in enumerate(dict.fromkeys(record["variant"] for record in records))}
+    scores = np.full((len(questions), len(variants)), np.nan)  # NaN: the question has no such variant
+    answers: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        scores[questions[record["question"]], variants[record["variant"]]] = record["scores"][metric]
+        answers[record["question"]].append(record["answer"])
+    per_question = {
+        "mean": np.nanmean(scores, axis=1),
+        "worst": np.nanmin(scores, axis=1),
+        "best": np.nanmax(scores, axis=1),
+        "agreement": (agreed := np.array([agreement(answers[name]) for name in questions])),
+        "flips": 1 - agreed,
+    }
+    found = variations(scores, seed)
+    return {
+        **{name: mean_interval(values.tolist(), seed).as_dict() for name, values in per_question.items()},
+        **{
+            name: {**found[name].estimate.as_dict(), "chance": round(found[name].chance, 6)} if name in found else None
+            for name in ("spread", "deviation")
+        },
+    }
+
+
+def markdown(
+    config: Mapping[str, Any], summary: Mapping[str, Any], records: Iterable[Record], seconds: float | None = None
+) -> str:
+    """Return a run as Markdown: its figures, its variants, and every published number for the same settings.
+
+    Args:
+        config: The run's config, as of `resolve_config`.
+        summary: Its figures, as of `summarise`.
+        records: Its records.
+        seconds: Mean time per record; None if it is not known.
+    """
+    metric = summary["metric"]
+    described = (
+        f"{summary['questions']} questions, {summary['records']} records; {metric} in per cent, 95% intervals. "
+        f"Settings: {', '.join(f'{name}={value}' for name, value in config['settings'].items())}. "
+        f"Data: {', '.join(config['data']) or 'made from the seed'}."
+    )
+    setup = "" if config["alpha"] is None else f", routed with a margin of {config['alpha']}"
+    setup += "".join(f", {config[name]}" for name in ("intervention", "ensemble") if config.get(name))
+    lines = [
+        f"## {config['benchmark']}: {config['model']}, {config['method']}, ordering {config['ordering']}{setup}",
+        "",
+        described,
+    ]
+    if summary["shortened"]:
+        lines.append(f"{summary['shortened']} prompts did not fit and were shortened ({config['overflow']}).")
+    common = ["mean", "worst", "best", "spread", "deviation", "flips", "agreement"]
+    lines += ["", *_table(["figure", metric], [[name, _figure(summary[name])] for name in common])]
+    if test := summary["first_order"]:
+        lines += ["", _describe_test(next(iter(summary["variants"])), test)]
+    metrics = [name for name in next(iter(summary["variants"].values())) if name != "records"]
+    for title in ("variants", "groups"):
+        rows = [
+            [name, str(each["records"]), *(percent(each[score]) for score in metrics)]
+            for name, each in summary[title].items()
+        ]
+        if rows:
+            lines += ["", *_table([title.removesuffix("s"), "records", *metrics], rows)]
+    if summary["figures"]:
+        rows = [[name, f"{100 * value:.1f}"] for name, value in summary["figures"].items()]
+        lines += ["", *_table(["figure", "per cent"], rows)]
+    if seconds is not None:
+        lines += ["", f"{seconds:.3g} s per record on this machine."]
+    found = comparisons(config, list(records), seconds)
+    if found:
+        lines += ["", "Published numbers are over the papers' own data.", "", *comparison_table(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _figure(estimate: Mapping[str, float] | None) -> str:
+    """Return an estimate in per cent; of a variation, also whether chance would make as much."""
+    if estimate is None:
+        return "unknown: no question was asked in all of at least two variants"
+    if "chance" not in estimate:
+        return percent(estimate)
+    chance = f"chance alone: up to {100 * estimate['chance']:.1f}"
+    return (
+        f"{percent(estimate)}, {'more' if estimate['value'] > estimate['chance'] else 'no more'} than chance ({chance})"
+    )
+
+
+def _describe_test(first: str, test: Mapping[str, float | None]) -> str:
+    """Return a paired t-test as a sentence."""
+    difference, freedom = 100 * (test["difference"] or 0.0), test["degrees_of_freedom"]
+    if test["t"] is None:
+        return f"Variant {first} minus the mean of the others: {difference:+.1f} points for every question."
+    return (
+        f"Variant {first} minus the mean of the others: {difference:+.1f} points, t({freedom}) = {test['t']:.2f}, "
+        f"p = {test['p']:.3f} (paired two-tailed t-test over questions)."
+    )
+
+
+def comparison_table(found: Sequence[Comparison]) -> list[str]:
+    """Return comparisons with published numbers as a Markdown table."""
+    rows = [
+        [
+            each.source,
+            each.row,
+            each.column,
+            each.published_shown,
+            each.ours_shown,
+            each.difference_shown,
+        ]
+        for each in found
+    ]
+    return _table(["source", "row", "column", "published", "ours", "difference"], rows)
+
+
+def paper_table(found: Sequence[Comparison]) -> list[str]:
+    """Return comparisons in the rows and columns of the paper: our numbers, the published ones in brackets."""
+    rows: dict[str, dict[str, Comparison]] = {}
+    for each in found:
+        rows.setdefault(each.row, {})[each.column] = each
+    columns = list(dict.fromkeys(each.column for each in found))
+    return _table(
+        ["", *columns],
+        [
+            [name, *(cells[column].cell_shown if column in cells else "" for column in columns)]
+            for name, cells in rows.items()
+        ],
+    )
+
+
+def overview(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """Return a row for each run, of which config and summary are given, as a Markdown table in per cent."""
+    names = ["mean", "worst", "spread", "flips"]
+    rows = [
+        [config["benchmark"], config["method"], config["ordering"], str(summary["questions"]), summary["metric"]]
+        + [_figure(summary[name]) for name in names]
+        for config, summary in runs
+    ]
+    return _table(["benchmark", "method", "ordering", "questions", "score", *names], rows)
+
+
+def percent(estimate: Mapping[str, float]) -> str:
+    """Return an estimate in per cent: the value, and its interval in brackets."""
+    return f"{100 * estimate['value']:.1f} ({100 * estimate['low']:.1f} to {100 * estimate['high']:.1f})"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]

@@ -1,0 +1,147 @@
+"""Reproduce a published table: run the benchmarks that its cells are about, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.evaluation.progress import Progress, no_progress
+
+from invariant_rag_benchmarks.comparisons import Comparison, compare
+from invariant_rag_benchmarks.config import BenchmarkConfig, resolve_intervention
+from invariant_rag_benchmarks.published_tables import (
+    PublishedColumn,
+    PublishedRow,
+    PublishedTable,
+    Setup,
+)
+from invariant_rag_benchmarks.runner import BenchmarkRun, run_several
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
+
+_Key: TypeAlias = tuple[Setup | None, str, tuple[tuple[str, Any], ...]]
+"""Setup of the row, benchmark, and settings of the column: what a run is made for."""
+
+
+def rows_to_measure(
+    table: PublishedTable,
+    model: str | None,
+    names: Sequence[str] = (),
+    *,
+    intervention: str | None = None,
+    ensemble: str | None = None,
+) -> list[PublishedRow]:
+    """Return the rows of a table for a model; if it is not in it, every row that can be measured, without numbers.
+
+    Rows about several models are returned for every model. An ensemble that no row is about is a row of its own over
+    the plain model, without numbers.
+
+    Args:
+        table: The table.
+        model: Hub id or folder; None for the embedded model.
+        names: Names of the rows to keep. Empty: all.
+        intervention: Keep the rows with this intervention; a file of parameters means `hidden-scaling`. None: all.
+        ensemble: Keep the rows with this ensemble. None: all.
+
+    Raises:
+        InvalidChoice: The table has no row of that name, or none with the intervention.
+    """
+    rows = table.rows_of(model) if model else []
+    if not rows:
+        setups = {(row.setup, row.oracle): row for row in reversed(table.rows) if row.setup is not None}
+        blank = (None,) * len(table.columns)
+        rows = [replace(row, model=model or "", values=blank) for row in reversed(setups.values())]
+    rows += [row for row in table.rows if not row.model]
+    if ensemble is not None and not any(row.setup and row.setup.ensemble == ensemble for row in rows):
+        alone = Setup("sequential", "given", ensemble=ensemble)
+        rows.append(PublishedRow(model or "", ensemble, alone, False, (None,) * len(table.columns)))
+    known = [row.name for row in rows]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidChoice(f"rows: expected names among {', '.join(known)}, got {', '.join(unknown)}")
+    kept = [row for row in rows if not names or row.name in names]
+    for attribute, wanted in (("intervention", _intervention_name(intervention)), ("ensemble", ensemble)):
+        if wanted is None:
+            continue
+        kept = [row for row in kept if row.setup and getattr(row.setup, attribute) == wanted]
+        if not kept:
+            raise InvalidChoice(f"{attribute}: expected one of a row of {table.id}, got {wanted!r}")
+    return kept
+
+
+def _intervention_name(described: str | None) -> str | None:
+    """Return the name of an intervention; that of `hidden-scaling` for a file of its parameters."""
+    if described is None:
+        return None
+    resolved = resolve_intervention(described)
+    return resolved if isinstance(resolved, str) else resolved.name
+
+
+def configs_to_run(
+    rows: Sequence[PublishedRow], columns: Sequence[PublishedColumn], base: BenchmarkConfig
+) -> dict[_Key, BenchmarkConfig]:
+    """Return the configs of the runs that these cells need: one per setup, benchmark and settings.
+
+    Args:
+        rows: Rows of the table.
+        columns: Its columns.
+        base: Model, data, limit and everything else that the table does not specify; a file of parameters as its
+            intervention replaces the published ones.
+    """
+    configs = {}
+    for row in rows:
+        for column, value in zip(columns, row.values, strict=True):
+            blank = value is None and any(each is not None for each in row.values)
+            if row.setup is not None and column.metric and not blank:
+                setup = asdict(row.setup)
+                if row.setup.intervention == _intervention_name(base.intervention):
+                    setup["intervention"] = base.intervention
+                configs[_key(row, column)] = replace(
+                    base, benchmark=column.benchmark, settings=column.settings, **setup
+                )
+    return configs
+
+
+def reproduce(
+    table: PublishedTable,
+    base: BenchmarkConfig,
+    out: Path,
+    *,
+    names: Sequence[str] = (),
+    resume: bool = False,
+    model: InvariantModel | None = None,
+    actors: int = 0,
+    progress: Progress = no_progress,
+) -> list[Comparison]:
+    """Run what the cells of a published table need, and return its cells with our numbers, row by row.
+
+    Args:
+        table: The table.
+        base: Model, data, limit and everything else that the table does not specify; its intervention and ensemble
+            choose rows.
+        out: Folder of the runs.
+        names: Names of the rows to measure. Empty: all of this model.
+        resume: Continue runs of the same config.
+        model: The model, if it is loaded already.
+        actors: Number of Ray actors. 0: run in this process.
+        progress: Shows a progress bar for each run.
+    """
+    rows = rows_to_measure(table, base.model, names, intervention=base.intervention, ensemble=base.ensemble)
+    configs = configs_to_run(rows, table.columns, base)
+    found = run_several(list(configs.values()), out, resume=resume, model=model, actors=actors, progress=progress)
+    runs = dict(zip(configs, found, strict=True))
+    return [_cell(table, row, index, runs) for row in rows for index in range(len(table.columns))]
+
+
+def _cell(table: PublishedTable, row: PublishedRow, index: int, runs: Mapping[_Key, BenchmarkRun]) -> Comparison:
+    column = table.columns[index]
+    found = runs.get(_key(row, column))
+    records, seconds = (found.records, found.seconds) if found and column.metric else ([], None)
+    return compare(table, row, column, row.values[index], records, seconds)
+
+
+def _key(row: PublishedRow, column: PublishedColumn) -> _Key:
+    return row.setup, column.benchmark, tuple(sorted(column.settings.items()))

@@ -1,0 +1,1 @@
+"""The benchmarks, one module each, with a page of the same name: source, data, score."""

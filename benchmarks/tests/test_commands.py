@@ -1,0 +1,227 @@
+"""Claims about `invariant-rag bench` and `invariant-rag reproduce`, asked through typer's runner with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from invariant_rag.cli import app
+from invariant_rag.interventions import HiddenScaling
+from invariant_rag.testing.rounding import rounding
+from typer.testing import CliRunner
+
+from invariant_rag_benchmarks import BENCHMARKS, Selection
+from invariant_rag_benchmarks.answering import Answerer
+from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
+from invariant_rag_benchmarks.data import DataSource
+from invariant_rag_benchmarks.published_tables import published_tables
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def saved(chat_llama: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder named like a model of the papers."""
+    folder = tmp_path_factory.mktemp("models") / "Qwen1.5-4B-Chat"
+    chat_llama.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def fixed(saved: Path, files: Path, tmp_path: Path) -> list[object]:
+    return ["--model", saved, "--data", files, "--out", tmp_path / "runs", "--limit", 1, "--max-new-tokens", 3]
+
+
+def test_every_benchmark_is_a_command_that_names_its_settings():
+    for name, benchmark in BENCHMARKS.items():
+        result = invoke("bench", name, "--help")
+        assert result.exit_code == 0, result.output
+        assert all(f"{setting}=" in result.output for setting in benchmark.default_settings())
+
+
+def test_benchmarks_are_listed():
+    rows = json.loads(invoke("bench", "list", "--json").stdout)
+    assert [row["benchmark"] for row in rows] == list(BENCHMARKS)
+    assert invoke("bench", "list").exit_code == 0
+
+
+def test_bench_prints_figures_beside_published_numbers(fixed: list[object]):
+    options = ["--set", "documents=10", "--method", "pine", "--overflow", "trim_segments"]
+    result = invoke("bench", "lost-in-the-middle", *fixed, *options)
+    assert result.exit_code == 0, result.output
+    assert "1 questions, 3 records; best_subspan_em in per cent" in result.stdout
+    assert "| PINE | 10 documents, gold at 0 | 57.2 |" in result.stdout
+    assert "3/3" in result.stderr
+
+
+def test_two_processes_with_half_of_every_layer_write_the_run_of_one(
+    fixed: list[object], saved: Path, files: Path, tmp_path: Path
+):
+    command = ["bench", "xquad", *fixed, "--json"]
+    assert invoke(*command, "--tp").exit_code == 2  # not started by torchrun
+    alone = json.loads(invoke(*command).stdout)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(Path(sys.executable).parent / "invariant-rag")
+    split = [*command[:-1], "--tp", "--out", tmp_path / "split", "--json"]
+    done = subprocess.run(
+        [*torchrun, "--no-python", script, *map(str, split)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)  # of the first process alone
+    assert found["summary"] == alone["summary"]
+    assert found["config"] == alone["config"]
+    records = [
+        [json.loads(line) for line in (Path(each["folder"]) / "records.jsonl").read_text().splitlines()]
+        for each in (alone, found)
+    ]
+    perplexities = [[record.pop("perplexity") for record in each] for each in records]
+    assert records[0] == records[1]
+    config = BenchmarkConfig("xquad", model=str(saved), max_new_tokens=3)
+    cases = BENCHMARKS["xquad"].load(DataSource(files), BENCHMARKS["xquad"].settings(), Selection(1))
+    answerer = Answerer(config, config.load_model())
+    bound = rounding(lambda: torch.tensor([each["perplexity"] for each in answerer(cases)], dtype=torch.float64))
+    assert perplexities[0] == pytest.approx(perplexities[1], abs=bound)  # sums of halves are rounded otherwise
+
+
+def test_several_benchmarks_and_methods_are_one_command_and_one_table(fixed: list[object]):
+    command = ["bench", "run", "xquad", "mmlu", "--method", "sequential", "--method", "rotor", *fixed]
+    result = invoke(*command, "--set", "mmlu.orders=ends")
+    assert result.exit_code == 0, result.output
+    rows = [line.split(" | ")[:2] for line in result.stdout.splitlines()[2:]]
+    assert rows == [[f"| {name}", method] for name in ("xquad", "mmlu") for method in ("sequential", "rotor")]
+    again = json.loads(invoke(*command, "--set", "mmlu.orders=ends", "--resume", "--json").stdout)
+    assert [each["summary"]["records"] for each in again] == [5, 5, 2, 2]
+    for wrong in (["--set", "orders=ends"], ["--set", "mmlu.order=ends"], ["--method", "other"]):
+        assert invoke(*command, *wrong).exit_code == 2
+
+
+def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
+    command = ["bench", "xquad", *fixed, "--json"]
+    first = json.loads(invoke(*command).stdout)
+    assert first["summary"]["records"] == 5
+    assert first["config"]["settings"] == {"slots": ""}
+    refused = invoke(*command)
+    assert refused.exit_code == 2
+    assert "--resume" in refused.stderr
+    assert json.loads(invoke(*command, "--resume").stdout) == first
+
+
+def test_wrong_settings_are_one_red_line(fixed: list[object]):
+    for wrong in ("docs=3", "documents=x"):
+        result = invoke("bench", "lost-in-the-middle", *fixed, "--set", wrong)
+        assert (result.exit_code, result.stderr.count("error: ")) == (2, 1)
+    assert invoke("bench", "xquad", *fixed, "--set", "slots").exit_code == 2
+
+
+def test_published_tables_are_listed():
+    rows = json.loads(invoke("reproduce", "--json").stdout)
+    assert [row["table"] for row in rows] == list(published_tables())
+
+
+def test_reproduce_measures_the_chosen_row_of_a_table(fixed: list[object], files: Path):
+    table = files / "mintaka_noshuffle_top50.json"
+    table.write_bytes((files / "mintaka_noshuffle_top30.json").read_bytes())
+    result = invoke("reproduce", "rotor-table-10", *fixed, "--row", "RoToR", "--overflow", "trim_segments")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if line.startswith("| RoToR (")]
+    assert len(lines) == 6
+    assert "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |" in lines[0]
+    paper = [line for line in result.stdout.splitlines() if line.startswith("| RoToR |")]
+    assert len(paper) == 1  # the row of the paper, with its columns
+    assert paper[0].startswith("| RoToR | 0.0 (31.8) | ")
+
+
+def test_bench_takes_an_intervention_or_an_ensemble(fixed: list[object], tmp_path: Path):
+    parameters = tmp_path / "scaling.json"
+    HiddenScaling(2, 0.5, [0]).save(parameters)
+    plain = ["bench", "mmlu", *fixed, "--set", "orders=0", "--method", "sequential"]
+    for options in (["--intervention", parameters], ["--ensemble", "permutation-average"]):
+        result = invoke(*plain, *options)
+        assert result.exit_code == 0, result.output
+        assert "per record on this machine" in result.stdout
+    refused = invoke(*plain, "--alpha", "0.2", "--ensemble", "permutation-average")
+    assert (refused.exit_code, refused.stderr.count("error: ")) == (2, 1)
+
+
+def test_the_help_names_every_ensemble():
+    said = "".join(invoke("bench", "xquad", "--help").output.split())
+    assert ",".join(ENSEMBLES) in said
+
+
+def test_reproduce_measures_what_its_help_says(fixed: list[object], files: Path):
+    said = " ".join(invoke("reproduce", "--help").output.split())
+    assert "Rows of selective routing, interventions and ensembles are measured too" in said
+    rewards = ["--data", files / "rewards.jsonl", "--overflow", "trim_segments"]
+    result = invoke("reproduce", "pine-table-2", *fixed, *rewards, "--ensemble", "permutation-average")
+    assert result.exit_code == 0, result.output
+    rows = [line for line in result.stdout.splitlines() if "| permutation |" in line]
+    assert len(rows) == 1 + 6, "a row of the table as the paper has it, and a line for each cell"
+    assert "Section 4.2" in result.stdout
+    unmeasured = invoke("reproduce", "rotor-table-8", *fixed)
+    assert unmeasured.exit_code == 0, unmeasured.output
+    assert "| Original | t-statistic | 3.71 | not measured |" in unmeasured.stdout
+    assert "Not measured: the nine pairs are those of three models" in unmeasured.stdout
+
+
+def test_an_unknown_table_is_refused(fixed: list[object]):
+    result = invoke("reproduce", "rotor-table-99", *fixed)
+    assert result.exit_code == 2
+    assert "rotor-table-1" in result.stderr
+
+
+def test_pced_runs_in_bench_and_is_a_row_of_its_own_in_reproduce(fixed: list[object], files: Path):
+    result = invoke("bench", "xquad", *fixed, "--ensemble", "context-experts", "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)["summary"]
+    assert (summary["records"], summary["flips"]["value"]) == (5, 0)
+    options = [
+        "--data",
+        files / "rewards.jsonl",
+        "--overflow",
+        "trim_segments",
+        "--ensemble",
+        "context-experts",
+        "--json",
+    ]
+    assert invoke("reproduce", "pine-table-2", *fixed, *options, "--row", "PINE").exit_code == 2  # of another setup
+    cells = json.loads(invoke("reproduce", "pine-table-2", *fixed, *options).stdout)
+    assert {(cell["row"], cell["published"]) for cell in cells} == {("context-experts", None)}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "xquad"],
+        ["bench", "run", "xquad", "mmlu"],
+        ["bench", "two-wiki"],
+        ["reproduce", "rotor-table-1"],
+    ],
+)
+def test_data_are_looked_for_before_a_model_or_a_tokenizer(command: list[str], tmp_path: Path):
+    """Were one of them loaded first, the error would be about it."""
+    result = invoke(*command, "--model", "no-such/model", "--data", tmp_path / "none", "--out", tmp_path / "runs")
+    assert result.exit_code == 2
+    assert "expected a file, or a folder with" in result.stderr
+    assert "no-such/model" not in result.stderr
+
+
+def test_a_run_that_exists_is_refused_before_the_model_is_loaded(files: Path, tmp_path: Path, monkeypatch):
+    fixed = ["bench", "xquad", "--data", files, "--out", tmp_path, "--limit", 1, "--max-new-tokens", 1]
+    assert invoke(*fixed).exit_code == 0
+    monkeypatch.setattr(BenchmarkConfig, "load_model", lambda self: pytest.fail("loaded"))
+    assert "--resume" in invoke(*fixed).stderr

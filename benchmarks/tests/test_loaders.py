@@ -1,0 +1,322 @@
+"""What loaders promise: the cases of one question are the same segments in other places, and nothing is made up."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from invariant_rag import InvariantModel
+from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset, TokenizerRequired, UnknownName
+
+from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
+from invariant_rag_benchmarks.data import DataSource
+from invariant_rag_benchmarks.published_tables import resolve_table
+from invariant_rag_benchmarks.tasks.longbench import groups, tasks
+
+# Their segments are lettered or numbered by place.
+LETTERED = {"mmlu", "commonsense-qa", "reward-bench", "llmbar"}
+
+
+def by_question(cases: list[Case]) -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        found[case.question].append(case)
+    return found
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_case_has_an_id_of_its_own_and_becomes_a_prompt(name, load, lm: InvariantModel):
+    cases = load(name)
+    assert cases
+    assert len({case.id for case in cases}) == len(cases)
+    for case in cases:
+        prompt = case.prompt(lm)
+        assert tuple(segment.text for segment in prompt.segments) == case.segments
+        assert case.suffix.strip() in prompt.suffix
+        assert all(case.gold)
+
+
+@pytest.mark.parametrize("name", sorted(set(BENCHMARKS) - LETTERED))
+def test_the_cases_of_a_question_are_one_set_in_different_orders(name, load):
+    for cases in by_question(load(name)).values():
+        assert len({frozenset(Counter(case.segments).items()) for case in cases}) == 1
+        assert len({(case.prefix, case.suffix, case.gold) for case in cases}) == 1
+
+
+@pytest.mark.parametrize("name", sorted(LETTERED))
+def test_letters_follow_the_place_and_contents_the_order(name, load):
+    for cases in by_question(load(name)).values():
+        contents = set()
+        for case in cases:
+            letters = "".join(segment.strip().partition("Assistant ")[2][:1] or segment[0] for segment in case.segments)
+            assert letters == "ABCDE"[: len(letters)]
+            contents.add(
+                frozenset(text.replace("Assistant A", "").replace("Assistant B", "")[2:] for text in case.segments)
+            )
+        assert len(contents) == 1
+
+
+@pytest.mark.parametrize("file", ["nq-open-10_total_documents_gold_at_0.jsonl.gz", "nq-open-oracle.jsonl.gz"])
+def test_the_gold_document_is_in_its_slot(file, files: Path, load):
+    documents = 10 if "10" in file else 4
+    cases = load("lost-in-the-middle", path=files / file, documents=documents, slots="all")
+    assert len(cases) == 4 * documents
+    for case in cases:
+        named = case.query.removeprefix("who is ")
+        assert [place for place, text in enumerate(case.segments) if f"T{named}]" in text] == [int(case.variant)]
+
+
+def test_a_closed_book_has_the_question_alone(load, files, lm: InvariantModel):
+    cases = load("lost-in-the-middle", documents=0)
+    assert [case.suffix for case in cases[:2]] == ["Question: who is ann\nAnswer:", "Question: who is bob\nAnswer:"]
+    assert {(case.variant, case.segments, case.prefix) for case in cases} == {("closed book", (), "")}
+    assert lm.generate(cases[0].prompt(lm), max_new_tokens=2).sets == ()
+
+
+def test_five_documents_are_asked_in_all_their_orders(load):
+    cases = by_question(load("lost-in-the-middle", documents=5, orders="all"))
+    assert len(cases) == 4
+    for each in cases.values():
+        assert len({case.segments for case in each}) == len({case.variant for case in each}) == 120
+        assert len({frozenset(case.segments) for case in each}) == 1
+        assert (each[0].variant, "is here" in each[0].segments[0]) == ("01234", True)
+
+
+def test_the_prompt_of_pine_asks_for_one_sentence(load):
+    case = load("lost-in-the-middle", template="one-sentence")[0]
+    whole = case.prefix + "".join(case.segments) + case.suffix
+    assert whole.startswith(
+        "Write a high-quality one-sentence answer for the given question using only the provided search results "
+        "(some of which might be irrelevant).\n\nDocument (Title: Tann) ann is here.\nDocument (Title: D0) noise 0\n"
+    )
+    assert whole.endswith("\n\nQuestion: who is ann")
+
+
+def test_documents_show_their_number_where_the_index_is_on(load):
+    shown = load("lost-in-the-middle", index=True)[0].segments
+    assert [text.startswith(f"\nDocument [{place}](Title: ") for place, text in enumerate(shown, 1)] == [True] * 10
+    assert "Document [" not in "".join(load("lost-in-the-middle")[0].segments)
+
+
+def test_printed_prompts_are_taken_apart_and_answers_come_from_the_oracle(files: Path, load):
+    cases = load("lost-in-the-middle", path=files / "printed.jsonl", documents=3, slots="all")
+    assert [case.variant for case in cases] == ["0", "1", "2"]
+    assert cases[0].gold == ("ann", "ANN")
+    assert cases[1].segments == (
+        "\n[Document Title: D0] noise (with brackets)",
+        "\n[Document Title: Tann] ann is here.",
+        "\n[Document Title: D1] more noise",
+    )
+
+
+def test_the_asked_pair_is_in_its_slot(load):
+    cases = load("key-value", slots="0,5")
+    assert [case.segments[int(case.variant)] for case in cases] == [
+        f'"{case.query}": "{case.gold[0]}",\n ' for case in cases
+    ]
+    assert {case.query for case in cases} == {"key1", "key4"}
+
+
+def test_the_slots_are_those_of_the_published_scripts(load):
+    cases = load("key-value", keys=140, make=1)
+    assert [case.variant for case in cases] == ["0", "34", "69", "104", "139"]
+    table = resolve_table("hidden-scaling-table-1")
+    assert table.columns[-1].variants == ("0", "34", "69", "104", "139")
+
+
+def test_the_first_pairs_of_a_longer_file_are_kept_after_the_asked_one_moved(load):
+    cases = load("key-value", keys=3, file_keys=6)
+    assert [len(case.segments) for case in cases] == [3] * len(cases)
+    assert [place for place, text in enumerate(cases[1].segments) if cases[1].query in text] == [int(cases[1].variant)]
+    others = [text for text in cases[-1].segments if cases[-1].query not in text]
+    assert [text.split('"')[1] for text in others] == ["key0", "key1"]
+    with pytest.raises(InvalidChoice, match="file_keys: expected at least the 6 keys"):
+        load("key-value", file_keys=3)
+
+
+def test_key_value_prompts_are_one_user_message(load, lm: InvariantModel):
+    prompt = load("key-value")[0].prompt(lm)
+    whole = prompt.prefix + "".join(segment.text for segment in prompt.segments) + prompt.suffix
+    asked = whole[whole.index("Extract the value") : whole.index("Corresponding value:") + len("Corresponding value:")]
+    user = [{"role": "user", "content": asked}]
+    assert whole == lm.tokenizer.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
+
+
+def test_options_without_letters_are_those_of_set_based_prompting(load):
+    """The texts between the delimiters of data/csqa_split and data/csqa_quoted."""
+    plain = load("commonsense-qa", format="plain", orders="ends")
+    assert plain[0].prefix == "Where?\n"
+    assert plain[0].segments == ("\n- v", "\n- w", "\n- x", "\n- y", "\n- z")
+    assert plain[1].segments == plain[0].segments[::-1]
+    assert (plain[0].suffix, plain[0].gold, plain[0].candidates) == (" Answer: ", ("x", "v", "w", "y", "z"), ())
+    quoted = load("commonsense-qa", format="quoted", orders="ends")[0]
+    assert quoted.segments[0] == '"\n- v" '
+    assert quoted.suffix == "Answer: "
+    with pytest.raises(InvalidChoice, match="'letters', 'plain' or 'quoted'"):
+        load("commonsense-qa", format="bare")
+
+
+def test_made_pairs_follow_from_the_seed(load):
+    first = load("key-value", keys=5, make=3)
+    assert first == load("key-value", keys=5, make=3)
+    assert len({case.query for case in first}) == 3
+
+
+def test_options_come_in_all_their_orders_with_the_original_first(load):
+    cases = by_question(load("mmlu"))["2"]
+    assert [tuple(map(int, case.variant)) for case in cases] == list(permutations(range(4)))
+    assert cases[0].segments == ("A. w\n", "B. x\n", "C. y\n", "D. z\n")
+    assert cases[-1].segments == ("A. z\n", "B. y\n", "C. x\n", "D. w\n")
+    assert [case.variant for case in load("commonsense-qa", orders="ends", questions=1)] == ["01234", "43210"]
+
+
+def test_triples_are_cut_and_shuffled_by_seed(load):
+    initial, *shuffles = by_question(load("mintaka"))["0"]
+    assert initial.segments == tuple(f"(s{place}, r, {place})\n" for place in range(30))
+    assert len({case.segments for case in shuffles}) == 3
+    assert by_question(load("mintaka"))["1"][0].segments == ("(No information)",)
+    assert load("mintaka", template="swapped")[0].system.startswith("Below are knowledge statements")
+
+
+def test_the_better_response_is_first_and_then_second(load):
+    for cases in by_question(load("llmbar", subsets="Natural")).values():
+        better = "yes" if "Say yes" in cases[0].prefix else "no"
+        assert [(case.variant, case.gold) for case in cases] == [("gold first", ("A",)), ("gold second", ("B",))]
+        assert f"\n{better}\n" in cases[0].segments[0]
+        assert f"\n{better}\n" in cases[1].segments[1]
+
+
+def test_chunks_joined_are_the_context(load):
+    initial, backwards, flipped = load("two-wiki", chunk=7)
+    assert "".join(initial.segments) == "abcdefghij" * 3
+    assert backwards.segments == initial.segments[::-1]
+    assert flipped.segments == (*initial.segments[2::-1], *initial.segments[:2:-1])
+    assert "".join(load("two-wiki", chunk=7, limit=10)[0].segments) == "abcdefghij"
+
+
+def test_a_long_context_loses_its_middle(load):
+    cases = load("longbench", tasks="qasper", chunk=7, limit=20, reorder=False)
+    assert [case.variant for case in cases] == ["initial"]
+    assert cases[0].segments == ("abcdefg", "hij", "abcdefg", "hij")
+    assert "".join(load("longbench", tasks="qasper", chunk=7, limit=7)[0].segments) == "abc" + "ghij"
+
+
+def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load, lm: InvariantModel):
+    cases = {case.group: case for case in load("longbench", tasks="multifieldqa_en,trec,samsum", reorder=False)}
+    assert [case.max_new_tokens for case in cases.values()] == [64, 64, 128]
+    assert [case.chat for case in cases.values()] == [True, False, False]
+    assert cases["trec"].gold == ("Food", "Food", "Sport")
+    assert cases["trec"].suffix == "\nQ: x"
+    assert cases["multifieldqa_en"].suffix.endswith("Question: Who?\nAnswer:")
+    with pytest.raises(UnknownName, match="'single-doc'"):
+        load("longbench", tasks="qasper,vcsum")
+
+
+def test_the_groups_are_those_of_the_papers_table():
+    assert {name: len(each) for name, each in groups().items()} == {
+        "single-doc": 3,
+        "multi-doc": 3,
+        "synthetic": 2,
+        "summaries": 3,
+        "few-shot": 3,
+        "code": 2,
+    }
+    assert {task.metric for task in tasks().values()} == {
+        "f1", "rouge_l", "class", "paragraph", "count", "edit_similarity",
+    }  # fmt: skip
+
+
+def test_chunks_need_a_tokenizer(data_of):
+    benchmark = BENCHMARKS["two-wiki"]
+    with pytest.raises(TokenizerRequired):
+        benchmark.load(DataSource(data_of("two-wiki")), benchmark.parse_settings({}), Selection())
+
+
+def test_conditions_change_places_within_the_problem(load):
+    cases = load("r-gsm")
+    assert [case.segments for case in cases] == [("She buys 4. ", "Bo gives 2. "), ("Bo gives 2. ", "She buys 4. ")]
+    assert cases[0].prefix.endswith("Ann has 3 pens. ")
+    assert cases[0].suffix == "How many are there?"
+
+
+def test_a_problem_without_conditions_to_change_is_refused(load, tmp_path: Path):
+    (tmp_path / "r_gsm.jsonl").write_text('{"question": "How many?", "interchangeable": [], "answer": "1"}\n')
+    with pytest.raises(InvalidDataset, match="example 0: expected interchangeable conditions, got none"):
+        load("r-gsm", path=tmp_path)
+
+
+def test_only_timelines_are_kept(load):
+    assert {case.gold for case in load("timeline")} == {("II", "I", "III"), ("II", "I")}
+
+
+@pytest.mark.parametrize("small", range(1, 6))
+def test_a_larger_limit_contains_every_smaller_one(small, load):
+    few, more = (load("mmlu", questions=limit, orders="ends") for limit in (small, small + 1))
+    assert {case.id for case in few} < {case.id for case in more}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_record_without_its_fields_is_named(name, lm: InvariantModel, tmp_path: Path):
+    broken = tmp_path / "Natural.jsonl"
+    broken.write_text('{"nothing": 1}\n')
+    benchmark = BENCHMARKS[name]
+    with pytest.raises(InvalidDataset, match=r"example 0|Natural 0|the file"):
+        benchmark.load(DataSource(broken), benchmark.parse_settings({}), Selection(load_tokenizer=lambda: lm.tokenizer))
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_what_is_not_there_is_asked_for(name, tmp_path: Path, monkeypatch, lm: InvariantModel):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("INVARIANT_RAG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("INVARIANT_RAG_DATA", raising=False)
+    benchmark = BENCHMARKS[name]
+    with pytest.raises(DatasetUnavailable) as caught:
+        benchmark.load(DataSource(), benchmark.parse_settings({}), Selection(load_tokenizer=lambda: lm.tokenizer))
+    assert "--data" in str(caught.value) + caught.value.hint
+
+
+def test_files_are_found_where_the_environment_says(files: Path, monkeypatch):
+    monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
+    source = DataSource()
+    benchmark = BENCHMARKS["xquad"]
+    assert benchmark.load(source, benchmark.parse_settings({}), Selection())
+    assert [*source.digests] == ["xquad.en.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("lost-in-the-middle", {"slots": "10"}),
+        ("lost-in-the-middle", {"template": "other"}),
+        ("lost-in-the-middle", {"documents": 7, "orders": "all"}),
+        ("lost-in-the-middle", {"documents": 5, "orders": "all", "slots": "1"}),
+        ("mmlu", {"orders": "24"}),
+        ("mmlu", {"split": "train"}),
+        ("mintaka", {"template": "other"}),
+        ("llmbar", {"subsets": "Natural,Other"}),
+    ],
+)
+def test_settings_without_meaning_are_refused(name, settings, load):
+    with pytest.raises(InvalidChoice):
+        load(name, **settings)
+
+
+def test_settings_are_read_from_words():
+    benchmark = BENCHMARKS["lost-in-the-middle"]
+    assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
+    for wrong in ({"documents": "many"}, {"index": "maybe"}, {"documents": True}):
+        with pytest.raises(InvalidChoice):
+            benchmark.parse_settings(wrong)
+    with pytest.raises(UnknownName, match="documents"):
+        benchmark.parse_settings({"docs": 3})
+
+
+def test_shuffling_is_not_left_to_chance(load):
+    random.seed(1)
+    first = load("mintaka"), load("lost-in-the-middle"), load("r-gsm")
+    random.seed(2)
+    assert first == (load("mintaka"), load("lost-in-the-middle"), load("r-gsm"))

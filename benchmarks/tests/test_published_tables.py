@@ -1,0 +1,312 @@
+"""The tables of the papers: checked against each other, and measured again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from invariant_rag import InvariantModel
+from invariant_rag.errors import InvalidChoice, UnknownName
+from invariant_rag.evaluation.statistics import paired_t_test
+from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
+from invariant_rag.methods import METHODS
+from invariant_rag.orderings import ORDERINGS
+
+from invariant_rag_benchmarks import BENCHMARKS, Case
+from invariant_rag_benchmarks.comparisons import read_cell
+from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
+from invariant_rag_benchmarks.published_tables import (
+    PublishedColumn,
+    PublishedRow,
+    is_same_model,
+    published_tables,
+    resolve_table,
+)
+from invariant_rag_benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
+from invariant_rag_benchmarks.tasks.reward_bench import SECTIONS
+
+RECORD_METRICS = {"routed", "perplexity", "collisions", "seconds"}
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def value(row: PublishedRow, table: str, label: str) -> float:
+    columns = [column.label for column in resolve_table(table).columns]
+    found = row.values[columns.index(label)]
+    assert found is not None
+    return found
+
+
+# --- every table ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", published_tables())
+def test_every_column_can_be_measured_or_the_note_says_why_not(name):
+    table = resolve_table(name)
+    assert table.columns
+    for column in table.columns:
+        if not column.metric:
+            assert "not measured" in table.note.lower()
+            continue
+        benchmark = BENCHMARKS[column.benchmark]
+        assert benchmark.parse_settings(column.settings)
+        case = Case("q", "0123", "", (), "", ("0",), candidates=(" A", " B", " C", " D"), group="qasper")
+        metrics = benchmark.score(case, " A").scores.keys() | RECORD_METRICS
+        if not column.metric.startswith("figure: "):
+            assert column.metric.removeprefix("deviation: ") in metrics
+        assert (column.metric == "seconds") == (column.questions > 0)
+
+
+@pytest.mark.parametrize("name", published_tables())
+def test_every_row_is_measured_with_what_we_have_or_the_note_says_why_not(name):
+    table = resolve_table(name)
+    for row in table.rows:
+        assert any(each is not None for each in row.values)
+        if row.setup is None:
+            assert "not measured" in table.note.lower()
+            continue
+        assert row.setup.method in METHODS
+        assert row.setup.ordering in ORDERINGS
+        assert row.setup.intervention in {None, *INTERVENTIONS}
+        assert row.setup.ensemble in {None, *ENSEMBLES}
+        assert row.setup.intervention != "hidden-scaling" or HiddenScaling.published(row.model)
+
+
+@pytest.mark.parametrize("name", published_tables())
+def test_shares_are_from_0_to_100(name):
+    table = resolve_table(name)
+    for row in table.rows:
+        for column, each in zip(table.columns, row.values, strict=True):
+            assert each is None or 0 <= each <= (100 if column.unit == "%" else 1e5)
+
+
+# --- the papers agree with themselves -------------------------------------------------------------------------------
+
+
+def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
+    """But for a factor: the paper divides the variance of nine differences by nine, a t-test by eight."""
+    scores, published = resolve_table("rotor-table-7"), resolve_table("rotor-table-8")
+    for name, row in zip(("Original Model", "RoToR-lexical"), published.rows, strict=True):
+        values = [row.values for row in scores.rows if row.name.removesuffix(" + S.R.") == name]
+        pairs = [pair for each in values for pair in zip(each[::2], each[1::2], strict=True) if None not in pair]
+        test = paired_t_test([before for before, _ in pairs], [after for _, after in pairs])
+        freedom, difference, t, critical = row.values
+        assert (test.degrees_of_freedom, len(pairs)) == (freedom, 9)
+        assert test.difference == pytest.approx(difference, abs=0.005)
+        assert test.critical == pytest.approx(critical, abs=0.0005)
+        assert test.t * (9 / 8) ** 0.5 == pytest.approx(t, abs=0.005)
+        assert test.significant == (t > critical) == (name == "Original Model")
+
+
+def test_the_scores_of_rotor_before_and_after_shuffling_are_those_of_its_main_tables():
+    for row in resolve_table("rotor-table-7").rows:
+        names = {"Original Model": "Original", "RoToR-lexical": "RoToR"}
+        if row.name in names:
+            rows = resolve_table("rotor-table-2").rows_of(row.model)
+            main = next(each for each in rows if each.name == names[row.name])
+            labels = [f"{count} triples, {order}, F1" for count in (30, 50) for order in ("initial", "shuffled")]
+            assert list(row.values[:4]) == [value(main, "rotor-table-2", label) for label in labels]
+        if row.values[4] is not None:
+            name = "Orig." if row.name == "Original Model" else "RoToR + S.R."
+            main = next(each for each in resolve_table("rotor-table-3").rows_of(row.model) if each.name == name)
+            assert list(row.values[4:]) == [main.values[0], main.values[2]]
+
+
+def test_the_margin_of_the_routing_table_gives_the_main_tables_figure():
+    margin = next(row for row in resolve_table("rotor-table-6").rows if row.name == "ours-lexical, 0.2")
+    main = next(row for row in resolve_table("rotor-table-3").rows_of(margin.model) if row.name == "RoToR + S.R.")
+    assert (margin.setup, margin.values[1]) == (main.setup, main.values[0])
+
+
+@pytest.mark.parametrize("row", resolve_table("pine-tables-7-15").rows, ids=lambda row: f"{row.model}, {row.name}")
+def test_the_subsets_of_reward_bench_average_to_the_published_sections(row: PublishedRow):
+    """With RewardBench's weights; every cell is rounded to 0.1. The paper has another run in one of its columns."""
+    tolerance = 0.65 if (row.model, row.name) == ("meta-llama/Meta-Llama-3-8B-Instruct", "PINE") else 0.11
+    table = resolve_table("pine-table-5")
+    sections = next(each for each in table.rows_of(row.model) if each.name == row.name)
+    published = dict(zip((each.label for each in table.columns), sections.values, strict=True))
+    for name, weights in SECTIONS.items():
+        cells = [value(row, "pine-tables-7-15", subset) for subset in weights]
+        mean = sum(cell * weight for cell, weight in zip(cells, weights.values(), strict=True)) / sum(weights.values())
+        expected = published[f"{name}, shuffled"]
+        assert expected is None or mean == pytest.approx(expected, abs=tolerance), name
+
+
+def test_the_flips_of_a_model_average_to_its_last_column():
+    rows = resolve_table("pine-table-4").rows
+    for row in rows:
+        *sections, full = row.values
+        known = [each for each in sections if each is not None]
+        if len(known) == 4:
+            assert sum(known) / 4 == pytest.approx(full, abs=0.1)
+    cells = next(row.values for row in rows if row.model == "Qwen/Qwen1.5-72B-Chat")
+    assert cells == (None, None, 9.6, 24.7, 17.0)
+
+
+# --- cells read from records ----------------------------------------------------------------------------------------
+
+
+def records(scores: dict[str, list[float]], **more) -> list[dict]:
+    """One list of scores per variant, one score per question."""
+    return [
+        {"question": str(place), "variant": variant, "group": "", "scores": {"accuracy": score}, **more}
+        for variant, each in scores.items()
+        for place, score in enumerate(each)
+    ]
+
+
+def column(metric: str, **more) -> PublishedColumn:
+    return PublishedColumn("", "mmlu", metric, {}, **more)
+
+
+def test_a_standard_deviation_is_that_of_the_means_of_the_variants():
+    asked = records({"0123": [1, 1], "a": [1, 1], "b": [1, 0], "c": [0, 0]})
+    found = read_cell(column("deviation: accuracy", exclude_variants=("0123",)), asked)
+    assert found.value == pytest.approx(((0.5**2 + 0 + 0.5**2) / 3) ** 0.5)
+
+
+def test_the_oracle_takes_the_better_of_two_branches():
+    asked = [
+        *records({"a": [0, 0]}, branch="plain", rejected={"scores": {"accuracy": 1.0}}),
+        *records({"b": [1, 0]}, branch="invariant", rejected={"scores": {"accuracy": 0.0}}),
+    ]
+    assert read_cell(column("accuracy"), asked).value == 0.25
+    assert read_cell(column("accuracy"), asked, oracle=True).value == 0.75
+    assert read_cell(column("routed"), asked).value == 0.5
+
+
+def test_a_time_is_that_of_as_many_prompts_as_the_paper_asked():
+    table = resolve_table("hidden-scaling-table-6")
+    times = table.columns[0]
+    assert read_cell(times, [], 2.4).value == 1200
+    assert read_cell(times, [], None) is None
+
+
+def test_what_was_not_recorded_is_not_measured():
+    assert read_cell(column("perplexity"), records({"a": [1]})) is None
+    assert read_cell(column("perplexity"), records({"a": [1]}, perplexity=3.5)).value == 3.5
+    assert read_cell(column("accuracy", variants=("z",)), records({"a": [1]})) is None
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_routed_rows_are_planned_with_their_margin_and_the_oracle_shares_their_run():
+    table = resolve_table("rotor-table-3")
+    rows = rows_to_measure(table, "Qwen/Qwen1.5-4B-Chat", ["RoToR", "RoToR + S.R.", "RoToR + S.R. (Oracle)"])
+    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("mmlu")).values()
+    assert [(config.method, config.ordering, config.alpha) for config in wanted] == [
+        ("rotor", "lexical", None),
+        ("rotor", "lexical", 0.2),
+    ]
+
+
+def test_the_others_of_mmlu_are_all_orders_but_the_first():
+    mean = resolve_table("rotor-table-3").columns[2]
+    variants = ["0123", "0132", "3210"]
+    chosen = mean.select({"variant": variant, "group": ""} for variant in variants)
+    assert [record["variant"] for record in chosen] == ["0132", "3210"]
+
+
+def test_names_of_one_model_are_told_from_those_of_others():
+    assert is_same_model("Qwen/Qwen1.5-7B-Chat", "/data/qwen1.5-7b-chat")
+    assert not is_same_model("Qwen/Qwen1.5-7B-Chat", "Qwen/Qwen1.5-7B")
+
+
+def test_the_rows_of_mpt_are_measured_with_its_published_scaling():
+    table = resolve_table("hidden-scaling-table-1")
+    rows = rows_to_measure(table, "mosaicml/mpt-30b-chat")
+    assert [row.name for row in rows] == ["Original", "w/ Ours"]
+    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("key-value")).values()
+    assert [(config.benchmark, config.intervention) for config in wanted] == [
+        ("lost-in-the-middle", None),
+        ("key-value", None),
+        ("lost-in-the-middle", "hidden-scaling"),
+        ("key-value", "hidden-scaling"),
+    ]
+
+
+def test_a_table_takes_one_run_per_method_and_setting():
+    table = resolve_table("rotor-table-1")
+    rows = rows_to_measure(table, "meta-llama/Llama-3.1-70B-Instruct")
+    assert [row.name for row in rows] == ["Original", "PINE", "RoToR", "RoToR-MonoT5"]
+    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("lost-in-the-middle")).values()
+    assert {(config.method, config.settings["documents"]) for config in wanted} == {
+        (method, documents) for method in ("sequential", "pine", "rotor") for documents in (10, 20)
+    }
+    assert len(wanted) == 8
+
+
+def test_columns_that_no_run_measures_take_no_run():
+    table = resolve_table("rotor-table-4")
+    rows = rows_to_measure(table, "meta-llama/Llama-3.1-8B-Instruct", ["RoToR"])
+    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("mmlu")).values()
+    assert [config.benchmark for config in wanted] == ["mmlu", "lost-in-the-middle"]
+
+
+def test_an_unknown_model_gets_every_method_and_no_published_number():
+    rows = rows_to_measure(resolve_table("pine-table-2"), None)
+    assert [row.name for row in rows] == ["NIA", "PCW", "SP", "PINE", "permutation"]
+    assert all(value is None for row in rows for value in row.values)
+
+
+def test_rows_and_tables_that_are_not_there_are_refused_with_those_that_are():
+    with pytest.raises(InvalidChoice, match="PCW"):
+        rows_to_measure(resolve_table("pine-table-2"), None, ["RoToR"])
+    with pytest.raises(UnknownName, match="rotor-table-1"):
+        resolve_table("rotor-table-12")
+    with pytest.raises(InvalidChoice, match="hidden-scaling-table-4, got 'ms-poe'"):
+        rows_to_measure(resolve_table("hidden-scaling-table-4"), None, intervention="ms-poe")
+
+
+def test_a_table_is_measured_cell_by_cell(data_of, lm: InvariantModel, tmp_path: Path):
+    base = BenchmarkConfig("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
+    found = reproduce(resolve_table("pine-table-2"), base, tmp_path, names=["PCW", "PINE", "permutation"], model=lm)
+    assert [(each.row, each.column) for each in found][:2] == [
+        ("PCW", "Full, gold first"),
+        ("PCW", "Full, gold second"),
+    ]
+    assert all(each.ours == 50 and each.published is None for each in found)  # it gives no verdict
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(files: Path, lm, tmp_path: Path):
+    parameters = tmp_path / "found.json"
+    HiddenScaling(3, -1.0, [1]).save(parameters)
+    (files / "mmlu_test.json").write_bytes((files / "mmlu_validation.json").read_bytes())
+    table = resolve_table("hidden-scaling-table-4")
+    base = BenchmarkConfig("mmlu", data=files, limit=1, overflow="trim_segments", intervention=str(parameters))
+    columns_of_mmlu = type(table)(
+        **{
+            **vars(table),
+            "columns": table.columns[:1],
+            "rows": tuple(
+                PublishedRow(row.model, row.name, row.setup, row.oracle, row.values[:1]) for row in table.rows
+            ),
+        }
+    )
+    found = reproduce(columns_of_mmlu, base, tmp_path / "runs", model=lm)
+    assert [each.row for each in found] == ["w/ Ours"]
+    assert found[0].ours is not None
+    (folder,) = (tmp_path / "runs").iterdir()
+    config = json.loads((folder / "config.json").read_text())
+    assert config["intervention"].items() >= {"dimensions": [3], "factor": -1.0, "layers": [1]}.items()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Llama-3.1-8B-Instruct", "accuracy {} plain, {} PINE, **{}** RoToR"),
+        ("Qwen1.5-4B-Chat", "Qwen1.5-4B-Chat loses: {}, {}, {}"),
+    ],
+)
+def test_the_published_figures_of_the_readme_are_those_of_the_paper(model: str, said: str) -> None:
+    table = resolve_table("rotor-table-1")
+    chosen = [index for index, column in enumerate(table.columns) if column.settings["documents"] == 30]
+    rows = {row.name: row.values for row in table.rows if row.model.endswith(f"/{model}")}
+    means = []
+    for name in ("Original", "PINE", "RoToR-lexical" if "RoToR-lexical" in rows else "RoToR"):
+        values = [value for index in chosen if (value := rows[name][index]) is not None]
+        means.append(f"{sum(values) / len(values):.1f}")
+    assert said.format(*means) in README

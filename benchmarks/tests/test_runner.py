@@ -1,0 +1,318 @@
+"""Runs: every case once, nothing lost, nothing overwritten, and the same records however often it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from invariant_rag import InvariantModel
+from invariant_rag.errors import ContextOverflow, DatasetUnavailable, InvalidChoice, InvalidRun, RunExists, UnknownName
+
+from invariant_rag_benchmarks import BENCHMARKS
+from invariant_rag_benchmarks.answering import Answerer
+from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.record_file import RecordFile
+from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark
+
+from .conftest import SMALL, calling
+
+
+def a_record(name: str, **more: Any) -> dict[str, Any]:
+    texts = dict.fromkeys(("question", "variant", "group", "answer", "output"), "")
+    return {"id": name, **texts, "scores": {"em": 1.0}, "dropped": 0, "trimmed": 0, "run": "k", **more}
+
+
+LINES = [a_record(f"{number}/0", output="ü" * number) for number in range(4)]
+
+
+@pytest.fixture(scope="session")
+def planned(data_of: Callable[[str], Path]) -> Callable[..., BenchmarkConfig]:
+    def config(name: str = "mmlu", **more: Any) -> BenchmarkConfig:
+        options = {
+            "settings": SMALL.get(name, {}),
+            "data": data_of(name),
+            "max_new_tokens": 3,
+            "overflow": "trim_segments",
+        }
+        return BenchmarkConfig(name, **{**options, **more})
+
+    return config
+
+
+@pytest.fixture(scope="session")
+def choices(planned: Callable[..., BenchmarkConfig]) -> BenchmarkConfig:
+    return planned(settings={"orders": "ends"}, limit=3, batch_size=2)
+
+
+@pytest.fixture(scope="session")
+def finished(choices: BenchmarkConfig, lm: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> BenchmarkRun:
+    """An undisturbed run."""
+    return run_benchmark(choices, tmp_path_factory.mktemp("undisturbed"), model=lm)
+
+
+def copied(finished: BenchmarkRun, out: Path) -> Path:
+    folder = out / finished.folder.name
+    shutil.copytree(finished.folder, folder)
+    return folder / "records.jsonl"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_runs_end_to_end(name, planned, lm: InvariantModel, tmp_path: Path):
+    done = run_benchmark(planned(name, limit=2), tmp_path, model=lm)
+    lines = (done.folder / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in done.records]
+    summary = json.loads((done.folder / "summary.json").read_text())
+    assert summary["records"] == len(lines)
+    assert 0 <= summary["worst"]["value"] <= summary["mean"]["value"] <= summary["best"]["value"] <= 1
+    assert f"## {name}: " in done.markdown()
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
+def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method, planned, lm, tmp_path: Path):
+    done = run_benchmark(planned("xquad", method=method, limit=2, max_new_tokens=8), tmp_path, model=lm)
+    assert done.summary["flips"]["value"] == (1 if method == "sequential" else 0)
+
+
+def test_config_says_what_decides_the_records(finished: BenchmarkRun):
+    config = json.loads((finished.folder / "config.json").read_text())
+    assert config.pop("versions").keys() >= {"torch", "transformers", "invariant-rag", "python"}
+    assert config.pop("attention") == "sdpa"
+    assert config == finished.config
+    assert config["data"].keys() == {"mmlu_validation.json"}
+    assert config["settings"] == {"split": "validation", "orders": "ends"}
+    assert finished.folder.name.endswith(config["key"])
+    assert all(record["run"] == config["key"] for record in finished.records)
+
+
+def test_records_hold_what_the_model_said(finished: BenchmarkRun, lm: InvariantModel, load):
+    cases = {case.id: case for case in load("mmlu", orders="ends")}
+    for record in finished.records:
+        case = cases[record["id"]]
+        assert record["gold"] == list(case.gold)
+        assert record["prompt"] == {
+            "system": case.system,
+            "prefix": case.prefix,
+            "segments": list(case.segments),
+            "suffix": case.suffix,
+        }
+        assert record["logprobs"] == lm.score(case.prompt(lm), case.candidates)
+        assert record["output"] == case.candidates[record["logprobs"].index(max(record["logprobs"]))]
+        assert record["scores"] == BENCHMARKS["mmlu"].score(case, record["output"]).scores
+
+
+def test_a_case_is_answered_up_to_its_own_longest_output_and_never_beyond_that_of_the_run(load, lm: InvariantModel):
+    cases = [
+        replace(case, max_new_tokens=limit)
+        for case, limit in zip(load("longbench", tasks="qasper"), [2, 9, None], strict=True)
+    ]
+    records = Answerer(BenchmarkConfig("longbench", max_new_tokens=5), lm)(cases)
+    for case, record, limit in zip(cases, records, [2, 5, 5], strict=True):
+        assert record["output"] == lm.generate(case.prompt(lm), max_new_tokens=limit).text
+        assert record["variant"] == case.variant
+
+
+def test_a_run_is_never_overwritten(finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel):
+    before = {path.name: path.read_bytes() for path in finished.folder.iterdir()}
+    with pytest.raises(RunExists, match=finished.folder.name):
+        run_benchmark(choices, finished.folder.parent, model=lm)
+    assert before == {path.name: path.read_bytes() for path in finished.folder.iterdir()}
+
+
+def test_a_finished_run_is_resumed_without_asking_anything(
+    finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path
+):
+    copied(finished, tmp_path)
+    asked: list[int] = []
+    again = run_benchmark(choices, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
+    assert not asked
+    assert (again.records, again.summary) == (finished.records, finished.summary)
+
+
+def test_a_run_is_timed_beside_its_records_over_all_of_its_sessions(
+    choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
+):
+    first = run_benchmark(BenchmarkConfig(**{**vars(choices), "limit": 1}), tmp_path, model=lm)
+    timing = json.loads((first.folder / "timing.json").read_text())
+    assert first.seconds == timing["seconds"] / 2 > 0
+    assert f"{first.seconds:.3g} s per record" in first.markdown()
+    again = run_benchmark(choices, tmp_path, model=lm, resume=True)
+    total = json.loads((first.folder / "timing.json").read_text())
+    assert (total["records"], total["seconds"] > timing["seconds"]) == (6, True)
+    assert again.seconds == total["seconds"] / 6
+    assert run_benchmark(choices, tmp_path, model=lm, resume=True).seconds == again.seconds
+
+
+@given(data=st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(
+    data, finished: BenchmarkRun, choices: BenchmarkConfig, lm, tmp_path_factory
+):
+    out = tmp_path_factory.mktemp("cut")
+    file = copied(finished, out)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: data.draw(st.integers(0, len(whole)), label="bytes")])
+    again = run_benchmark(choices, out, model=lm, resume=True)
+    assert again.records == finished.records
+    assert again.summary == finished.summary
+    assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+def test_a_larger_limit_goes_on_with_the_same_run(
+    finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
+):
+    copied(finished, tmp_path)
+    asked: list[int] = []
+    more = BenchmarkConfig(**{**vars(choices), "limit": 4})
+    again = run_benchmark(more, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
+    assert again.folder.name == finished.folder.name
+    assert len(asked) == 2
+    assert {record["id"] for record in finished.records} < {record["id"] for record in again.records}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "pine"},
+        {"ordering": "frequency"},
+        {"seed": 1},
+        {"settings": {"orders": "all"}},
+        {"batch_size": 3},
+        {"alpha": 0.1},
+        {"ensemble": "permutation-average"},
+    ],
+)
+def test_other_settings_are_another_run(
+    other, finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
+):
+    changed = run_benchmark(BenchmarkConfig(**{**vars(choices), "limit": 1, **other}), tmp_path, model=lm)
+    assert changed.folder.name != finished.folder.name
+
+
+def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned, lm: InvariantModel, tmp_path: Path):
+    with pytest.raises(ContextOverflow):
+        run_benchmark(planned("mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"batch_size": 0}, {"max_new_tokens": 0}])
+def test_numbers_without_meaning_are_refused(wrong):
+    with pytest.raises(InvalidChoice):
+        BenchmarkConfig("mmlu", **wrong)
+
+
+def test_missing_data_are_noticed_before_a_model_is_loaded(tmp_path: Path, monkeypatch):
+    def load(self: BenchmarkConfig) -> InvariantModel:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(BenchmarkConfig, "load_model", load)
+    with pytest.raises(DatasetUnavailable):
+        run_benchmark(BenchmarkConfig("xquad", data=tmp_path / "none"), tmp_path / "runs")
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path: Path):
+    with pytest.raises(UnknownName, match="'xquad'"):
+        run_benchmark(BenchmarkConfig("squad"), tmp_path)
+
+
+@given(st.integers(0, 700))
+def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("records") / "records.jsonl"
+    with RecordFile(path, "k") as file:
+        file.append(LINES)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(0, len(whole) - cut)])
+    kept = path.read_bytes().count(b"\n")
+    with RecordFile(path, "k") as file:
+        assert list(file.records.values()) == LINES[:kept]
+        file.append(LINES[kept:])
+    assert path.read_bytes() == whole
+
+
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    whole = [json.dumps(a_record(name)) for name in "ab"]
+    path.write_text(f"{whole[0]}\n{whole[1][:9]}\n{whole[1]}\n")
+    with pytest.raises(InvalidRun, match="line 2"):
+        RecordFile(path, "k")
+
+
+def test_records_of_other_settings_are_an_error(tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(a_record("a", run="other")) + "\n")
+    with pytest.raises(InvalidRun, match="other"):
+        RecordFile(path, "k")
+
+
+_CHILD = """
+import sys, time
+from pathlib import Path
+from invariant_rag_benchmarks.record_file import RecordFile
+with RecordFile(Path(sys.argv[1]), "k") as file:
+    start = len(file.records)
+    print(start, flush=True)
+    for number in range(start, 100000):
+        names = dict.fromkeys(("question", "variant", "group", "answer"), "")
+        file.append([{**names, "id": str(number), "output": "x" * 5000, "scores": {}, "dropped": 0, "trimmed": 0}])
+"""
+
+
+def test_a_killed_writer_loses_nothing_that_it_wrote(tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    counts: list[int] = []
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            counts.append(int(child.stdout.readline()))
+            size = path.stat().st_size
+            for _ in _until(lambda size=size: path.stat().st_size > size + 20_000):
+                pass
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+    with RecordFile(path, "k") as file:
+        assert [*file.records] == [str(number) for number in range(len(file.records))]
+    assert counts == sorted(set(counts))
+
+
+def _until(there: Callable[[], bool]) -> Iterator[None]:
+    import time
+
+    deadline = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        yield
+
+
+@pytest.mark.parametrize(("alpha", "branch", "method"), [(-2.0, "invariant", "rotor"), (2.0, "plain", "sequential")])
+@pytest.mark.parametrize("name", ["mmlu", "timeline"])
+def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(
+    name: str,
+    alpha: float,
+    branch: str,
+    method: str,
+    planned: Callable[..., BenchmarkConfig],
+    lm: InvariantModel,
+    tmp_path: Path,
+) -> None:
+    routed = run_benchmark(planned(name, alpha=alpha, limit=1), tmp_path / "routed", model=lm)
+    ordering = "given" if method == "sequential" else None
+    alone = run_benchmark(planned(name, method=method, ordering=ordering, limit=1), tmp_path / "alone", model=lm)
+    assert {record["branch"] for record in routed.records} == {branch}
+    other = {"plain": ("rotor", None), "invariant": ("sequential", "given")}[branch]
+    rejected = planned(name, method=other[0], ordering=other[1], limit=1)
+    for record, theirs in zip(
+        routed.records, run_benchmark(rejected, tmp_path / "rejected", model=lm).records, strict=True
+    ):
+        assert record["rejected"] == {key: theirs[key] for key in ("output", "answer", "scores")}
+    assert [record["output"] for record in routed.records] == [record["output"] for record in alone.records]
+    assert routed.folder.name != alone.folder.name

@@ -1,0 +1,131 @@
+"""The speed benchmark: what it measures is there, and ratios are of the same run. Nothing here judges a time."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from invariant_rag import InvariantModel
+from invariant_rag.cli import app
+from invariant_rag.methods import METHODS
+from typer.testing import CliRunner
+
+from invariant_rag_benchmarks.flops import count_flops
+from invariant_rag_benchmarks.speed_setup import (
+    SHAPES,
+    VOCABULARY,
+    SpeedConfig,
+    bidirectional_floor,
+    build_model,
+    random_prompt,
+)
+
+
+def test_the_floor_is_what_the_arithmetic_says() -> None:
+    eight = SpeedConfig(shape="8b-layer", tokens=3000)
+    assert bidirectional_floor(eight) == pytest.approx(1.05, abs=0.01)
+    assert bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
+
+
+@pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])
+def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens: int, segments: int) -> None:
+    prompt = random_prompt(SpeedConfig(tokens=tokens, segments=segments))
+    lengths = [len(each.token_ids or ()) for each in prompt.segments]
+    assert len(lengths) == segments
+    assert abs(sum(lengths) + len(prompt.prefix) + len(prompt.suffix) - tokens) <= segments
+    assert max(lengths) <= 2 * min(lengths) + 1
+
+
+def _script_for_gpus() -> Any:
+    path = Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py"
+    spec = importlib.util.spec_from_file_location("gpu_costs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2 --batch 2"
+    methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
+    result = CliRunner().invoke(app, [*words.split(), *methods, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("measuring rotor, pine, ape against the plain model: first token, 2 further tokens")
+    assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
+    assert "rotor, warm set" in result.output
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+    measured = json.loads((tmp_path / "speed.json").read_text())
+    assert [each["setting"]["segments"] for each in measured] == [3, 5]
+    for each in measured:
+        plain, *others = each["rows"]
+        assert plain["ratios"]["prefill"] == plain["ratios"]["decode"] == 1.0
+        assert len(others) == 5
+        flops = {row["name"]: row["ratios"]["flops"] for row in each["rows"]}
+        assert flops["rotor, warm set"] < flops["rotor"] < flops["pine"]
+        assert flops["plain"] == 1.0
+        assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
+        assert set(each["batched"]) == set(each["batched_prefill"]) == {"rotor", "pine", "ape"}
+        assert each["environment"]["backend"] == "sdpa"
+        rows = _script_for_gpus().rows_of(each)
+        assert [row[3] for row in rows] == [row["name"] for row in others]
+        assert {len(row) for row in rows} == {len(_script_for_gpus().HEAD)}
+
+
+def test_flops_are_those_of_the_arithmetic() -> None:
+    config = SpeedConfig(shape="tiny", tokens=200, segments=4)
+    model, prompt = build_model(config), random_prompt(config)
+    count = len(prompt.prefix) + len(prompt.suffix) + sum(len(each.token_ids or ()) for each in prompt.segments)
+    lm = InvariantModel(model)
+    sizes = SHAPES["tiny"]
+    width, layers, kept = sizes["hidden_size"], sizes["layers"], sizes["hidden_size"] // 2
+    products = 2 * layers * count * (2 * width * width + 2 * width * kept + 3 * width * sizes["intermediate_size"])
+    plain = products + layers * 4 * width * count * (count + 1) // 2 + 2 * width * VOCABULARY
+    ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids])
+    assert count_flops(lambda: model(ids, logits_to_keep=1)) == plain
+
+    def flops(method: str) -> int:
+        return count_flops(lambda: lm.with_method(method).generate(prompt, max_new_tokens=1))
+
+    assert flops("sequential") == plain
+    assert flops("set-based") < flops("rotor") < flops("pine")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    measured: list[SpeedConfig] = []
+    monkeypatch.setattr("invariant_rag_benchmarks.speed.measure", lambda setting, *_: measured.append(setting))
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --method rotor --out"
+    result = CliRunner().invoke(app, [*words.split(), str(tmp_path / "taken")])
+    assert result.exit_code == 2, result.output
+    assert "error: cannot make the folder" in result.stderr
+    assert "--out" in result.stderr
+    assert measured == []
+
+
+def test_unknown_shapes_and_methods_are_refused() -> None:
+    for words, said in (
+        ("--shape huge", "choose from"),
+        ("--method nonsense", "choose from"),
+        ("--shape tiny --dtype floot", "bfloat16"),
+        ("--shape tiny --device abacus", "abacus"),
+    ):
+        result = CliRunner().invoke(app, ["bench", "speed", *words.split()])
+        assert result.exit_code == 2
+        assert said in result.output
+
+
+def test_every_method_is_measured_unless_some_are_named() -> None:
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --new-tokens 1 --repeats 1 --batch 1 --json"
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 0, result.output
+    (measured,) = json.loads(result.stdout)
+    named = [row["name"] for row in measured["rows"]]
+    assert named[0] == "plain"
+    assert set(METHODS) - {"sequential"} <= set(named)

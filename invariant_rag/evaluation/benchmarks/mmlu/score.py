@@ -1,5 +1,0 @@
-"""Score: the option of the likeliest of ` A`, ` B`, ` C`, ` D`."""
-
-from invariant_rag.evaluation.benchmarks.choices import score_choice as score
-
-__all__ = ["score"]
