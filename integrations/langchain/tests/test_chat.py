@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import ContextOverflow
+from invariant_rag.errors import ContextOverflow, UnsupportedCombination
 from invariant_rag.models.embedded import EMBEDDED
 from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
@@ -29,7 +29,7 @@ from langchain_invariant_rag.documents import to_segment
 from .shared import DOCUMENTS, HASHES, QUESTION
 
 LONG = 1500
-MOST_CALLS, MOST_FRAMES = 940, 4700
+MOST_CALLS, MOST_FRAMES = 900, 4600
 """Python calls of one `invoke`, of this package and the core, and of all packages. Never raised."""
 
 
@@ -299,3 +299,22 @@ def test_one_call_with_three_documents_takes_few_calls_and_reads_the_weights_for
     assert len(ours) <= MOST_CALLS, ours
     assert len(every) <= MOST_FRAMES
     assert "identity" not in ours
+
+
+def test_the_most_likely_tokens_are_told_at_each_place(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=5, top_logprobs=3)
+    for message in (chat.invoke(QUESTION, documents=DOCUMENTS), *_last(chat.stream(QUESTION, documents=DOCUMENTS))):
+        told = message.response_metadata["logprobs"]["content"]
+        assert len(told) == 5
+        for each in told:  # greedy: the first is the chosen one
+            best = [top["logprob"] for top in each["top_logprobs"]]
+            assert best == sorted(best, reverse=True)
+            assert (len(best), best[0]) == (3, pytest.approx(each["logprob"]))
+    plain = chat.model_copy(update={"top_logprobs": None}).invoke(QUESTION)
+    assert "logprobs" not in plain.response_metadata
+    with pytest.raises(UnsupportedCombination, match="one beam"):
+        chat.invoke(QUESTION, num_beams=2)
+
+
+def _last(chunks: Iterator[AIMessageChunk]) -> list[AIMessageChunk]:
+    return list(chunks)[-1:]
