@@ -277,15 +277,15 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def resolved_method(self) -> Method:
         """The method that runs: the one chosen, else that of the model in memory, else `rotor`. Loads no weights."""
-        if self.method is None and self._in_memory is not None:
-            return self._in_memory.method
+        if self.method is None and (given := self._in_memory) is not None:
+            return given.method
         return resolve_method("rotor" if self.method is None else self.method)
 
     @property
     def resolved_ordering(self) -> Ordering:
         """The ordering that runs: the one chosen, else that of the model in memory, else the method's default."""
-        if self.ordering is None and self.method is None and self._in_memory is not None:
-            return self._in_memory.ordering
+        if self.ordering is None and self.method is None and (given := self._in_memory) is not None:
+            return given.ordering
         return resolve_ordering(self.ordering, self.resolved_method.default_ordering)
 
     @property
@@ -307,8 +307,8 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def model_name(self) -> str:
         """Hub id, folder or name of the model, known without loading it."""
-        if self._in_memory is not None:
-            return self._in_memory.name
+        if (given := self._in_memory) is not None:
+            return given.name
         return f"{PROVIDER}/embedded" if self.model is None else str(self.model)
 
     @property
