@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-from invariant_rag.api_models import PlainRequest, PlainRequests, content_ordering
+from invariant_rag.api_models import PlainRequest, PlainRequests, ask_all, content_ordering
 from invariant_rag.errors import UnsupportedModel
 from invariant_rag.generation.identity import describe_choice, describe_data
 from invariant_rag.orderings import Ordering
@@ -20,13 +21,12 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, conv
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda
-from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
-from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.recognition import RecognizesMessages, recognized_turns, was_recognized
 from langchain_invariant_rag.tracking import run_of
-from langchain_invariant_rag.turns import to_block_of, to_turns
+from langchain_invariant_rag.turns import to_block_of
 from langchain_invariant_rag.voting import AnswerOf, elected
 
 _TAKEN_OVER = (
@@ -55,7 +55,7 @@ class _Ballot:
 
 def _ballots(requests: PlainRequests, messages: Sequence[BaseMessage]) -> list[_Ballot]:
     """Return requests as recognised messages with plain text; messages without segments stay as they are."""
-    turns, recognized = to_turns(messages), was_recognized(messages) is not False
+    turns, recognized = recognized_turns(messages), was_recognized(messages) is not False
     ballots = []
     for request in requests.of_turns(turns):
         written = [
@@ -153,8 +153,15 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, kwargs)
-        return self._answered(self.model._generate(ballot.messages, stop, run_manager, **kwargs), ballot)
+        ballots = self._ballots(messages, kwargs)
+        manager = run_manager if len(ballots) == 1 else None  # callbacks see one call
+
+        def ask(ballot: _Ballot) -> ChatResult:
+            if ballot is not ballots[0] and self.rate_limiter:  # LangChain has waited for the first call
+                self.rate_limiter.acquire(blocking=True)
+            return self._answered(self.model._generate(ballot.messages, stop, manager, **kwargs), ballot)
+
+        return self._elected(ask_all([partial(ask, each) for each in ballots]))
 
     async def _agenerate(
         self,
@@ -163,8 +170,19 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, kwargs)
-        return self._answered(await self.model._agenerate(ballot.messages, stop, run_manager, **kwargs), ballot)
+        ballots = self._ballots(messages, kwargs)
+        manager = run_manager if len(ballots) == 1 else None
+
+        async def ask(ballot: _Ballot) -> ChatResult:
+            if ballot is not ballots[0] and self.rate_limiter:
+                await self.rate_limiter.aacquire(blocking=True)
+            return self._answered(await self.model._agenerate(ballot.messages, stop, manager, **kwargs), ballot)
+
+        return self._elected(await asyncio.gather(*map(ask, ballots)))
+
+    def _elected(self, results: Sequence[ChatResult]) -> ChatResult:
+        """Return the result that counts."""
+        return results[0]
 
     def _stream(
         self,
@@ -277,40 +295,6 @@ class VotingChatModel(CanonicalChatModel):
     @property
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering, self.votes, self.seed)
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        ballots = self._ballots(messages, kwargs)
-
-        def ask(place: int) -> ChatResult:
-            if place and self.rate_limiter:  # LangChain has waited for the first call
-                self.rate_limiter.acquire(blocking=True)
-            return self._answered(self.model._generate(ballots[place].messages, stop, None, **kwargs), ballots[place])
-
-        with ContextThreadPoolExecutor(max_workers=len(ballots)) as pool:
-            return self._elected(list(pool.map(ask, range(len(ballots)))))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        ballots = self._ballots(messages, kwargs)
-
-        async def ask(place: int) -> ChatResult:
-            if place and self.rate_limiter:
-                await self.rate_limiter.aacquire(blocking=True)
-            result = await self.model._agenerate(ballots[place].messages, stop, None, **kwargs)
-            return self._answered(result, ballots[place])
-
-        return self._elected(await asyncio.gather(*map(ask, range(len(ballots)))))
 
     def _elected(self, results: Sequence[ChatResult]) -> ChatResult:
         generations = [result.generations[0] for result in results]

@@ -158,7 +158,7 @@ class InvariantParameters(RecognizesDocuments):
             given["model"] = given.pop("model_name")
         local = given.get("base_url") is None
         ignored = sorted(_OF_REMOTE_MODELS.intersection(given)) if local else []
-        if meant := [name for name in ignored if given[name] != _default(name)]:
+        if meant := [name for name in ignored if given[name] is not None]:
             _logger.warning("%s runs on this machine and has no %s: ignored", cls.__name__, ", ".join(meant))
         known = {name: value for name, value in given.items() if name not in ignored}
         if unknown := sorted(set(known) - set(cls.model_fields)):
@@ -277,22 +277,23 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def resolved_method(self) -> Method:
         """The method that runs: the one chosen, else that of the model in memory, else `rotor`. Loads no weights."""
-        if self.method is None and self._in_memory is not None:
-            return self._in_memory.method
+        if self.method is None and (given := self._in_memory) is not None:
+            return given.method
         return resolve_method("rotor" if self.method is None else self.method)
 
     @property
     def resolved_ordering(self) -> Ordering:
         """The ordering that runs: the one chosen, else that of the model in memory, else the method's default."""
-        if self.ordering is None and self.method is None and self._in_memory is not None:
-            return self._in_memory.ordering
+        if self.ordering is None and self.method is None and (given := self._in_memory) is not None:
+            return given.ordering
         return resolve_ordering(self.ordering, self.resolved_method.default_ordering)
 
     @property
     def _sorts_segments(self) -> bool:
         """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
-        reads_order = self._in_memory is not None and not self.lm.invariant
-        return self.sort_segments and self.resolved_ordering.invariant and not reads_order
+        if self._in_memory is not None and not self.lm.invariant:
+            return False
+        return self.sort_segments and self.resolved_ordering.invariant
 
     @property
     def _promises_invariance(self) -> bool:
@@ -306,8 +307,8 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def model_name(self) -> str:
         """Hub id, folder or name of the model, known without loading it."""
-        if self._in_memory is not None:
-            return self._in_memory.name
+        if (given := self._in_memory) is not None:
+            return given.name
         return f"{PROVIDER}/embedded" if self.model is None else str(self.model)
 
     @property

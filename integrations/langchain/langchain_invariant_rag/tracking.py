@@ -2,16 +2,18 @@
 
 A callback handler is attached to every run (`register_configure_hook` of langchain-core) when this module is imported,
 which every model of this package does. It keeps nothing of a run that ended, and nothing of a run is known in another.
+A retriever that is called on its own is a run of its own: what it returned is a reason to warn in this context, and no
+set; see `invariant_rag.prompts.outside_retrievals`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
-from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, has_marks, report
+from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, begin_outside, has_marks, report
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.base import BaseCallbackManager, Callbacks
 from langchain_core.documents import Document
@@ -76,17 +78,17 @@ class RunTracker(BaseCallbackHandler):
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget a run."""
-        RUNS.end(run_id)
+        RUNS.end(run_id, failed=True)
 
     on_tool_error = on_retriever_error = on_chain_error
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them. Models of this package have parsed them before."""
-        _check_marks(text for batch in messages for message in batch for text in _texts(message))
+        _check_marks(repr([message.content for batch in messages for message in batch]))
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""
-        _check_marks(prompts)
+        _check_marks(repr(prompts))
 
 
 def _note_lists(run: UUID, value: Any) -> None:
@@ -95,8 +97,23 @@ def _note_lists(run: UUID, value: Any) -> None:
         RUNS.add(run, retrieval_of(found, is_set=False))
 
 
-_TRACKER = RunTracker()
-register_configure_hook(ContextVar("invariant_rag_run_tracker", default=_TRACKER), inheritable=True)
+class _Hook:
+    """What LangChain asks for a handler in the context of whoever calls.
+
+    Handlers of asynchronous runs are called in other threads, with a copy of that context. (`run_inline` would keep
+    langchain-core from calling `on_llm_start` of everybody else's handlers.)
+    """
+
+    def __init__(self) -> None:
+        self._tracker = RunTracker()
+
+    def get(self) -> RunTracker:
+        """Return the handler, after a place for what is retrieved in this context was made."""
+        begin_outside()
+        return self._tracker
+
+
+register_configure_hook(cast("ContextVar[Any]", _Hook()), inheritable=True)
 
 
 def run_of(callbacks: Callbacks) -> UUID | None:
@@ -110,15 +127,7 @@ def runs_of(callbacks: Any, count: int) -> list[UUID | None]:
     return [run_of(callbacks)] * count if single or not callbacks else [run_of(each) for each in callbacks]
 
 
-def _check_marks(texts: Iterable[str]) -> None:
-    if any(has_marks(text) for text in texts):
+def _check_marks(written: str) -> None:
+    if has_marks(written):
         message = "a model that does not know segments gets text with segment markers."
         report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
-
-
-def _texts(message: BaseMessage) -> Iterator[str]:
-    for block in [message.content] if isinstance(message.content, str) else message.content:
-        if isinstance(block, str):
-            yield block
-        elif isinstance(block.get("text"), str):
-            yield block["text"]

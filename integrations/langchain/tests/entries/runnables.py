@@ -28,6 +28,7 @@ from langchain_core.runnables import (
     chain,
 )
 from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.tools import create_retriever_tool
 
 from .base import ALL, CHAT_PROMPT, NOTHING, PASS_SEGMENTS, QUESTION, entry, joined, text_of
 from .texts import format_each, lcel
@@ -224,6 +225,41 @@ def few_shot(model: Any, retriever: BaseRetriever) -> str:
 @entry("documents retrieved before, as a list in an f-string", todo=PASS_SEGMENTS, warns=True, models=ALL)
 def list_in_a_string(model: Any, retriever: BaseRetriever) -> str:
     return text_of(model.invoke(f"{retriever.invoke(QUESTION)}\n\n{QUESTION}"))
+
+
+OUTSIDE: dict[str, Callable[[BaseRetriever], str]] = {
+    "empty lines": lambda retriever: joined(retriever.invoke(QUESTION)),
+    "bullets": lambda retriever: "\n".join(f"- {each.page_content}" for each in retriever.invoke(QUESTION)),
+    "from a chain": lambda retriever: (retriever | joined).invoke(QUESTION),
+    "from `create_retriever_tool`": lambda retriever: create_retriever_tool(retriever, "search", "Searches.").invoke(
+        {"query": QUESTION}
+    ),
+}
+
+
+ON_ITS_OWN = "a retriever on its own, its texts joined by hand, the model in another call"
+
+
+def add_outside() -> None:
+    for variant, retrieve in OUTSIDE.items():
+
+        def answer(model: Any, retriever: BaseRetriever, retrieve: Any = retrieve) -> str:
+            text = retrieve(retriever)
+            return text_of(model.invoke(f"{text}\n\n{QUESTION}"))
+
+        entry(ON_ITS_OWN, variant, todo=PASS_SEGMENTS, warns=True, models=ALL)(answer)
+
+
+add_outside()
+
+
+@entry(ON_ITS_OWN, "awaited", todo=PASS_SEGMENTS, warns=True, models=ALL)
+def awaited(model: Any, retriever: BaseRetriever) -> str:
+    async def ask() -> Any:
+        found = await retriever.ainvoke(QUESTION)
+        return await model.ainvoke(f"{joined(found)}\n\n{QUESTION}")
+
+    return text_of(asyncio.run(ask()))
 
 
 LABELS = {
