@@ -43,7 +43,6 @@ class Description:
     context_window: int | None
     method: str
     methods: frozenset[str]
-    sampling: frozenset[str]
     orderings: Mapping[str, frozenset[str]]
 
 
@@ -98,9 +97,7 @@ class Replica:
     async def describe(self) -> Description:
         """Return what others have to know of the engine."""
         engine = self._engine
-        return Description(
-            engine.name, engine.context_window, engine.method, engine.methods, engine.sampling, engine.orderings
-        )
+        return Description(engine.name, engine.context_window, engine.method, engine.methods, engine.orderings)
 
 
 def _caught(work: Callable[[], Any]) -> Done | Failed:
