@@ -149,18 +149,23 @@ class Answering:
     ) -> Generator[AnswerDelta | Reply, None, None]:
         """Generate, and yield the pieces of the answers as they come, and then the whole reply. See `reply`.
 
-        Closing the iterator ends the generation.
+        With a batcher, the request waits from now on, before a piece is asked for. Closing the iterator ends the
+        generation.
 
         Raises:
             CancelledError: It was abandoned.
             TokenizerRequired: The model has no tokenizer.
         """
         queue = MicroBatcher() if batcher is None and self._drawn > 1 else batcher
+        streams = [self._text_stream(index, queue, batch_size, abandoned) for index in range(self._drawn)]
+        return self._pieces(streams, abandoned)
+
+    def _pieces(
+        self, streams: Sequence[TextStream], abandoned: Event | None
+    ) -> Generator[AnswerDelta | Reply, None, None]:
         with ExitStack() as stack:
-            streams = [
-                stack.enter_context(closing(self._text_stream(index, queue, batch_size, abandoned)))
-                for index in range(self._drawn)
-            ]
+            for each in streams:
+                stack.enter_context(closing(each))
             found: list[list[AnswerDelta]] = [[] for _ in streams]
             for delta in _interleaved([_numbered(self._deltas(each), index) for index, each in enumerate(streams)]):
                 found[delta.index].append(delta)
@@ -179,15 +184,6 @@ class Answering:
         """How many answers are generated: greedy ones are all the same."""
         is_sampled = bool(self.request.temperature or self.request.options.get("do_sample"))
         return self.request.n if is_sampled else 1
-
-    def compile(self) -> None:
-        """Compile the grammar of schema or tools, which may take seconds; it is kept for `reply` and `stream`.
-
-        Raises:
-            InvalidSchema: As for `reply`.
-        """
-        if self._schema is not None or self._calling is not None:
-            self._options(0)
 
     def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
         """Return the prompt, with keywords of `InvariantModel.generate`, for each answer to generate."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from threading import Event, Lock
 from time import monotonic
 from typing import Any
+from weakref import finalize
 
 import torch
-from transformers import StoppingCriteria
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number
@@ -170,15 +172,23 @@ class MicroBatcher:
 
     def _answer(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
         """Generate for requests to one model."""
+        self._queue(requests, batch_size)
+        return self._generations(requests, batch_size)
+
+    def _queue(self, requests: Sequence[_Request], batch_size: int) -> None:
+        """Let requests wait, together."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
         for each in requests:
             _check(each)
+        with self._waiting_lock:
+            self._waiting += [each for each in requests if not each.lm.batches_calls]
+
+    def _generations(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
+        """Return the answers to requests that wait."""
         if any(each.lm.batches_calls for each in requests):
             with ThreadPoolExecutor(len(requests)) as pool:
                 generations = list(pool.map(_run_alone, requests)) if len(requests) > 1 else [_run_alone(requests[0])]
         else:
-            with self._waiting_lock:
-                self._waiting += requests
             for each in requests:
                 while not each.result.done():
                     if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
@@ -204,7 +214,8 @@ class MicroBatcher:
     ) -> TextStream:
         """Stream the text of a prompt, possibly in a batch with waiting prompts of other threads.
 
-        The arguments are those of `generate`; `keep_tokens` is an option, too, as for `InvariantModel.stream`.
+        The arguments are those of `generate`; `keep_tokens` is an option, too, as for `InvariantModel.stream`. The
+        prompt waits from now on: several streams that begin before one is read are decoded together.
 
         Raises:
             CancelledError: Raised by the stream: it was abandoned.
@@ -215,11 +226,21 @@ class MicroBatcher:
         rest = {name: value for name, value in (options or {}).items() if name != "keep_tokens"}
         kept = {name: value for name, value in (options or {}).items() if name == "keep_tokens"}
 
-        def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
-            del stopping_criteria  # the only one says that the stream is closed, and so does an event, for one row
-            return self._answer([_Request(lm, prompt, rest, streamer, events)], batch_size)[0]
+        request = _Request(lm, prompt, rest, events=events)
 
-        return stream_text(generate, lm.tokenizer, kept, lm.prefiller.shared.lock.check_new_thread, closed)
+        def begin(streamer: BaseStreamer) -> None:
+            request.streamer = streamer
+            self._queue([request], batch_size)
+
+        def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
+            # The only criterion says that the stream is closed, and so does an event, for one row.
+            del streamer, stopping_criteria
+            return self._generations([request], batch_size)[0]
+
+        check = lm.prefiller.shared.lock.check_new_thread
+        stream = stream_text(generate, lm.tokenizer, kept, check, closed, begin)
+        finalize(stream, closed.set)  # nobody waits for a stream that is not there
+        return stream
 
     def _run_between(self, batch_size: int, running: _Request) -> bool:
         """Generate between two steps of a batch for requests that need not wait for its end; say if there were any.
@@ -301,7 +322,7 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
     if not batch:
         return
     first, rows = batch[0], _Rows(batch, run_between)
-    options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), rows]}
+    options = {**first.options, "stopping_criteria": [rows]}
     if len(batch) > 1 and first.samples_rows:
         options = sample_rows(options, [each.options.get("seed") for each in batch], first.lm.model)
     try:
@@ -321,18 +342,19 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
 
 
 class _Rows(StoppingCriteria):
-    """Gives each row's tokens to the streamer of its request, and ends the rows of requests that were abandoned."""
+    """Gives the tokens of each row to the streamer of its request, until that has ended, or was abandoned."""
 
     def __init__(self, batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None) -> None:
         lm, options = batch[0].lm, batch[0].options
         self._batch, self._run_between = batch, run_between
+        self._criteria = StoppingCriteriaList(options.get("stopping_criteria") or ())
         self._ours_until = 0.0
         self._open = dict(enumerate(batch))  # requests by row, until their answers end
         self._ends = set(as_ids(resolve_option(options, "eos_token_id", lm.model.generation_config)))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return whether each row stops `[B]`."""
-        stops = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        stops: torch.Tensor = self._criteria(input_ids, scores, **kwargs)
         if len(stops) != len(self._batch):  # beams, which nobody can stream
             return stops | all(each.abandoned for each in self._batch)
         tokens = input_ids[:, -1].cpu()
@@ -342,7 +364,7 @@ class _Rows(StoppingCriteria):
                     request.streamer.put(input_ids[row : row + 1, :-1])
                 request.started = True
                 request.streamer.put(tokens[row : row + 1])
-            stops[row] = request.abandoned
+            stops[row] |= request.abandoned
             if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
                 self._close(row)
         if self._run_between is not None and not stops.all():
@@ -350,7 +372,9 @@ class _Rows(StoppingCriteria):
         return stops
 
     def __deepcopy__(self, memo: Any) -> _Rows:
-        return _Rows(self._batch, self._run_between)  # a routed model generates twice
+        other = _Rows(self._batch, self._run_between)  # a routed model generates twice
+        other._criteria = deepcopy(self._criteria, memo)
+        return other
 
     def _let_others_run(self, run_between: Callable[[_Request], bool]) -> None:
         """Let others run for a while, and then not for as long as that took: so neither side starves."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from time import thread_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,15 +18,16 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 from invariant_rag.errors import ExtraRequired, InvalidSchema, UnsupportedCombination
+from invariant_rag.generation.json_schema import compile_tag
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CACHE_BYTES = 1 << 28  # of grammars that a compiler keeps: schemas from outside are without number
+CACHE_BYTES = 1 << 28
+"""Of grammars that are kept once they are compiled: schemas from outside are without number."""
 _SECONDS, _TOKEN_SECONDS = 2.0, 0.02  # of a processor, to follow a text, and more for each of its tokens
-_ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and place in xgrammar's source
 
 # What xgrammar lets into strings of JSON though it is none in UTF-8: control characters, overlong forms, halves of
 # surrogate pairs; and \u escapes, which may be such halves (any character can be written as itself).
@@ -37,8 +38,9 @@ _LEADS = (b"\xe0", b"\xed", b"\xf0", b"\xf4")  # ends of a text after which some
 
 _lock = ForkSafeLock()
 
-before_compiling: ContextVar[Callable[[str], None] | None] = ContextVar("before_compiling", default=None)
-"""Called with the structural tag of a grammar before this process compiles it: a server tries it elsewhere first."""
+Compile: TypeAlias = "Callable[[Vocabulary, str], Any]"
+compile_elsewhere: ContextVar[Compile | None] = ContextVar("compile_elsewhere", default=None)
+"""Compiles a structural tag for a vocabulary: a server does that in a process that can be stopped. None: here."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +95,26 @@ def import_xgrammar() -> Any:
 
 
 class Vocabulary:
-    """The tokens of a model as bytes, and which of them may stand where."""
+    """The tokens of a model as bytes, and which of them may stand where.
+
+    Attributes:
+        info: What xgrammar knows of them.
+        words: Their bytes.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int, ends: frozenset[int]) -> None:
         xgrammar = import_xgrammar()
         stop = sorted(index for index in ends if index < size) or [size - 1]
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=stop)
-        self.words: list[bytes] = info.decoded_vocab
+        self.info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=stop)
+        self.words: list[bytes] = self.info.decoded_vocab
         self._controls = {index for index in control_tokens(tokenizer) if index < size}
-        self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=_CACHE_BYTES)
+        self._compiler = xgrammar.GrammarCompiler(self.info, cache_limit_bytes=CACHE_BYTES)
         self.allowed = lru_cache(maxsize=64)(self._allowed)
+
+    @cached_property
+    def serialized(self) -> str:
+        """The tokens as JSON, for another process."""
+        return str(self.info.serialize_json())
 
     def compile(self, grammar: Grammar) -> Any:
         """Compile a grammar, which is kept. Several threads may compile at the same time.
@@ -110,13 +122,8 @@ class Vocabulary:
         Raises:
             InvalidSchema: xgrammar does not take it.
         """
-        if (check := before_compiling.get()) is not None:
-            check(grammar.tag)
-        try:
-            return self._compiler.compile_structural_tag(grammar.tag)
-        except RuntimeError as error:
-            said = _ORIGIN.sub("", str(error)).strip().rstrip(":")
-            raise InvalidSchema(f"xgrammar does not take this schema: {said}") from error
+        elsewhere = compile_elsewhere.get()
+        return compile_tag(self._compiler, grammar.tag) if elsewhere is None else elsewhere(self, grammar.tag)
 
     def _allowed(self, before: bytes | None, literals: str, stops: frozenset[int]) -> torch.Tensor:
         """Return which tokens may follow where the grammar allows them: bits `[1, size / 32]`.
@@ -162,6 +169,8 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, ends: Iterable[int
 class GrammarProcessor(LogitsProcessor):
     """Leaves only tokens that continue the texts of a batch, each of which follows the grammar.
 
+    Two of one grammar and one model are equal, so that their texts can be rows of one batch.
+
     Attributes:
         grammar: The grammar.
         stops: Tokens that end a text.
@@ -180,6 +189,14 @@ class GrammarProcessor(LogitsProcessor):
         self.compiled = words.compile(grammar)
         self._seen: torch.Tensor | None = None
         self._texts: list[_Text] = []
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GrammarProcessor):
+            return NotImplemented
+        return self.words is other.words and (self.grammar, self.stops) == (other.grammar, other.stops)
+
+    def __hash__(self) -> int:
+        return hash((id(self.words), self.grammar.tag, self.stops))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GrammarProcessor:
         """Return a processor of texts that have not begun: a routed model writes two answers."""
@@ -205,11 +222,11 @@ class GrammarProcessor(LogitsProcessor):
         return self._texts
 
 
+@dataclass(frozen=True)
 class GrammarComplete(StoppingCriteria):
     """Ends a text of a processor where nothing can follow."""
 
-    def __init__(self, processor: GrammarProcessor) -> None:
-        self.processor = processor
+    processor: GrammarProcessor
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return whether each text is finished `[B]`."""

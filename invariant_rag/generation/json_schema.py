@@ -67,6 +67,7 @@ PATTERNS = {
     **{f"uuid{version}": _uuid(str(version)) for version in range(1, 9)},
 }
 
+_ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and place in xgrammar's source
 _OPTIONAL_GROUP = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\)\?")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
@@ -95,6 +96,19 @@ def json_schema(schema: Any) -> dict[str, Any]:
     if isinstance(schema, bool | int | float | list | tuple | None):
         raise InvalidSchema(f"expected a JSON schema or a type, got {shown(schema)}")
     return _with_patterns(_type_adapter(schema).json_schema(schema_generator=_generator()))  # type: ignore[no-any-return]
+
+
+def compile_tag(compiler: Any, tag: str) -> Any:
+    """Compile a structural tag with a `GrammarCompiler` of xgrammar.
+
+    Raises:
+        InvalidSchema: It does not take the schema.
+    """
+    try:
+        return compiler.compile_structural_tag(tag)
+    except RuntimeError as error:
+        said = _ORIGIN.sub("", str(error)).strip().rstrip(":")
+        raise InvalidSchema(f"xgrammar does not take this schema: {said}") from error
 
 
 def parse_object(text: str, schema: Any) -> Any:

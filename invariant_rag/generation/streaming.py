@@ -129,6 +129,7 @@ def stream_text(
     options: dict[str, Any],
     check: Callable[[], None] = lambda: None,
     closed: Event | None = None,
+    begin: Callable[[TextQueueStreamer], None] = lambda _: None,
 ) -> TextStream:
     """Run `generate` in a background thread and return a stream of its text.
 
@@ -138,6 +139,7 @@ def stream_text(
         options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
         check: Called before the thread starts; raises if this one must not wait for another.
         closed: Set when the stream is closed, for whoever generates. None: its stopping criterion says so.
+        begin: Called with the streamer at once, before anybody reads the stream.
 
     Raises:
         TokenizerRequired: `tokenizer` is None.
@@ -147,6 +149,7 @@ def stream_text(
     rest = {name: value for name, value in options.items() if name != "keep_tokens"}
     kept = options.get("keep_tokens")
     streamer = TextQueueStreamer(tokenizer, frozenset(() if kept is None else check_token_ids("keep_tokens", kept)))
+    begin(streamer)
     return TextStream(generate, streamer, rest, check, closed)
 
 

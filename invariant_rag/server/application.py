@@ -36,7 +36,7 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         settings: Limits, keys and what requests may choose.
         reranker: What scores documents for a query. None: that of `build_reranker`.
     """
-    settings = (settings or Settings()).within(engine.methods, engine.sampling)
+    settings = (settings or Settings()).within(engine.methods)
     metrics = Metrics()
     executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
     metrics.watch(engine.caches.values())

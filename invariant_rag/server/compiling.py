@@ -1,78 +1,103 @@
-"""Whether grammars of schemas and tools compile in time: tried in a process that can be stopped, before this one does.
-
-How long that takes is not to be seen from a schema, nor can a compiler be stopped in a thread.
-"""
+"""Grammars of schemas and tools, compiled in a process that can be stopped: how long that takes no schema tells."""
 
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property, lru_cache
-from threading import Event
-from typing import TYPE_CHECKING, Any, cast
+from collections import OrderedDict
+from concurrent.futures import CancelledError, Future, wait
+from functools import lru_cache
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import InvalidSchema
+from invariant_rag.generation.json_schema import compile_tag
 from invariant_rag.server.worker import Workers
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.generation.grammar import Vocabulary
 
 SECONDS = 20.0
 """A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
 _START_SECONDS = 120.0
-_REMEMBERED = 1000
+_POLL_SECONDS = 0.05
+_MOST = 1000
 
 COMPILERS = Workers(1)
 """Compiles schemas, for all models of this process."""
 
 
-class SchemaTrials:
-    """Tries schemas for the vocabulary of a model, each once.
+class SchemaCompiler:
+    """Compiles every schema once, however many requests have it, and keeps it.
 
     Args:
-        lm: The model. It needs a tokenizer.
+        most_bytes: Of grammars that are kept.
     """
 
-    def __init__(self, lm: InvariantModel) -> None:
-        self._lm = lm
-        self._compiles: dict[str, bool] = {}
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[Vocabulary, str], Future[Any]] = OrderedDict()  # the latest used last
 
-    def check(self, abandoned: Event, tag: str) -> None:
-        """Check that a structural tag compiles in time. Whether it means something is seen when the server compiles it.
+    def compile(self, abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
+        """Return the `CompiledGrammar` of a structural tag.
 
         Raises:
             CancelledError: It was abandoned.
-            InvalidSchema: It takes too long.
+            InvalidSchema: xgrammar does not take it, or it takes too long.
         """
-        key = hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()
-        if key not in self._compiles:
-            COMPILERS.call(_START_SECONDS, abandoned, prepare, self._vocabulary)
+        key = vocabulary, hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()
+        while True:
+            with self._lock:
+                found = self._kept.get(key)
+                is_first = found is None
+                if found is None:
+                    found = self._kept[key] = Future()
+                self._kept.move_to_end(key)
+            if is_first:
+                self._settle(found, key, abandoned, tag)
+            while not wait([found], _POLL_SECONDS).done:
+                if abandoned.is_set():
+                    raise CancelledError
             try:
-                COMPILERS.call(SECONDS, abandoned, compile_tag, self._vocabulary, tag)
-            except TimeoutError:
-                self._remember(key, compiles=False)
-            else:
-                self._remember(key, compiles=True)
-        if not self._compiles.get(key, True):
-            raise InvalidSchema(
-                f"expected a schema that compiles within {SECONDS:g} seconds for this model",
-                hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
-            )
+                grammar = found.result()
+            except CancelledError:  # whoever compiled it has left
+                if abandoned.is_set():
+                    raise
+                continue
+            if isinstance(grammar, InvalidSchema):
+                raise InvalidSchema(str(grammar), hint=grammar.hint)
+            return grammar
 
-    @cached_property
-    def _vocabulary(self) -> str:
-        from xgrammar import TokenizerInfo
+    def _settle(self, result: Future[Any], key: tuple[Vocabulary, str], abandoned: Event, tag: str) -> None:
+        try:
+            result.set_result(_compiled(abandoned, key[0], tag))
+        except InvalidSchema as error:
+            result.set_result(error)
+        except BaseException as error:  # noqa: BLE001 - raised by everybody who waits for it
+            with self._lock:
+                del self._kept[key]
+            result.set_exception(error)
+        with self._lock:
+            done = [(each, kept.result()) for each, kept in self._kept.items() if kept.done()]
+            size = sum(getattr(grammar, "memory_size_bytes", 0) for _, grammar in done)
+            for each, grammar in done[:-1]:
+                if size > self._most_bytes or len(self._kept) > _MOST:
+                    del self._kept[each]
+                    size -= getattr(grammar, "memory_size_bytes", 0)
 
-        tokenizer = cast("PreTrainedTokenizerBase", self._lm.tokenizer)
-        size = self._lm.model.config.get_text_config(decoder=True).vocab_size
-        text: str = TokenizerInfo.from_huggingface(tokenizer, vocab_size=size).serialize_json()
-        return text
 
-    def _remember(self, key: str, *, compiles: bool) -> None:
-        if len(self._compiles) >= _REMEMBERED:
-            self._compiles.clear()
-        self._compiles[key] = compiles
+def _compiled(abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
+    from xgrammar import CompiledGrammar
+
+    COMPILERS.call(_START_SECONDS, abandoned, prepare, vocabulary.serialized)
+    try:
+        grammar = COMPILERS.call(SECONDS, abandoned, compile_serialized, vocabulary.serialized, tag)
+    except TimeoutError:
+        raise InvalidSchema(
+            f"expected a schema that compiles within {SECONDS:g} seconds for this model",
+            hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
+        ) from None
+    return CompiledGrammar.deserialize_json(grammar, vocabulary.info)
 
 
 def prepare(vocabulary: str) -> None:
@@ -80,17 +105,20 @@ def prepare(vocabulary: str) -> None:
     _compiler(vocabulary)
 
 
-def compile_tag(vocabulary: str, tag: str) -> None:
-    """Compile a structural tag, in a worker. Errors do not matter: the server gets them, too, when it compiles it.
+def compile_serialized(vocabulary: str, tag: str) -> str:
+    """Compile a structural tag, in a worker.
 
     Args:
         vocabulary: A serialized `TokenizerInfo`.
         tag: The structural tag.
+
+    Returns:
+        The serialized `CompiledGrammar`.
+
+    Raises:
+        InvalidSchema: xgrammar does not take it.
     """
-    try:
-        _compiler(vocabulary).compile_structural_tag(tag)
-    except (RuntimeError, ValueError):
-        return
+    return str(compile_tag(_compiler(vocabulary), tag).serialize_json())
 
 
 @lru_cache(maxsize=2)

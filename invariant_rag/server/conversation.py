@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from invariant_rag.checks import SEEDS
+from invariant_rag.files import parse_json
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
 from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.server.documents import check_ids, segment_of, set_of
 from invariant_rag.server.engines.base import Call, Choices, Sampling
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.fields import about
-from invariant_rag.server.schema_checks import check_schema, check_tools
+from invariant_rag.server.schema_checks import check_schema, check_tools, check_values
 from invariant_rag.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -37,24 +39,10 @@ _FIELDS: Mapping[str, Any] = {
 }
 
 
+_MOST_ARGUMENTS = 10_000
+"""Values of the arguments of all calls: the chat template writes them one by one."""
 _ALWAYS = ("top_p", "top_k", "min_p", "repetition_penalty")
-_WHERE_KNOWN = ("frequency_penalty", "presence_penalty", "logit_bias")
-
-
-def check_known(names: Sequence[str], settings: Settings) -> None:
-    """Check that the engine has fields that not all engines have.
-
-    Raises:
-        InvalidRequest: It has not.
-    """
-    for name in names:
-        most = 1 if name == "logprobs" else 0
-        if name not in settings.sampling:
-            raise InvalidRequest(
-                f"{name}: not supported by the engine of this server, expected {most} or nothing",
-                param=name,
-                hint="Leave it away. A server of a model behind an API has it.",
-            )
+_CHANGING = ("frequency_penalty", "presence_penalty", "logit_bias")
 
 
 def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
@@ -69,7 +57,8 @@ def chat_call(request: ChatRequest, settings: Settings, tenant: str) -> Call:
     """
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
-    check_known(["top_logprobs"] if request.top_logprobs else [], settings)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("expected top_logprobs with logprobs only", param="top_logprobs", hint="Set logprobs.")
     tools = _tools(request.tools)
     turns, question, warnings = conversation(request.messages, request.documents)
     choice = request.tool_choice
@@ -102,8 +91,6 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
         InvalidRequest: As for `chat_call`; or there are documents beside token ids, or too many prompts.
     """
     prompts = _prompts(request.prompt)
-    if (request.logprobs or 0) > 1 and "top_logprobs" not in settings.sampling:
-        check_known(["logprobs"], settings)
     if len(prompts) * request.n > settings.max_choices:
         raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
     if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):
@@ -123,7 +110,7 @@ def completion_calls(request: CompletionRequest, settings: Settings, tenant: str
                 count=request.n,
                 stop=tuple(request.stops),
                 logprobs=request.logprobs is not None,
-                top_logprobs=(request.logprobs or 0) if (request.logprobs or 0) > 1 else 0,
+                top_logprobs=request.logprobs or 0,
                 stream=request.stream,
                 warnings=_warnings(recognition.findings),
             )
@@ -176,6 +163,9 @@ def conversation(
 def extra_fields(messages: Sequence[Message], turns: int) -> tuple[Mapping[str, Any], ...]:
     """Return the fields of messages beside role and content; none for a system message that was put before them."""
     fields = [each.model_dump(include=_FIELDS, exclude_none=True) for each in messages]
+    given = [call.function.arguments for each in messages for call in each.tool_calls or ()]
+    with suppress(ValueError, RecursionError):  # what is no JSON is refused where a call is made of it
+        check_values([parse_json(each) for each in given], _MOST_ARGUMENTS, "calls with arguments")
     return (*({} for _ in range(turns - len(fields))), *fields)
 
 
@@ -209,8 +199,7 @@ def sampling_of(request: Decoding, settings: Settings, max_tokens: int | None) -
     if request.n > settings.max_choices:
         raise InvalidRequest(f"n: expected at most {settings.max_choices}, got {request.n}", param="n")
     more = {name: value for name in _ALWAYS if (value := getattr(request, name)) is not None}
-    more |= {name: value for name in _WHERE_KNOWN if (value := getattr(request, name))}
-    check_known([name for name in _WHERE_KNOWN if name in more], settings)
+    more |= {name: value for name in _CHANGING if (value := getattr(request, name))}
     if request.seed is not None and request.seed > (most := SEEDS[1] - request.n + 1):
         raise InvalidRequest(f"seed: expected at most {most} with n={request.n}, got {request.seed}", param="seed")
     return Sampling(wanted, request.temperature or 0.0, request.seed, more)

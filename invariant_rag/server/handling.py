@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -110,22 +109,13 @@ def _answer(job: Job, calls: Sequence[Call], emit: Emit) -> list[Reply]:
     job.state.check_model(job.parsed.model)
     clock = StreamClock(job.state.metrics, job.begun)
 
-    def one(number: int) -> Reply:
-        call = replace(calls[number], headers=job.headers)
-        first = number * call.count
+    def emit_timed(index: int, delta: AnswerDelta) -> None:
+        clock.tick(index)
+        emit(index, delta)
 
-        def emit_timed(index: int, delta: AnswerDelta) -> None:
-            clock.tick(first + index)
-            emit(first + index, delta)
-
-        return job.state.engine.answer(call, emit_timed, job.abandoned)
-
+    calls = [replace(each, headers=job.headers) for each in calls]
     with job.turn(sum(each.count * each.sampling.max_new_tokens for each in calls) * _SECONDS_PER_TOKEN):
-        if len(calls) == 1:
-            found = [one(0)]
-        else:
-            with ThreadPoolExecutor(len(calls), "invariant-rag-prompt") as threads:
-                found = list(threads.map(one, range(len(calls))))
+        found = job.state.engine.answer_all(calls, emit_timed, job.abandoned)
         if job.parsed.check_orders:
             reports = [compare_orders(job.state.engine, each, job.parsed.check_orders, job.abandoned) for each in calls]
             found = [

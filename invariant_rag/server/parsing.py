@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from invariant_rag.files import parse_json
 from invariant_rag.server.conversation import chat_call, completion_calls, tokenize_call
 from invariant_rag.server.engines.base import Call, JudgeCall, RerankCall
-from invariant_rag.server.errors import InvalidRequest, TooLarge, invalid_request
+from invariant_rag.server.errors import InvalidRequest, invalid_request
 from invariant_rag.server.ranking import judge_call, rerank_call
+from invariant_rag.server.schema_checks import check_values
 from invariant_rag.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -79,7 +80,7 @@ def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
     request: Any
     try:
         document = parse_json(body, finite=True)
-        _check_size(document)
+        check_values(document, MOST_VALUES, "a body")
         request = schema.model_validate(document)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"expected a body of JSON: {error.msg} at character {error.pos}") from None
@@ -94,18 +95,3 @@ def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
         check_orders=request.invariant.check_order if hasattr(request, "invariant") else 0,
         contents=request.model_dump(mode="json", exclude_defaults=True) if settings.log_contents else None,
     )
-
-
-def _check_size(document: Any) -> None:
-    """Check that a document is no heap of small values, which take far more memory than their text."""
-    level, found = [document], 0
-    while level:
-        inner: list[Any] = []
-        for each in level:
-            values = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-            inner.extend(value for value in values if not isinstance(value, int | float))
-            found += len(each) if isinstance(each, dict) else 0
-        found += len(inner)
-        if found > MOST_VALUES:
-            raise TooLarge(f"expected a body of at most {MOST_VALUES:,} values, got more")
-        level = inner

@@ -44,7 +44,6 @@ class Description:
     context_window: int | None
     method: str
     methods: frozenset[str]
-    sampling: frozenset[str]
     orderings: Mapping[str, frozenset[str]]
 
 

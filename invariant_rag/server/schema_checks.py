@@ -1,4 +1,4 @@
-"""JSON schemas from outside: whether they are any, of a size, and refer to nothing elsewhere.
+"""JSON from outside: of a size; and schemas, whether they are any, and refer to nothing elsewhere.
 
 How long one takes to compile is seen when it is compiled; see `compiling`.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from invariant_rag.errors import InvalidSchema, InvalidTool
 from invariant_rag.generation.schema_validation import check_json_schema
+from invariant_rag.server.errors import TooLarge
 from invariant_rag.shown import shown
 
 MOST_BYTES = 65_536
@@ -19,6 +20,30 @@ MOST_TOOLS = 128
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _HINT = "Ask for less, or say it in the prompt."
+
+
+def check_values(document: Any, most: int, what: str) -> None:
+    """Check that a document is no heap of small values, which take far more memory and time than their text.
+
+    Args:
+        document: JSON.
+        most: Texts, names, lists and objects that it may have.
+        what: What it is, such as `a body`.
+
+    Raises:
+        TooLarge: It has more.
+    """
+    level, found = [document], 0
+    while level:
+        inner: list[Any] = []
+        for each in level:
+            values = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+            inner.extend(value for value in values if not isinstance(value, int | float))
+            found += len(each) if isinstance(each, dict) else 0
+        found += len(inner)
+        if found > most:
+            raise TooLarge(f"expected {what} of at most {most:,} values, got more")
+        level = inner
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 
 MOST_DOCUMENTS = 1000
 """Of a request, a message or a part of one."""
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2, allow_inf_nan=False)]
 
 
@@ -233,7 +234,7 @@ class Decoding(Request):
     safety_identifier: str | None = None
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
-    logit_bias: Annotated[dict[str, Real], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
 
     @property
     def stops(self) -> list[str]:

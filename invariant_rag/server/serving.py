@@ -25,6 +25,8 @@ _CONNECTIONS = 8
 """Connections of all addresses together, in those that one may have."""
 _MOST_READ = 16_384
 """Bytes that are read at a time: a body in chunks of a byte each takes that much longer to take apart."""
+_SWITCH_SECONDS = 0.0005
+"""That a thread may compute before the event loop gets the interpreter: with the usual 5 ms, threads add up."""
 _NO_HTTP = {
     400: "expected a request of HTTP/1.1, got something else",
     431: "expected a head of at most 64 KiB, got a longer one",
@@ -167,6 +169,7 @@ def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn
 
     After SIGTERM or SIGINT it takes no new connection, finishes what runs within `settings.timeout`, and ends.
     """
+    sys.setswitchinterval(_SWITCH_SECONDS)
     AppStatus.enable_automatic_graceful_drain = False  # streams end by themselves, and are not cut at SIGTERM
     connections = Connections(settings.max_connections, settings.trusted_proxies)
     limits = {"head_seconds": settings.body_timeout, "open_connections": connections}

@@ -28,7 +28,6 @@ class Settings:
         trusted_proxies: Addresses of proxies: what they say of their clients is believed, and their connections are
             those of many.
         methods: What a request may choose by `invariant.method`. Empty: all that the engine has.
-        sampling: What of `top_logprobs`, penalties and `logit_bias` a request may use: those that the engine has.
         orderings: What a request may choose by `invariant.ordering`.
         max_body_bytes: A longer body is refused with 413.
         max_requests: Requests that run or wait; one more is refused with 429. With several tenants, a part is kept for
@@ -51,7 +50,6 @@ class Settings:
     operator_key: str | None = field(default=None, repr=False)
     trusted_proxies: frozenset[str] = frozenset()
     methods: frozenset[str] = frozenset()
-    sampling: frozenset[str] = frozenset()
     orderings: frozenset[str] = field(default_factory=cheap_orderings)
     max_body_bytes: int = 4 << 20
     max_requests: int = 64
@@ -83,14 +81,14 @@ class Settings:
         """How many tenants there are."""
         return max(len(set(self.keys.values())), 1)
 
-    def within(self, methods: frozenset[str], sampling: frozenset[str]) -> Self:
-        """Return the settings of a server whose engine has these methods, and takes these fields.
+    def within(self, methods: frozenset[str]) -> Self:
+        """Return the settings of a server whose engine has these methods.
 
         Raises:
             InvalidChoice: One is allowed that the engine does not have.
         """
         _check_allowed("method", self.methods, methods)
-        return replace(self, methods=self.methods or methods, sampling=sampling)
+        return replace(self, methods=self.methods or methods)
 
 
 def _check_allowed(kind: str, allowed: Set[str], known: Set[str]) -> None:

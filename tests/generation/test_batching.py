@@ -18,6 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.generation.structured import constrain
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
@@ -131,6 +132,33 @@ def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(
     for answer, expected, (prompt, each) in zip(together, alone, seeded, strict=True):
         assert answer.logprobs == pytest.approx(expected.logprobs, abs=rounding(lm.generate, prompt, **each))
     assert set(sizes) == {6}
+
+
+def test_objects_of_one_schema_are_rows_of_one_batch_and_streams_end_where_they_are_complete(
+    model: InvariantModel,
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}}, "required": ["a"]}
+    batcher, prompt = MicroBatcher(), Prompt("Read: ", ["one", "two"], " and say.")
+
+    def options(seed: int) -> dict[str, Any]:
+        sampling = {"do_sample": True, "temperature": 2.0, "top_k": 0, "seed": seed}
+        return constrain(model, schema, max_new_tokens=80, **sampling).options
+
+    alone = [model.generate(prompt, **options(seed)).text for seed in range(4)]
+    streams = [batcher.stream(model, prompt, options(seed)) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool, batch_sizes(model.model) as sizes:
+        with batcher._generate_lock:
+            pieces = [pool.submit(list, stream) for stream in streams]
+            while len(batcher._waiting) < len(streams):
+                time.sleep(0.001)
+        texts = ["".join(each.result()) for each in pieces]
+    assert texts == alone
+    assert len(set(texts)) == 4
+    assert set(sizes) == {4}
+    other = constrain(model, {"enum": ["a"]}, max_new_tokens=80).options
+    with batch_sizes(model.model) as sizes:
+        batcher.generate_all(model, [(prompt, options(0)), (prompt, {**options(1), **other})])
+    assert set(sizes) == {1}
 
 
 def test_without_seeds_sampled_answers_follow_the_global_state(llama: PreTrainedModel) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from transformers import AutoTokenizer, T5ForConditionalGeneration
+from torch.nn.modules.module import register_module_forward_hook
+from transformers import AutoTokenizer, BertModel, T5ForConditionalGeneration
 
+from invariant_rag.cancellation import cancellable
 from invariant_rag.errors import ContextOverflow, InvariantRAGError, TokenizerRequired, UnsupportedModel
 from invariant_rag.orderings import Candidate, CrossEncoder, Embedding, MonoT5, Ordering, Relevance
 from invariant_rag.segments import Segment
 from invariant_rag.testing.rounding import rounding
+from tests.orderings.conftest import WORDS
 
 
 def candidate(text: str) -> Candidate:
@@ -181,3 +185,25 @@ def test_embedding_ranks_by_meaning(embedding: Embedding) -> None:
     # The same sentences from a loaded model.
     loaded = Embedding(embedding._loaded)
     assert loaded.rank([candidate(text) for text in texts], "When does the boat sail?") == rank
+
+
+@pytest.mark.parametrize(("kind", "together"), [("monot5", 1), ("cross_encoder", 4)])
+def test_no_batch_is_read_once_nobody_waits_for_the_scores(
+    kind: str, together: int, request: pytest.FixtureRequest
+) -> None:
+    relevance, gone, reads = request.getfixturevalue(kind), Event(), []
+    candidates = [candidate(f"{word} {other} mill") for word in WORDS for other in WORDS]
+    relevance.sort_keys(candidates[:1], "river")  # the model is loaded
+
+    def leave(network: torch.nn.Module, *_: object) -> None:
+        if isinstance(network, T5ForConditionalGeneration | BertModel):
+            reads.append(1)
+            gone.set()
+
+    hook = register_module_forward_hook(leave)
+    try:
+        with cancellable(gone), pytest.raises(CancelledError):
+            relevance.sort_keys(candidates, "river")
+    finally:
+        hook.remove()
+    assert len(reads) == together

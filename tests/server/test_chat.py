@@ -293,10 +293,10 @@ def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
         ({"n": 9}, "n: expected at most 8, got 9"),
         ({"max_tokens": 5000}, "max_tokens: expected at most 4096"),
         ({"max_tokens": 4096}, "context"),
-        ({"frequency_penalty": 1.0}, "frequency_penalty: not supported"),
-        ({"presence_penalty": -1}, "presence_penalty: not supported"),
-        ({"logit_bias": {"1": 5}}, "logit_bias: not supported"),
-        ({"top_logprobs": 5}, "top_logprobs: not supported by the engine of this server"),
+        ({"frequency_penalty": 3.0}, "frequency_penalty: expected less than or equal to 2"),
+        ({"logit_bias": {"1000000": 5}}, "logit_bias: expected token ids from 0 to"),
+        ({"logit_bias": {"-1": 5}}, "logit_bias: expected token ids from 0 to"),
+        ({"top_logprobs": 5}, "expected top_logprobs with logprobs only"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]: Input tag"),
         ({"messages": [{"role": "system", "content": "Hello."}]}, "expected a user message"),
@@ -320,6 +320,34 @@ def test_what_cannot_be_answered_is_refused_by_name(change: dict[str, Any], name
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="small"):
         client.chat.completions.create(model="large", messages=[{"role": "user", "content": "Hello."}])
+
+
+def test_tokens_are_made_likelier_and_what_was_said_before_unlikelier(http: httpx.Client) -> None:
+    def said(**more: Any) -> str:
+        body = {"prompt": QUESTION, "max_tokens": 12, **more}
+        return str(http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+    (token,) = http.post("/tokenize", json={"prompt": " barley"}).json()["tokens"][-1:]
+    repeated = said(logit_bias={str(token): 100.0})
+    assert repeated.split() == repeated.split()[:1] * 12
+    for penalty in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}):
+        assert said(logit_bias={str(token): 1.0}, **penalty) != repeated
+    assert len(set(said(logit_bias={str(token): 9.0}, frequency_penalty=2.0).split())) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_likeliest_tokens_are_those_of_the_model(
+    stream: bool, http: httpx.Client, client: openai.OpenAI, embedded: InvariantModel
+) -> None:
+    generation = embedded.generate(embedded.chat_prompt(QUESTION, FLAGS), max_new_tokens=256, top_logprobs=3)
+    expected = [pytest.approx([value for _, value in each], abs=1e-4) for each in generation.top_logprobs]
+    found = ask(client, FLAGS, logprobs=True, top_logprobs=3, stream=stream)
+    content = (list(found)[-1] if stream else found).choices[0].logprobs.content
+    assert [[top.logprob for top in each.top_logprobs] for each in content] == expected
+    assert [each.top_logprobs[0].logprob for each in content] == [each.logprob for each in content]  # greedy
+    body = {"prompt": QUESTION, "max_tokens": 3, "logprobs": 2}
+    tokens = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert [len(each) for each in tokens["top_logprobs"]] == [2, 2, 2]
 
 
 def test_null_means_the_default_and_some_fields_are_ignored(http: httpx.Client) -> None:

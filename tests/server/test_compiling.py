@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Timer
 from typing import Any
 
 import httpx
 import pytest
+import torch
+from xgrammar import GrammarMatcher, allocate_token_bitmask
 
 from invariant_rag import InvariantModel
+from invariant_rag.generation.grammar import Grammar, json_format, vocabulary
 from invariant_rag.server import InProcess, Settings, compiling
+from invariant_rag.server.compiling import SchemaCompiler
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.parsing import parse
 from invariant_rag.server.worker import Worker, WorkerFailed, Workers
@@ -21,6 +25,7 @@ from invariant_rag.testing.toy_inputs import toy_tokenizer
 from tests.server.conftest import serving
 
 SLOW = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a{50000}$"}}, "required": ["a"]}
+LENGTHY = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 20_000}}, "required": ["a"]}
 QUICK = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -54,6 +59,26 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
         assert "0.3 seconds" in error["message"]
         seconds = time.monotonic() - start
     assert seconds < 0.3
+
+
+def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
+    words, compiler = vocabulary(model.tokenizer, 288, frozenset({0})), SchemaCompiler(1)
+    tag, left = Grammar(json_format(LENGTHY)).tag, Event()
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(compiler.compile, left, words, tag)
+        others = [pool.submit(compiler.compile, Event(), words, tag) for _ in range(3)]
+        Timer(0.02, left.set).start()
+        with pytest.raises(CancelledError):
+            first.result()
+        found = [each.result() for each in others]
+    assert all(each is found[0] for each in found)
+    assert compiler.compile(Event(), words, tag) is found[0]
+    compiler.compile(Event(), words, Grammar(json_format(QUICK)).tag)  # there is room for one
+    assert compiler.compile(Event(), words, tag) is not found[0]
+    mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
+    GrammarMatcher(words.compile(Grammar(json_format(LENGTHY)))).fill_next_token_bitmask(mine)
+    GrammarMatcher(found[0]).fill_next_token_bitmask(theirs)
+    assert torch.equal(mine, theirs)
 
 
 @pytest.fixture

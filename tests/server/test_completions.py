@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import openai
 import pytest
 
 from invariant_rag import InvariantModel, Prompt, Segment, __version__
 from invariant_rag.segments import document_rendering
-from tests.server.conftest import FLAGS, QUESTION, content_of
+from invariant_rag.server import InProcess
+from tests.generation.test_batching import batch_sizes
+from tests.server.conftest import FLAGS, QUESTION, content_of, serving
 
 
 def test_a_completion_is_that_of_the_library(client: openai.OpenAI, embedded: InvariantModel) -> None:
@@ -80,3 +84,25 @@ def test_the_server_tells_what_it_is(client: openai.OpenAI, http: httpx.Client) 
     assert "invariant_rag_cache_hits_total" in page
     assert http.get("/v2/nothing").json()["error"]["code"] == "not_found"
     assert http.get("/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [
+        ({"prompt": ["The flag", "The mill grinds", "The ferry leaves at"]}, 3),
+        ({"prompt": ["The flag", "The mill"], "n": 3, "temperature": 1.0, "seed": 1}, 6),
+        ({"prompt": "The flag", "n": 8, "temperature": 1.0, "seed": 1}, 8),
+    ],
+)
+def test_all_answers_to_a_request_are_one_batch(
+    asked: dict[str, Any], rows: int, stream: bool, embedded: InvariantModel
+) -> None:
+    with (
+        serving(InProcess(embedded, "small")) as url,
+        batch_sizes(embedded.model) as sizes,
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        body = {**asked, "max_tokens": 8, "logit_bias": {"1": 0.1}, "stream": stream}
+        assert http.post("/v1/completions", json=body).status_code == 200
+    assert set(sizes) == {rows}

@@ -109,6 +109,11 @@ def tool(name: str, **parameters: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+def calls_with(values: list[str]) -> list[dict[str, object]]:
+    function = {"name": "f", "arguments": json.dumps({"a": values})}
+    return [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}]
+
+
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "a schema elsewhere": (form({"$ref": "https://example.org/schema.json"}), "invalid_schema"),
     "a part elsewhere": (form({"type": "object", "properties": {"a": {"$ref": "b.json#/a"}}}), "invalid_schema"),
@@ -118,6 +123,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "long tools": ({"tools": [tool("f", description="a" * 70_000)]}, "invalid_tool"),
     "many tools": ({"tools": [tool(f"f{number}") for number in range(129)]}, "invalid_tool"),
     "many documents": ({"documents": ["a"] * 1001}, "invalid_request"),
+    "many arguments": ({"messages": [{"role": "user", "content": "a"}, *calls_with([""] * 9_999)]}, "too_large"),
     "many values": ({"chat_template_kwargs": {"a": [""] * 100_001}}, "too_large"),
 }
 

@@ -27,12 +27,12 @@ class Halting(InProcess):
         self.halt, self.halted, self.fails = Event(), Event(), False
         self.halt.set()
 
-    def answer(self, *arguments: Any) -> Any:
+    def answer_all(self, *arguments: Any) -> Any:
         self.halted.set()
         self.halt.wait(30)
         if self.fails:
             raise RuntimeError("secret")
-        return super().answer(*arguments)
+        return super().answer_all(*arguments)
 
 
 def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded: InvariantModel, open_lab: Opener) -> None:

@@ -48,6 +48,10 @@ def schema(part: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": whole}}
 
 
+def call(arguments: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "tools of many properties": {"tools": [tool(f"tool{each}", 700) for each in range(110)]},
     "many tools": {"tools": [tool(str(each), 0) for each in range(30_000)]},
@@ -67,6 +71,10 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a long question": {"question": "ferry " * 600_000, "messages": [{"role": "user", "content": "ferry " * 30_000}]},
     "a long text": {"documents": ["The ferry leaves at noon. " * 140_000]},
     "long texts": {"documents": ["The ferry leaves at noon. " * 1000] * 140},
+    "arguments of calls": {
+        "messages": [*CHAT["messages"], call(json.dumps({str(each): each for each in range(200_000)}))]
+    },
+    "long answers": {"answers": ["ferry " * 6000] * 100, "criteria": {"ferry" * 9: "ferry " * 40_000}},
     "a slow schema": {"response_format": schema(PATTERN)},
     "a schema that counts": {"response_format": schema({"type": "array", "minItems": 10**6, "maxItems": 10**7})},
 }

@@ -90,13 +90,6 @@ def test_the_likeliest_tokens_come_from_an_engine_that_has_them(api: ScriptedAPI
     assert reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == top
 
 
-@pytest.mark.parametrize("field", [{"top_logprobs": 2, "logprobs": True}, {"logit_bias": {"1": 1.0}}])
-def test_fields_that_the_engine_has_not_are_refused_by_name(field: dict[str, Any], http: httpx.Client) -> None:
-    error = http.post(CHAT, json={**BODY, **field}, headers=bearer("key-of-ada")).json()["error"]
-    assert error["param"] == next(iter(field))
-    assert "behind an API" in error["hint"]
-
-
 def test_spans_belong_to_the_trace_of_the_client(embedded: InvariantModel) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -24,10 +24,10 @@ CHAT, TEXT, JUDGE = "/v1/chat/completions", "/v1/completions", "/v1/judge"
 class Faulty(InProcess):
     """An engine with a bug."""
 
-    def answer(self, call: Call, emit: Emit, abandoned: Any) -> Reply:
-        if call.question == "fault":
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Any) -> list[Reply]:
+        if calls[0].question == "fault":
             raise ZeroDivisionError("secret")
-        return super().answer(call, emit, abandoned)
+        return super().answer_all(calls, emit, abandoned)
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +86,6 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
     "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
     "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
-    "logprobs": (
-        TEXT,
-        {"prompt": "a", "logprobs": 5},
-        400,
-        "logprobs",
-        "logprobs: not supported by the engine",
-    ),
     "score": (CHAT, chat(documents=["a"], invariant={"ordering": "score"}), 400, "documents", "expects a score"),
     "method": (CHAT, chat(invariant={"method": "x"}), 400, "invariant.method", "invariant.method: expected one of"),
     "seed": (CHAT, chat(seed=1 << 64), 400, "seed", f"{-(1 << 63)} to {(1 << 64) - 1}"),

@@ -14,6 +14,7 @@ class Relay:
     def __init__(self, target: int) -> None:
         self._target = target
         self._open: list[socket.socket] = []
+        self.asked: list[bytes] = []  # what clients sent
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -47,13 +48,14 @@ class Relay:
                 near, _ = listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._target))
                 self._open += [near, far]
-                for source, sink in ((near, far), (far, near)):
-                    Thread(target=_copy, args=(source, sink), daemon=True).start()
+                Thread(target=_copy, args=(near, far, self.asked), daemon=True).start()
+                Thread(target=_copy, args=(far, near, []), daemon=True).start()
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+def _copy(source: socket.socket, sink: socket.socket, passed: list[bytes]) -> None:
     with suppress(OSError):  # the relay was cut, or one side has left
         while data := source.recv(65536):
+            passed.append(data)
             sink.sendall(data)
     for each in (source, sink):
         with suppress(OSError):

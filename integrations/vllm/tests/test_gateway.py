@@ -14,7 +14,7 @@ import httpx
 import pytest
 from invariant_rag import InvariantModel, Judge, Segment
 from invariant_rag.generation.logprobs import token_logprobs
-from invariant_rag.server import Settings, create_app
+from invariant_rag.server import InProcess, Settings, create_app
 from invariant_rag.server.engines.building import UPSTREAM_KEY_VARIABLE, EngineConfig, build_engine
 from invariant_rag.server.serving import in_thread, server_of
 
@@ -89,6 +89,39 @@ def test_a_stream_is_the_whole_answer_in_pieces(gateway: httpx.Client) -> None:
         whole["finish_reason"],
         whole["message"].get("citations"),
     )
+
+
+def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway: httpx.Client, lm: InvariantModel) -> None:
+    segments, prompt = documents(3, seed=605), "The ferry leaves"
+    assert lm.tokenizer is not None
+    (token, *_) = lm.tokenizer.encode(" barley", add_special_tokens=False)
+    ours = InProcess(lm.with_method("rotor", ordering="lexical"))
+    changes: list[dict[str, Any]] = [
+        {"logit_bias": {str(token): 100.0}, "max_tokens": 6},
+        {"frequency_penalty": 2.0, "presence_penalty": 1.0, "max_tokens": 24},
+        {"logprobs": 3, "max_tokens": 6},
+    ]
+    with in_thread(server_of(create_app(ours), Settings(), "127.0.0.1", 0)) as url:
+        for change in changes:
+            sent = {"prompt": prompt, "documents": [each.text for each in segments], **change}
+            (here,), (there,) = (
+                client.post(COMPLETIONS, json=sent).json()["choices"]
+                for client in (httpx.Client(base_url=url, timeout=120), gateway)
+            )
+            assert here["text"] == there["text"]
+            tops = [(each["logprobs"] or {}).get("top_logprobs", []) for each in (here, there)]
+            assert tops[1] == [pytest.approx(each, abs=ROUNDING) for each in tops[0]]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_vllm_gets_the_names_of_the_request_and_of_its_trace(count: int, gateway: httpx.Client, relay: Relay) -> None:
+    trace = f"00-{count:032x}-00f067aa0ba902b7-01"
+    named = {"x-request-id": f"mine-{count}", "traceparent": trace}
+    sent = {"prompt": "The ferry leaves", "max_tokens": 2, "n": count, "temperature": 1.0, "seed": 1}
+    assert gateway.post(COMPLETIONS, json=sent, headers=named).status_code == 200
+    passed = b"".join(relay.asked).lower()
+    assert passed.count(f"x-request-id: mine-{count}".encode()) == count
+    assert passed.count(f"traceparent: {trace}".encode()) == count
 
 
 def test_a_tenant_learns_nothing_of_what_another_has_asked(gateway: httpx.Client) -> None:

@@ -6,8 +6,8 @@ attention in its own forward pass, and writes the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
@@ -39,11 +39,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Connection:
-    """A vLLM, and for whom it is asked."""
+    """A vLLM, for whom it is asked, and by what names of the request."""
 
     engine: Engine
     facts: ServerFacts
     tenant: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def request(self, token_ids: TokenIds, reading: Mapping[str, Any] | None, fields: dict[str, Any]) -> EngineRequest:
+        """Return a request."""
+        return EngineRequest(token_ids, self.tenant, reading, fields, self.headers)
 
 
 class VLLMBackend(InvariantModel):
@@ -170,6 +175,12 @@ class VLLMBackend(InvariantModel):
         vars(other)["_connection"] = replace(self._connection, tenant=_check_tenant(tenant))
         return other
 
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        """Return a backend whose requests have these headers: `x-request-id` and `traceparent` of who asks."""
+        other = super()._with(self.prefiller.choices)
+        vars(other)["_connection"] = replace(self._connection, headers=dict(headers))
+        return other
+
     def check_ready(self) -> None:
         """Check that vLLM takes requests.
 
@@ -280,7 +291,7 @@ class VLLMBackend(InvariantModel):
         if length > facts.max_tokens:  # the context window limits positions, of which some methods take fewer
             raise ContextOverflow(f"expected at most {facts.max_tokens} tokens of prompt and answer, got {length}")
         if prepared.arrangement.is_plain:
-            return EngineRequest(token_ids, self._connection.tenant, None, fields)
+            return self._connection.request(token_ids, None, fields)
         reading = Reading.of(self.method, prepared.arrangement.layout)
         if window is not None and length > window and not reading.is_plain_behind:
             raise UnsupportedCombination(
@@ -288,7 +299,7 @@ class VLLMBackend(InvariantModel):
                 "whose answers read documents elsewhere than they lie",
                 hint="Use rotor or isolated.",
             )
-        return EngineRequest(token_ids, self._connection.tenant, reading.as_params(), fields)
+        return self._connection.request(token_ids, reading.as_params(), fields)
 
     def _complete(self, prepared: PreparedPrompt, sampling: Sampling) -> list[Completion]:
         """Run one prompt, token by token."""
@@ -315,6 +326,7 @@ class VLLMBackend(InvariantModel):
             text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
             token_ids=tuple(tokens),
             logprobs=tuple(completion.logprobs),
+            top_logprobs=tuple(completion.top_logprobs),
             finish_reason=completion.finish_reason,
             usage=Usage(len(prepared.input_ids), len(tokens), completion.cached_tokens),
             order=prepared.order,
@@ -360,13 +372,8 @@ def _finished(prepared: PreparedPrompt, completion: Completion, sampling: Sampli
         return completion
     end, most = sampling.structure.end(prepared.input_ids, completion.token_ids), sampling.max_new_tokens
     if end is None or end > most:
-        reason = "length" if len(completion.token_ids) > most else completion.finish_reason
-        return replace(
-            completion, token_ids=completion.token_ids[:most], logprobs=completion.logprobs[:most], finish_reason=reason
-        )
-    return replace(
-        completion, token_ids=completion.token_ids[:end], logprobs=completion.logprobs[:end], finish_reason="stop"
-    )
+        return completion.first(most, "length" if len(completion.token_ids) > most else completion.finish_reason)
+    return completion.first(end, "stop")
 
 
 def _step_fields(token: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vllm_invariant_rag.facts import ServerFacts
@@ -22,12 +22,14 @@ class EngineRequest:
         tenant: Whose documents these are. Tenants share no keys and values.
         kv_transfer_params: How it reads its documents; None for a plain prompt.
         fields: Sampling parameters.
+        headers: Names of the caller's request and of its trace, for a server.
     """
 
     token_ids: tuple[int, ...]
     tenant: str
     kv_transfer_params: Mapping[str, Any] | None
     fields: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -37,14 +39,21 @@ class Completion:
     Attributes:
         token_ids: Its tokens.
         logprobs: Their log-probabilities.
+        top_logprobs: At each place, the most likely tokens with theirs; as many as were asked for.
         finish_reason: `stop` or `length`.
         cached_tokens: Tokens of the prompt that vLLM had in its prefix cache.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] = "length"
     cached_tokens: int = 0
+
+    def first(self, count: int, finish_reason: Literal["stop", "length"]) -> Completion:
+        """Return the completion with its first tokens only."""
+        cut = {name: getattr(self, name)[:count] for name in ("token_ids", "logprobs", "top_logprobs")}
+        return replace(self, **cut, finish_reason=finish_reason)
 
 
 class Engine(ABC):
@@ -81,3 +90,8 @@ class Engine(ABC):
     @abstractmethod
     def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
         """Run requests at the same time; return the sequences of each. It raises what `complete` raises."""
+
+
+def likeliest(found: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
+    """Return so many tokens of the highest log-probabilities; vLLM adds the chosen one."""
+    return tuple(sorted(found.items(), key=lambda each: (-each[1], each[0]))[:count])

@@ -13,7 +13,7 @@ from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.shown import shown
 
-from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
+from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens, likeliest
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer, VLLMError, VLLMTimeout, VLLMUnreachable
 from vllm_invariant_rag.facts import FACTS_PATH, ServerFacts
 
@@ -68,18 +68,24 @@ class HTTPEngine(Engine):
         body: dict[str, Any] = {
             **request.fields,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # where tokens are named: among the likeliest
             **({"cache_salt": request.tenant} if request.tenant else {}),
             **({"kv_transfer_params": dict(request.kv_transfer_params)} if request.kv_transfer_params else {}),
         }
         name, ids = self._served_name, list(request.token_ids)
         with self._errors():
             events = self._client.completions.create(
-                model=name, prompt=ids, stream=True, stream_options={"include_usage": True}, extra_body=body
+                model=name,
+                prompt=ids,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body=body,
+                extra_headers=request.headers,
             )
             with events:  # closing the connection ends the request
                 for event in events:
                     for choice in event.choices:
-                        _extend(completions[choice.index], choice, on_tokens)
+                        _extend(completions[choice.index], choice, request.fields["logprobs"], on_tokens)
                     details = event.usage.prompt_tokens_details if event.usage is not None else None
                     for completion in completions if details is not None else ():
                         completion.cached_tokens = (details and details.cached_tokens) or 0
@@ -113,10 +119,13 @@ class HTTPEngine(Engine):
             ) from error
 
 
-def _extend(completion: Completion, choice: Any, on_tokens: OnTokens | None) -> None:
+def _extend(completion: Completion, choice: Any, top: int, on_tokens: OnTokens | None) -> None:
     tokens = choice.token_ids or []
     completion.token_ids += tokens
     completion.logprobs += (choice.logprobs and choice.logprobs.token_logprobs) or []
+    for each in (choice.logprobs and choice.logprobs.top_logprobs) or () if top else ():
+        found = {int(name.removeprefix("token_id:")): value for name, value in each.items()}
+        completion.top_logprobs.append(likeliest(found, top))
     if choice.finish_reason is not None:
         completion.finish_reason = "length" if choice.finish_reason == "length" else "stop"
     if on_tokens is not None and tokens:

@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
+from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens, likeliest
 from vllm_invariant_rag.errors import RequestRefused
 from vllm_invariant_rag.facts import ServerFacts, facts_of
 
@@ -64,7 +64,8 @@ class LLMEngine(Engine):
                     for output in self._engine.step():
                         if output.request_id not in names:
                             continue
-                        _extend(results[names[output.request_id]], output, on_tokens)
+                        index = names[output.request_id]
+                        _extend(results[index], output, requests[index].fields["logprobs"], on_tokens)
                         if output.finished:
                             running.discard(output.request_id)
             finally:
@@ -98,7 +99,7 @@ class ServingEngine(Engine):
 
         async def run() -> None:
             async for output in self._client.generate(_prompt(request), _sampling_params(request), _name()):
-                _extend(completions, output, on_tokens)
+                _extend(completions, output, request.fields["logprobs"], on_tokens)
 
         running = asyncio.run_coroutine_threadsafe(run(), self._loop)
         while True:
@@ -116,7 +117,7 @@ class ServingEngine(Engine):
         async def run(request: EngineRequest) -> list[Completion]:
             completions = [Completion() for _ in range(request.fields["n"])]
             async for output in self._client.generate(_prompt(request), _sampling_params(request), _name()):
-                _extend(completions, output, None)
+                _extend(completions, output, request.fields["logprobs"], None)
             return completions
 
         async def run_all() -> list[list[Completion]]:
@@ -144,7 +145,7 @@ def _sampling_params(request: EngineRequest) -> SamplingParams:
     return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
 
 
-def _extend(completions: list[Completion], output: Any, on_tokens: OnTokens | None) -> None:
+def _extend(completions: list[Completion], output: Any, top: int, on_tokens: OnTokens | None) -> None:
     """Append what a step wrote to the sequences of a request.
 
     Raises:
@@ -158,6 +159,9 @@ def _extend(completions: list[Completion], output: Any, on_tokens: OnTokens | No
         completion.logprobs += [
             entry[token].logprob for entry, token in zip(each.logprobs or (), each.token_ids, strict=False)
         ]
+        for entry in each.logprobs or () if top else ():
+            found = {token: known.logprob for token, known in entry.items()}
+            completion.top_logprobs.append(likeliest(found, top))
         completion.cached_tokens = output.num_cached_tokens or completion.cached_tokens
         if each.finish_reason is not None:
             completion.finish_reason = "length" if each.finish_reason == "length" else "stop"

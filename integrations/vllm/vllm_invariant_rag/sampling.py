@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, resolve_option
+from invariant_rag.generation.penalties import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
 
 from vllm_invariant_rag.structured import Structure, structure_of
@@ -22,7 +23,8 @@ _DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "repe
 
 _KNOWN = {
     *_DEFAULTS, "do_sample", "eos_token_id", "generation_config", "logits_processor", "min_new_tokens", "num_beams",
-    "num_return_sequences", "pad_token_id", "stop_strings", "stopping_criteria", "streamer", "use_cache",
+    "num_return_sequences", "pad_token_id", "sequence_bias", "stop_strings", "stopping_criteria", "streamer",
+    "top_logprobs", "use_cache",
 }  # fmt: skip
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -30,7 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,),
     "exponential_decay_length_penalty": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
     "guidance_scale": (1, 1.0), "max_time": (), "min_length": (0,), "no_repeat_ngram_size": (0,), "num_beams": (1,),
-    "remove_invalid_values": (False,), "renormalize_logits": (False,), "sequence_bias": (), "suppress_tokens": (),
+    "remove_invalid_values": (False,), "renormalize_logits": (False,), "suppress_tokens": (),
     "top_h": (), "typical_p": (1.0,), "watermarking_config": (),
 }  # fmt: skip
 """Options that a generation_config may set and vLLM cannot follow, with the values that change nothing."""
@@ -83,7 +85,9 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, seed: int | None, kwarg
     if minimum and stops:
         raise UnsupportedCombination("expected min_new_tokens or stop_strings, got both: vLLM stops at none before it")
     criteria = options.get("stopping_criteria") or ()
-    structure = structure_of(lm, options.get("logits_processor") or (), criteria)
+    given: Sequence[Any] = options.get("logits_processor") or ()
+    penalties = [each for each in given if isinstance(each, TokenPenalties)]
+    structure = structure_of(lm, [each for each in given if each not in penalties], criteria)
     ends = set(as_ids(resolve_option(options, "eos_token_id", defaults)))
     fields: dict[str, Any] = {
         "max_tokens": max_new_tokens,
@@ -99,18 +103,37 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, seed: int | None, kwarg
         # The end of a text is decided here: vLLM's own default comes from its files.
         "stop_token_ids": sorted(ends),
         "ignore_eos": True,
-        "logprobs": 0,
+        "logprobs": options.get("top_logprobs") or 0,
     }
     if seed is not None:
         fields["seed"] = seed
+    for each in penalties[:1]:
+        fields |= {"presence_penalty": each.presence, "frequency_penalty": each.frequency}
+    if bias := _logit_bias(resolve_option(options, "sequence_bias", defaults) or ()):
+        fields["logit_bias"] = bias
     if structure is not None:
         if not ends | structure.stops:
             raise UnsupportedCombination("expected a model with an end token, by which vLLM ends a schema, got none")
         # vLLM ends a grammar by an end token, after the last token of the text.
         fields |= {"max_tokens": max_new_tokens + 1, "stop_token_ids": sorted(ends | structure.stops)}
-        fields |= structure.fields
+        banned = structure.fields.get("logit_bias", {})
+        fields |= structure.fields | ({"logit_bias": bias | banned} if bias or banned else {})
         criteria = [each for each in criteria if each is not structure.complete]
     return Sampling(fields, options.get("streamer"), _stopped(criteria), structure)
+
+
+def _logit_bias(sequences: Sequence[Any]) -> dict[str, float]:
+    """Return transformers' biases of single tokens as those of vLLM.
+
+    Raises:
+        UnsupportedCombination: There is one of a sequence of tokens.
+    """
+    pairs = [
+        (tuple(tokens), bias) for tokens, bias in (sequences.items() if isinstance(sequences, dict) else sequences)
+    ]
+    if any(len(tokens) != 1 for tokens, _ in pairs):
+        raise UnsupportedCombination("expected a sequence_bias of single tokens on vLLM, got one of several")
+    return {str(tokens[0]): bias for tokens, bias in pairs}
 
 
 def _refuse_unknown(options: Mapping[str, Any], defaults: object) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Event
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from invariant_rag.generation.answers import Answer, AnswerDelta
 from invariant_rag.prompts import Turn
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from invariant_rag.judge import By, Verdict
     from invariant_rag.orderings import Candidate
 
+T = TypeVar("T")
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 """Takes a piece of the answer of that index, in any thread."""
 
@@ -45,7 +48,8 @@ class Sampling:
         max_new_tokens: The most tokens of an answer.
         temperature: 0: greedy.
         seed: Seed of the first answer; the next ones have the numbers after it.
-        more: `top_p`, `top_k`, `min_p`, `repetition_penalty`, as transformers names them; and of `Engine.sampling`.
+        more: `top_p`, `top_k`, `min_p`, `repetition_penalty`, as transformers names them; `frequency_penalty`,
+            `presence_penalty` and `logit_bias`, as OpenAI does.
     """
 
     max_new_tokens: int
@@ -200,6 +204,31 @@ class Reranker(Protocol):
         """Return a score as a number from 0 to 1, higher for higher scores."""
 
 
+def in_threads(work: Callable[[int], T], count: int) -> list[T]:
+    """Return what work returns for each number below a count, done at the same time."""
+    if count == 1:
+        return [work(0)]
+    with ThreadPoolExecutor(count, "invariant-rag-prompt") as threads:
+        return list(threads.map(work, range(count)))
+
+
+class OnePromptAtATime(ABC):
+    """An engine to which the prompts of a request are requests of their own, at the same time."""
+
+    @abstractmethod
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+        """Answer a request; see `Engine`."""
+
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
+        """Answer the prompts of one request; see `Engine`."""
+
+        def one(number: int) -> Reply:
+            first = number * calls[number].count
+            return self.answer(calls[number], lambda index, delta: emit(first + index, delta), abandoned)
+
+        return in_threads(one, len(calls))
+
+
 class Engine(Protocol):
     """What answers requests. Its methods block, and are called from many threads."""
 
@@ -232,10 +261,6 @@ class Engine(Protocol):
         """What requests may choose by `invariant.ordering` with each method, where the settings allow it."""
 
     @property
-    def sampling(self) -> frozenset[str]:
-        """What of `top_logprobs`, `frequency_penalty`, `presence_penalty` and `logit_bias` requests may use."""
-
-    @property
     def caches(self) -> Mapping[str, KeyValueCache]:
         """The cache of each tenant; empty where none is in this process."""
 
@@ -260,6 +285,9 @@ class Engine(Protocol):
         Raises:
             CancelledError: It was abandoned.
         """
+
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
+        """Answer the prompts of one request, whose choices are the same; as `answer`, with answers numbered through."""
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads.

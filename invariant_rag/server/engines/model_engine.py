@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +20,20 @@ from invariant_rag.cancellation import cancellable, check_cancelled
 from invariant_rag.errors import (
     IncompleteObject,
     InvalidObject,
+    InvalidOption,
     InvalidSchema,
     InvalidTool,
     InvariantRAGError,
     UnsupportedCombination,
 )
-from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, TokenLogprob
 from invariant_rag.generation.answers import Reply as ModelReply
 from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.grammar import before_compiling
+from invariant_rag.generation.grammar import CACHE_BYTES, compile_elsewhere
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.model import InvariantModel
+from invariant_rag.generation.penalties import TokenPenalties
 from invariant_rag.generation.schema_validation import validate_value
 from invariant_rag.generation.structured import check_complete
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
@@ -37,16 +41,18 @@ from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt, SegmentSet, document_rendering
-from invariant_rag.server.compiling import SchemaTrials
+from invariant_rag.server.compiling import SchemaCompiler
 from invariant_rag.server.documents import citations_of, report_of
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
+from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply, in_threads
 from invariant_rag.server.errors import TooLarge
 from invariant_rag.server.fields import about
+from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.generation.prepare import PreparedPrompt
 
 
+_DRAWING = ("top_p", "top_k", "min_p")
 _CHARACTERS_PER_TOKEN = 64
 """Of the context window; more are refused before they are tokenized."""
 
@@ -73,7 +79,7 @@ class ModelEngine(ABC):
         self._max_prompt_tokens = max_prompt_tokens
         self._chosen: dict[Choices, InvariantModel] = {}
         self._lock = Lock()
-        self._trials = SchemaTrials(lm)
+        self._schemas = SchemaCompiler(CACHE_BYTES)
 
     @property
     def context_window(self) -> int | None:
@@ -89,11 +95,6 @@ class ModelEngine(ABC):
     def methods(self) -> frozenset[str]:
         """What requests may choose."""
         return frozenset(METHODS)
-
-    @property
-    def sampling(self) -> frozenset[str]:
-        """None of the fields that not all engines have."""
-        return frozenset()
 
     @property
     def orderings(self) -> Mapping[str, frozenset[str]]:
@@ -115,63 +116,75 @@ class ModelEngine(ABC):
                 self._chosen[choices] = lm
             return lm
 
+    def model_of(self, call: Call) -> InvariantModel:
+        """Return the model as a call wants it."""
+        return self.model_for(call.choices)
+
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
-        """Answer a request; see `Engine.answer`.
+        """Answer a request; see `Engine.answer`."""
+        return self.answer_all([call], emit, abandoned)[0]
+
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
+        """Answer the prompts of a request as one batch; see `Engine.answer_all`.
 
         Raises:
-            TooLarge: The prompt is longer than the server allows.
+            TooLarge: A prompt is longer than the server allows.
         """
-        lm = self.model_for(call.choices)
-        self._check_characters(call)
+        lm = self.model_of(calls[0])
+        answerings = [self._prepared(lm, call, abandoned) for call in calls]
+        with _about_parts(calls[0]):
+            hook = compile_elsewhere.set(partial(self._schemas.compile, abandoned))
+            try:
+                replies = self._replies(answerings, calls[0], emit, abandoned)
+            finally:
+                compile_elsewhere.reset(hook)
+            for call, reply in zip(calls, replies, strict=True):
+                for each in reply.answers:
+                    _validate(each, call)
+        if abandoned.is_set():
+            raise CancelledError
+        found = zip(calls, answerings, replies, strict=True)
+        return [_reply(call, answering.prompt, reply, lm.ordering.name) for call, answering, reply in found]
+
+    def _prepared(self, lm: InvariantModel, call: Call, abandoned: Event) -> Answering:
+        self._check_characters(_texts_of(call), call.field)
         answering = _answering(lm, call)
         with about(call.field), cancellable(abandoned):  # only here: batches are decoded for others, too
             _check_length(answering.prepared, self._max_prompt_tokens)
-        with _about_parts(call):
-            hook = before_compiling.set(partial(self._trials.check, abandoned))
-            try:
-                answering.compile()
-            finally:
-                before_compiling.reset(hook)
-            reply = self._reply(answering, call, emit, abandoned)
-            for each in reply.answers:
-                _validate(each, call)
-        first = reply.first.generation
-        if first is None or abandoned.is_set():
-            raise CancelledError
-        return Reply(
-            choices=[_choice(each, answering.prompt) for each in reply.answers],
-            usage=reply.usage,
-            report=report_of(first, answering.prompt, lm.ordering.name, call.warnings),
-        )
+        return answering
 
-    def _reply(self, answering: Answering, call: Call, emit: Emit, abandoned: Event) -> ModelReply:
+    def _replies(
+        self, answerings: Sequence[Answering], call: Call, emit: Emit, abandoned: Event
+    ) -> Sequence[ModelReply]:
+        """Return the replies to prompts that share all choices of a call."""
         if not call.stream:
-            return answering.reply(self.batcher, batch_size=self.together, abandoned=abandoned)
-        for piece in answering.stream(self.batcher, batch_size=self.together, abandoned=abandoned):
-            if isinstance(piece, AnswerDelta):
-                emit(piece.index, piece)
-            else:
-                return piece
-        raise CancelledError
+            return reply_all(answerings, self.batcher, batch_size=self.together, abandoned=abandoned)
+        # All of them wait before one is read.
+        streams = [each.stream(self.batcher, batch_size=self.together, abandoned=abandoned) for each in answerings]
+
+        def read(number: int) -> ModelReply:
+            for piece in streams[number]:
+                if not isinstance(piece, AnswerDelta):
+                    return piece
+                emit(number * call.count + piece.index, piece)
+            raise CancelledError
+
+        return in_threads(read, len(streams))
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
         lm = self.model_for(call.choices)
-        self._check_characters(call)
+        self._check_characters(_texts_of(call), call.field)
         return list(lm.prepare(_answering(lm, call).prompt).input_ids)
 
-    def _check_characters(self, call: Call) -> None:
-        """Check that a call is not so long that tokenizing it takes seconds, only to see that it does not fit."""
-        if (window := self.lm.context_window) is None:
-            return
-        parts = [part for turn in call.turns for part in turn.parts]
-        segments = [segment for part in parts if isinstance(part, SegmentSet) for segment in part]
-        found = sum(len(part) for part in parts if isinstance(part, str)) + sum(len(each.text) for each in segments)
-        if found > _CHARACTERS_PER_TOKEN * window:
+    def _check_characters(self, texts: Iterable[str], field: str) -> None:
+        """Check that texts are not so long that tokenizing them takes seconds, only to see that they do not fit."""
+        window, found = self.lm.context_window, sum(map(len, texts))
+        if window is not None and found > _CHARACTERS_PER_TOKEN * window:
             raise TooLarge(
                 f"expected at most {_CHARACTERS_PER_TOKEN * window:,} characters for a context window of {window:,} "
                 f"tokens, got {found:,}",
-                param=call.field,
+                param=field,
             )
 
     def judge(self, call: JudgeCall) -> Verdict:
@@ -181,16 +194,31 @@ class ModelEngine(ABC):
             TooLarge: A prompt of the judge is longer than the server allows.
         """
         lm = self.model_for(call.choices)
+        criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
+        described = chain(*criteria.items()) if isinstance(criteria, Mapping) else [criteria]
+        texts = (*call.answers, *described, call.question or "", call.reference or "")
+        self._check_characters(texts, "options" if call.is_choice else "answers")
         explain = bool(call.explain_tokens)
         stopping = {"stopping_criteria": [_StopWhenCancelled()]}
         options: dict[str, Any] = {"max_new_tokens": call.explain_tokens, **stopping} if explain else {}
         with about("criteria"):
-            criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
             judge = _LimitedJudge(lm, criteria, call.by, self._max_prompt_tokens)
         with about("options" if call.is_choice else "answers"):
             if call.is_choice:
                 return judge.choose(call.question or "", call.answers, explain=explain, **options)
             return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
+
+
+def _texts_of(call: Call) -> Iterator[str]:
+    """Yield the texts of a conversation; of calls of tools, as JSON."""
+    for part in (part for turn in call.turns for part in turn.parts):
+        if isinstance(part, SegmentSet):
+            yield from (segment.text for segment in part)
+        elif isinstance(part, str):
+            yield part
+    for each in (*call.extra, *call.tools, call.template_kwargs):
+        if each:
+            yield json.dumps(each)
 
 
 class _StopWhenCancelled(StoppingCriteria):
@@ -231,8 +259,7 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
                 hint="Leave stop and tools away, or set tool_choice to none.",
             )
     sampling = call.sampling
-    penalty = {name: value for name, value in sampling.more.items() if name == "repetition_penalty"}
-    drawing = {name: value for name, value in sampling.more.items() if name not in penalty}
+    drawing = {name: value for name, value in sampling.more.items() if name in _DRAWING}
     request = AnswerRequest(
         question=call.question,
         tools=call.tools,
@@ -245,9 +272,10 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
         temperature=sampling.temperature,
         seed=sampling.seed,
         **drawing,
-        options=penalty,
+        options=_options(lm, sampling.more),
         n=call.count,
         logprobs=call.logprobs,
+        top_logprobs=call.top_logprobs,
         citations=call.chat and call.schema is None,
     )
     with _about_parts(call):
@@ -261,6 +289,35 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
         (turn,) = call.turns
         prompt = Prompt.of(*turn.parts, query=call.question, rendering=document_rendering).to_complete()
         return Answering(lm, replace(request, prompt=prompt))
+
+
+def _options(lm: InvariantModel, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the sampling are keywords of `InvariantModel.generate`.
+
+    Raises:
+        InvalidOption: A biased token does not exist.
+    """
+    options = {name: value for name, value in more.items() if name == "repetition_penalty"}
+    if bias := more.get("logit_bias"):
+        size = lm.model.config.get_text_config(decoder=True).vocab_size
+        if wrong := [token for token in bias if not (token.isascii() and token.isdecimal()) or int(token) >= size]:
+            raise InvalidOption(f"logit_bias: expected token ids from 0 to {size - 1}, got {shown(wrong[0])}")
+        options["sequence_bias"] = [[[int(token)], value] for token, value in bias.items()]
+    presence, frequency = more.get("presence_penalty") or 0.0, more.get("frequency_penalty") or 0.0
+    if presence or frequency:
+        options["logits_processor"] = [TokenPenalties(presence, frequency)]
+    return options
+
+
+def _reply(call: Call, prompt: Prompt, reply: ModelReply, ordering: str) -> Reply:
+    first = reply.first.generation
+    if first is None:
+        raise CancelledError
+    return Reply(
+        choices=[_choice(each, prompt) for each in reply.answers],
+        usage=reply.usage,
+        report=report_of(first, prompt, ordering, call.warnings),
+    )
 
 
 @contextmanager
@@ -308,6 +365,9 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
     return {
         "token": token.token,
         "logprob": token.logprob,
-        "bytes": list(token.token.encode()),
-        "top_logprobs": [],
+        "bytes": list(token.token.encode("utf-8", "replace")),
+        "top_logprobs": [
+            {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
+            for name, value in token.top
+        ],
     }

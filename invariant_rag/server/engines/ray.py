@@ -18,7 +18,7 @@ from invariant_rag.cancellation import cancellable, check_cancelled
 from invariant_rag.orderings import Candidate
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.documents import set_key
-from invariant_rag.server.engines.base import Call, Emit, JudgeCall, Reply, Reranker
+from invariant_rag.server.engines.base import Call, Emit, JudgeCall, OnePromptAtATime, Reply, Reranker
 from invariant_rag.server.errors import ReplicaLost
 from invariant_rag.server.replica import Description, Done, Failed
 
@@ -34,7 +34,7 @@ _ABANDON_SECONDS = 0.1
 """How often a waiting thread looks whether somebody still waits for its answer."""
 
 
-class RayEngine:
+class RayEngine(OnePromptAtATime):
     """The replicas of a Ray Serve deployment as an engine.
 
     A request whose replica dies is asked again of another one, once, unless a piece of its answer has been given away.
@@ -55,7 +55,6 @@ class RayEngine:
         self.name, self.toy = description.name, description.toy
         self.context_window = description.context_window
         self.method, self.methods = description.method, description.methods
-        self.sampling = description.sampling
         self.orderings = description.orderings
 
     def check_ready(self) -> None:

@@ -37,7 +37,7 @@ from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.server.documents import citations_of, report_of_request
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply
+from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, OnePromptAtATime, Reply
 from invariant_rag.server.engines.openai_api import OpenAIAPI
 from invariant_rag.server.engines.upstream_request import body_of
 from invariant_rag.server.engines.written_answer import WrittenAnswer
@@ -71,7 +71,7 @@ class _Asked:
     usage: Mapping[str, Any] | None
 
 
-class Upstream:
+class Upstream(OnePromptAtATime):
     """A model behind an API as an engine.
 
     Args:
@@ -94,7 +94,6 @@ class Upstream:
     context_window: int | None = None
     methods = METHODS
     toy = False
-    sampling = frozenset({"top_logprobs", "frequency_penalty", "presence_penalty", "logit_bias"})
     orderings: Mapping[str, frozenset[str]] = {
         method: frozenset(name for name, each in ORDERINGS.items() if each.invariant or method == "sequential")
         for method in METHODS

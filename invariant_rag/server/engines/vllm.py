@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, cast
@@ -67,18 +67,23 @@ class OnVLLM(ModelEngine):
         tenant: InvariantModel = cast("VLLMBackend", lm).with_tenant(choices.tenant)
         return tenant
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
-        """Answer a request; see `Engine`.
+    def model_of(self, call: Call) -> InvariantModel:
+        """Return a backend that passes on the names of the request and of its trace."""
+        backend: InvariantModel = cast("VLLMBackend", super().model_of(call)).with_headers(call.headers)
+        return backend
+
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
+        """Answer the prompts of a request; see `Engine`.
 
         Raises:
             DeadlineExceeded: vLLM does not answer in time.
             UpstreamFailed: vLLM cannot be reached, or answers an error.
         """
         with _refusals():
-            return super().answer(call, emit, abandoned)
+            return super().answer_all(calls, emit, abandoned)
 
     def judge(self, call: JudgeCall) -> Verdict:
-        """Compare answers; see `answer`."""
+        """Compare answers; see `answer_all`."""
         with _refusals():
             return super().judge(call)
 
