@@ -15,9 +15,11 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from invariant_rag.errors import InvalidChoice, InvalidSegment, UnsupportedCombination
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
@@ -25,6 +27,8 @@ from invariant_rag.prompts import Turn, recognize
 from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering, verdict
+
+T = TypeVar("T")
 
 STRATEGIES = frozenset({"canonical", "vote"})
 """Names of the two strategies."""
@@ -260,6 +264,24 @@ def answer_key(text: str, tool_calls: Iterable[tuple[str, Mapping[str, Any]]] = 
     """
     calls = [[name, dict(arguments)] for name, arguments in tool_calls]
     return " ".join(text.split()).casefold(), json.dumps(calls, sort_keys=True, default=repr)
+
+
+def object_key(value: Any) -> str:
+    """Return an object of any kind as JSON: equal objects alike. Those of pydantic count by their fields."""
+
+    def plain(other: Any) -> Any:
+        return other.model_dump(mode="json") if hasattr(other, "model_dump") else repr(other)
+
+    return json.dumps(value, default=plain, sort_keys=True)
+
+
+def ask_all(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Ask a model about several orders at the same time, in threads that have this context; return the answers."""
+    if len(calls) == 1:
+        return [calls[0]()]
+    with ThreadPoolExecutor(len(calls), thread_name_prefix="invariant-rag-vote") as pool:
+        asked = [pool.submit(copy_context().run, call) for call in calls]
+        return [each.result() for each in asked]
 
 
 def _candidate(segment: Segment, text: str) -> Candidate:

@@ -114,6 +114,35 @@ class UnknownName(InvariantRAGError, ValueError):
         super().__init__(f"unknown {kind} {shown(name)}; choose from {listed}{_guess(name, choices)}", hint=hint)
 
 
+class UnknownParameter(InvariantRAGError):
+    """Keywords that a model of an integration, or a call of one, does not have; the message names similar ones.
+
+    It is no `TypeError`: frameworks take that for an answer that cannot be parsed.
+
+    >>> print(UnknownParameter("ChatInvariant", ["model_id"], ["model", "model_name", "seed"]))
+    ChatInvariant has no parameter 'model_id'; did you mean 'model' or 'model_name'?
+
+    Args:
+        owner: Who does not have them.
+        unknown: The keywords.
+        known: The names of those that it has.
+        hint: What to do; default: where keywords of transformers belong.
+    """
+
+    hint = (
+        "Keywords of transformers' `generate` belong into `generation_kwargs`, those of `from_pretrained` into "
+        "`model_kwargs`."
+    )
+
+    def __init__(self, owner: str, unknown: Iterable[str], known: Iterable[str], *, hint: str | None = None) -> None:
+        names = sorted(known)
+        sentences = []
+        for name in unknown:
+            near = " or ".join(map(repr, get_close_matches(name, names, n=2)))
+            sentences.append(f"{owner} has no parameter {name!r}" + (f"; did you mean {near}?" if near else ""))
+        super().__init__("\n".join(sentences), hint=hint)
+
+
 class InvalidChoice(InvariantRAGError, ValueError):
     """An argument whose value is not supported."""
 

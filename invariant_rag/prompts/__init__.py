@@ -8,7 +8,14 @@ from invariant_rag.prompts.literal_text import Trusted
 from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_marks
 from invariant_rag.prompts.order_warnings import FIXES, Finding, holds_documents, report
 from invariant_rag.prompts.recognition import find_set
-from invariant_rag.prompts.retrievals import Retrieval, RunRetrievals
+from invariant_rag.prompts.retrievals import (
+    Outside,
+    Retrieval,
+    RunRetrievals,
+    begin_outside,
+    forget_outside,
+    outside_retrievals,
+)
 from invariant_rag.prompts.template_format import CallFormat, ReasoningFormat, TemplateFormat, template_format
 from invariant_rag.prompts.tokenization import (
     TokenizedPrompt,
@@ -27,6 +34,7 @@ __all__ = [
     "Content",
     "Finding",
     "Message",
+    "Outside",
     "ReasoningFormat",
     "Recognition",
     "Retrieval",
@@ -37,12 +45,15 @@ __all__ = [
     "ToolCall",
     "Trusted",
     "Turn",
+    "begin_outside",
     "control_tokens",
     "find_set",
+    "forget_outside",
     "has_marks",
     "holds_documents",
     "mark",
     "mark_set",
+    "outside_retrievals",
     "parse_marked",
     "question_messages",
     "recognize",

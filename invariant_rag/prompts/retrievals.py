@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from asyncio import current_task
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase, ascii_uppercase
-from threading import Lock
+from threading import Lock, get_ident
 
 from invariant_rag.segments import Segment
 
@@ -73,18 +75,81 @@ def _counts(values: Sequence[str]) -> bool:
 
 
 @dataclass
+class Outside:
+    """What was last retrieved in a context by a run that no model was asked in, such as a retriever on its own.
+
+    Attributes:
+        retrievals: What it is.
+        task: The thread and the task in which the run began.
+    """
+
+    retrievals: list[Retrieval]
+    task: tuple[int, int]
+
+
+_OUTSIDE: ContextVar[Outside | None] = ContextVar("invariant_rag_outside", default=None)
+
+
+def _task() -> tuple[int, int]:
+    try:
+        return get_ident(), id(current_task())
+    except RuntimeError:  # no event loop runs in this thread
+        return get_ident(), 0
+
+
+def begin_outside() -> Outside:
+    """Begin an outermost run, and return where to put what it retrieves, when it ends, if no model got it.
+
+    It is known to `outside_retrievals` in this context, and in those that are copied from it. Other threads and tasks
+    know nothing of it. A framework may report the end of a run in a task of its own, but not the beginning.
+    """
+    outside = Outside(outside_retrievals(), _task())
+    _OUTSIDE.set(outside)
+    return outside
+
+
+def outside_retrievals() -> list[Retrieval]:
+    """Return what was last retrieved in this context for no model: a reason to warn of texts that hold it, and no set.
+
+    A model may be asked about a single document of it.
+    """
+    outside = _OUTSIDE.get()
+    known = [] if outside is None else outside.retrievals
+    return [replace(each, one_by_one=True, is_set=False) for each in known]
+
+
+def forget_outside(texts: Iterable[str]) -> None:
+    """Forget what was retrieved for no model, if one got all of it now: a later question may quote it.
+
+    Args:
+        texts: What the model got: texts, and the documents of its sets.
+    """
+    outside = _OUTSIDE.get()
+    if outside is None or not outside.retrievals:
+        return
+    joined = "\n".join(texts)
+    if all(each.text.strip() in joined for one in outside.retrievals for each in one.segments):
+        if outside.task == _task():
+            outside.retrievals = []  # also for whoever called, in whose context this one is
+        _OUTSIDE.set(None)
+
+
+@dataclass
 class _Run:
     root: Hashable
     parent: Hashable | None
     query: str | None  # of a retriever
     noted: list[tuple[list[Hashable], Retrieval]] = field(default_factory=list)  # in a root: path of a run below it
     slots: dict[str, None] = field(default_factory=dict)
+    outside: Outside | None = None  # of a root
+    is_asked: bool = False  # whether a model was asked in this root
 
 
 class RunRetrievals:
     """Retrievals and slots by run. Runs are trees of calls, as frameworks trace them: a chain, a retriever, a model.
 
-    They are known within one root run only, and forgotten when it ends. Safe for threads.
+    They are known within one root run only, and forgotten when it ends. If no model was asked in it, as in a retriever
+    that is called on its own, `outside_retrievals` has them then. Safe for threads.
     """
 
     def __init__(self) -> None:
@@ -102,13 +167,17 @@ class RunRetrievals:
         with self._lock:
             above = self._runs.get(parent) if parent is not None and parent != run else None
             self._runs[run] = _Run(run if above is None else above.root, parent, query)
+            if above is None:
+                self._runs[run].outside = begin_outside()
             while len(self._runs) > _MOST_RUNS:  # runs that never ended, such as abandoned generators
                 self._runs.popitem(last=False)
 
-    def end(self, run: Hashable) -> None:
-        """Note that a run ended."""
+    def end(self, run: Hashable, *, failed: bool = False) -> None:
+        """Note that a run ended. What a root run retrieved for no model is then known outside of it."""
         with self._lock:
-            self._runs.pop(run, None)
+            own = self._runs.pop(run, None)
+            if own is not None and own.outside is not None and own.noted and not failed:
+                own.outside.retrievals = [] if own.is_asked else [each for _, each in own.noted]
 
     def add(self, run: Hashable, retrieval: Retrieval) -> None:
         """Note what a run retrieved. It replaces what retrievers below this one found: it chose from that."""
@@ -138,6 +207,7 @@ class RunRetrievals:
             root = self._runs.get(own.root) if own is not None else None
             if root is None:
                 return [], []
+            root.is_asked = True
             above = (self._runs.get(each) for each in self._path(run))
             inside = any(each is not None and each.query is not None for each in above)
             return [replace(each, one_by_one=inside) for _, each in root.noted], list(root.slots)

@@ -160,6 +160,28 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
     return found
 
 
+def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
+    """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it.
+
+    >>> choice_of(None), choice_of(True), choice_of({"type": "function", "function": {"name": "search"}})
+    ('auto', 'required', 'search')
+
+    Raises:
+        InvalidTool: It is of no known shape.
+    """
+    if given is None or isinstance(given, str):
+        return given or "auto"
+    if isinstance(given, bool):
+        return "required" if given else "none"
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+        return str(function["name"])
+    raise InvalidTool(
+        "expected 'auto', 'none', 'required', the name of a tool, or a dict with that name as tool_choice, got "
+        f"{shown(given)}"
+    )
+
+
 def call_id(prompt: str, index: int, name: str) -> str:
     """Return the id of a call: the same for the same prompt, place and tool, and known when its name is written.
 

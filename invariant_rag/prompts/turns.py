@@ -59,6 +59,11 @@ class Recognition:
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
 
+    @property
+    def texts(self) -> list[str]:
+        """What is neither in a set nor said by an assistant, and the documents of the sets."""
+        return [*_texts(self.turns), *(each.text for turn in self.turns for segments in turn.sets for each in segments)]
+
 
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
     """Put the segments of a conversation into sets, and say what is not understood.

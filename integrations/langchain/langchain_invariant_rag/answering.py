@@ -8,8 +8,8 @@ from threading import Event
 from typing import Any, TypeVar
 
 from invariant_rag.checks import check_stops, check_tools
-from invariant_rag.errors import InvalidTool
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
+from invariant_rag.prompts.tools import choice_of
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call, tool_call_chunk
@@ -66,27 +66,6 @@ def request_of(
         citations=bool(take("citations", False)),
         options=more,
         **given,
-    )
-
-
-def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
-    """Return the choice of a tool as `AnswerRequest` takes it.
-
-    >>> choice_of(None), choice_of(True), choice_of({"type": "function", "function": {"name": "search"}})
-    ('auto', 'required', 'search')
-
-    Raises:
-        InvalidTool: It is of no known shape.
-    """
-    if given is None or isinstance(given, str):
-        return given or "auto"
-    if isinstance(given, bool):
-        return "required" if given else "none"
-    function = given.get("function", given) if isinstance(given, Mapping) else None
-    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        return str(function["name"])
-    raise InvalidTool(
-        f"expected 'auto', 'none', 'any', the name of a tool, or a dict with that name as tool_choice, got {given!r}"
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-from invariant_rag.api_models import PlainRequest, PlainRequests, content_ordering
+from invariant_rag.api_models import PlainRequest, PlainRequests, ask_all, content_ordering
 from invariant_rag.errors import UnsupportedModel
 from invariant_rag.generation.identity import describe_choice, describe_data
 from invariant_rag.orderings import Ordering
@@ -20,7 +21,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, conv
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda
-from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
@@ -292,8 +292,7 @@ class VotingChatModel(CanonicalChatModel):
                 self.rate_limiter.acquire(blocking=True)
             return self._answered(self.model._generate(ballots[place].messages, stop, None, **kwargs), ballots[place])
 
-        with ContextThreadPoolExecutor(max_workers=len(ballots)) as pool:
-            return self._elected(list(pool.map(ask, range(len(ballots)))))
+        return self._elected(ask_all([partial(ask, place) for place in range(len(ballots))]))
 
     async def _agenerate(
         self,

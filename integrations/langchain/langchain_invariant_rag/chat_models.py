@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from invariant_rag.errors import UnknownName
 from invariant_rag.generation.answers import AnswerRequest
+from invariant_rag.prompts.tools import choice_of
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
@@ -23,7 +24,6 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
 from langchain_invariant_rag.answering import (
-    choice_of,
     iterate_off_the_loop,
     off_the_loop,
     response_schema,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 
-from invariant_rag.errors import ContextOverflow, InvariantRAGError, OrderWarning
+from invariant_rag.errors import ContextOverflow, OrderWarning, UnknownParameter
 from langchain_core.exceptions import ContextOverflowError
 
 __all__ = ["DISTRIBUTION", "InvariantContextOverflowError", "OrderWarning", "UnknownParameter", "langchain_errors"]
@@ -28,24 +27,3 @@ def langchain_errors() -> Iterator[None]:
         raise
     except ContextOverflow as error:
         raise InvariantContextOverflowError(str(error), hint=error.hint) from error
-
-
-class UnknownParameter(InvariantRAGError, TypeError):
-    """A keyword that a model does not have; the message names similar ones.
-
-    >>> print(UnknownParameter("ChatInvariant", ["model_id"], ["model", "model_name", "seed"]))
-    ChatInvariant has no parameter 'model_id'; did you mean 'model' or 'model_name'?
-    """
-
-    hint = (
-        "Keywords of transformers' `generate` belong into `generation_kwargs`, those of `from_pretrained` into "
-        "`model_kwargs`."
-    )
-
-    def __init__(self, owner: str, unknown: Sequence[str], known: Iterable[str]) -> None:
-        names = list(known)
-        sentences = []
-        for name in unknown:
-            near = " or ".join(map(repr, get_close_matches(name, names, n=2)))
-            sentences.append(f"{owner} has no parameter {name!r}" + (f"; did you mean {near}?" if near else ""))
-        super().__init__("\n".join(sentences))

@@ -7,7 +7,16 @@ from typing import Any
 from uuid import UUID
 
 from invariant_rag.errors import InvalidSegment, OrderWarning
-from invariant_rag.prompts import Finding, Recognition, Retrieval, Turn, recognize, report
+from invariant_rag.prompts import (
+    Finding,
+    Recognition,
+    Retrieval,
+    Turn,
+    forget_outside,
+    outside_retrievals,
+    recognize,
+    report,
+)
 from invariant_rag.segments import Segment, SegmentSet
 from langchain_core.callbacks import Callbacks
 from langchain_core.language_models.base import BaseLanguageModel
@@ -72,7 +81,9 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
             OrderWarning: Nothing is a segment, and `require_segments` is set; or there is a finding, and `strict` is.
         """
         known, values = RUNS.of(run) if self.find_documents else ([], [])
-        found = recognize(turns, [*known, *retrievals], [*values, *slots])
+        before = outside_retrievals() if self.find_documents else []
+        found = recognize(turns, [*known, *retrievals, *before], [*values, *slots])
+        forget_outside(found.texts)
         sets = [each for turn in found.turns for each in turn.sets]
         if self.require_segments and not sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])

@@ -2,6 +2,8 @@
 
 A callback handler is attached to every run (`register_configure_hook` of langchain-core) when this module is imported,
 which every model of this package does. It keeps nothing of a run that ended, and nothing of a run is known in another.
+A retriever that is called on its own is a run of its own: what it returned is a reason to warn in this context, and no
+set; see `invariant_rag.prompts.outside_retrievals`.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ def _values(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 class RunTracker(BaseCallbackHandler):
     """Notes which run belongs to which, what retrievers returned in it, and what its prompts were filled in with."""
+
+    run_inline = True  # in the context of the caller, also where it is asynchronous
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
@@ -76,7 +80,7 @@ class RunTracker(BaseCallbackHandler):
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget a run."""
-        RUNS.end(run_id)
+        RUNS.end(run_id, failed=True)
 
     on_tool_error = on_retriever_error = on_chain_error
 

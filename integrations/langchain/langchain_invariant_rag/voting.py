@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
 from typing import Any
 
-from invariant_rag.api_models import answer_key, elect
+from invariant_rag.api_models import answer_key, elect, object_key
 from langchain_core.messages import AIMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
-from pydantic import BaseModel
 
 AnswerOf = Callable[[Any], Hashable]
 
@@ -27,7 +25,7 @@ def answer_of(output: Any) -> Hashable:
         return answer_key(output)
     if isinstance(output, dict) and "parsed" in output and isinstance(output.get("raw"), AIMessage):
         return answer_of(output["raw"]) if output["parsed"] is None else answer_of(output["parsed"])
-    return _json(output)
+    return object_key(output)
 
 
 def elected(outputs: Sequence[Any], count: AnswerOf | None) -> tuple[int, Any]:
@@ -48,12 +46,3 @@ def elected(outputs: Sequence[Any], count: AnswerOf | None) -> tuple[int, Any]:
 def total_usage(usages: Sequence[UsageMetadata | None]) -> UsageMetadata | None:
     """Return the tokens of several calls together; None where no call reports any."""
     return reduce(add_usage, usages, None) if any(usages) else None
-
-
-def _json(value: Any) -> str:
-    """Return an object as JSON: equal objects alike."""
-
-    def plain(other: Any) -> Any:
-        return other.model_dump(mode="json") if isinstance(other, BaseModel) else repr(other)
-
-    return json.dumps(value, default=plain, sort_keys=True)
