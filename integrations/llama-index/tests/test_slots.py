@@ -217,19 +217,37 @@ def test_another_tenants_retrieval_is_unknown(model: InvariantModel) -> None:
     assert handler._scopes == {}, "a run is gone when it has ended"
 
 
-def test_what_is_retrieved_outside_of_any_run_is_not_told_to_whom_the_thread_or_task_serves_next() -> None:
-    def other_tenant() -> list[str]:
-        return caught(lambda: canonical(Recorder()).complete("Compare: " + " ".join(TEXTS)))[1]
+def quoting(**options: Any) -> list[str]:
+    """Return what another tenant is told, who quotes the same texts."""
+    return caught(lambda: canonical(Recorder(), **options).complete("Compare: " + " ".join(TEXTS)))[1]
 
+
+def test_what_is_retrieved_on_its_own_is_not_told_to_whom_another_thread_or_task_serves() -> None:
     async def tasks() -> list[str]:
-        ListRetriever(nodes_of()).retrieve(QUERY)
+        await asyncio.create_task(ListRetriever(nodes_of()).aretrieve(QUERY))
         await asyncio.create_task(asyncio.to_thread(ListRetriever(nodes_of()).retrieve, QUERY))
-        return await asyncio.create_task(asyncio.to_thread(other_tenant))
+        return await asyncio.create_task(asyncio.to_thread(quoting))
 
-    with ThreadPoolExecutor(1) as worker:
-        worker.submit(ListRetriever(nodes_of()).retrieve, QUERY).result()
-        assert worker.submit(other_tenant).result() == []
     assert asyncio.run(tasks()) == []
+    ListRetriever(nodes_of()).retrieve(QUERY)
+    with ThreadPoolExecutor(1) as worker:
+        assert worker.submit(quoting).result() == []
+
+
+def test_what_is_retrieved_on_its_own_is_no_set_and_warns_once_until_another_retrieval_or_answer() -> None:
+    def retrieve(order: Any = (0, 1, 2)) -> None:
+        ListRetriever(nodes_of(order)).retrieve(QUERY)
+
+    retrieve()
+    with pytest.raises(OrderWarning, match="SegmentMarkerPostprocessor"):
+        quoting(strict=True)
+    assert quoting() == [], "it has been said"
+    retrieve()
+    RetrieverQueryEngine.from_args(ListRetriever(nodes_of((0,))), llm=Recorder()).query(QUERY)
+    assert quoting() == [], "other nodes have been retrieved, and answered from"
+    retrieve()
+    assert caught(lambda: canonical(Recorder()).complete(f"Is this relevant? {FERRY}"))[1] == []
+    assert len(quoting()) == 1
 
 
 def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:

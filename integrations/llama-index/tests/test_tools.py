@@ -18,18 +18,15 @@ from llama_index.core.base.llms.types import ChatResponse, TextBlock, ThinkingBl
 from llama_index.core.llms import ChatMessage
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.tools import BaseTool, FunctionTool, QueryEngineTool, RetrieverTool, ToolMetadata
+from llama_index.core.tools import BaseTool, FunctionTool, RetrieverTool, ToolMetadata
 from pydantic import BaseModel, Field
 from tool_models import Reasoning, Writing, with_tools
 from transformers import PreTrainedModel
 
-from llama_index.llms.invariant_rag import InvariantLLM
-from llama_index.llms.invariant_rag.choices import UnknownParameter
+from llama_index.llms.invariant_rag import InvariantLLM, UnknownParameter
 from llama_index.llms.invariant_rag.errors import NoToolCall
 from llama_index.llms.invariant_rag.objects import asked_for_object
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
-from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents
 
@@ -316,11 +313,6 @@ def retriever_tool(order: Any, **options: Any) -> BaseTool:
     return RetrieverTool(ListRetriever(nodes_of(order)), about, **options)
 
 
-def query_tool(llm: InvariantLLM, order: Any) -> BaseTool:
-    engine = RetrieverQueryEngine(ListRetriever(nodes_of(order)), InvariantSynthesizer(llm))
-    return QueryEngineTool(engine, ToolMetadata("Knows the harbour.", name="records", fn_schema=Asked))
-
-
 def function_agent(llm: InvariantLLM, tool: BaseTool, **options: Any) -> FunctionAgent:
     """Return an agent that is made to search first; what it says then is up to the model."""
     return FunctionAgent(
@@ -373,12 +365,6 @@ async def test_the_model_reads_what_a_retriever_tool_found_as_a_set(spoken: Inva
     assert (last.raw["sets"], last.raw["invariant"]) == ([3], True)
     streamed = [each for each in events if isinstance(each, AgentStream) and each.tool_calls]
     assert len(streamed) > 3  # the call is seen as it is written
-
-
-async def test_an_agent_asks_a_query_engine(spoken: InvariantModel) -> None:
-    llm = InvariantLLM(spoken, max_tokens=80)
-    runs = [await ask(AGENTS["FunctionAgent"](llm, query_tool(llm, order))) for order in ORDERS[:3]]
-    assert len({said for said, _ in runs}) == 1
 
 
 async def test_an_agent_ends_with_an_object(spoken: InvariantModel) -> None:

@@ -36,14 +36,7 @@ from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
 from llama_index.llms.invariant_rag.reading import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Reader, Reading
-from llama_index.llms.invariant_rag.responses import (
-    as_async_chat_stream,
-    as_async_stream,
-    as_chat,
-    as_chat_stream,
-    as_completion,
-    as_stream,
-)
+from llama_index.llms.invariant_rag.responses import as_chat, as_completion, astream, stream
 from llama_index.llms.invariant_rag.slots import Part
 
 if TYPE_CHECKING:
@@ -283,12 +276,12 @@ class InvariantLLM(ObjectWriter):
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text."""
-        return as_stream(self._text_call(prompt, formatted, kwargs))
+        return stream(self._text_call(prompt, formatted, kwargs), as_completion)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation."""
-        return as_chat_stream(self._chat_call(messages, kwargs))
+        return stream(self._chat_call(messages, kwargs), as_chat)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -305,12 +298,12 @@ class InvariantLLM(ObjectWriter):
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text; closing the stream ends the generation."""
-        return as_async_stream(self._text_call(prompt, formatted, kwargs))
+        return astream(self._text_call(prompt, formatted, kwargs), as_completion)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
-        return as_async_chat_stream(self._chat_call(messages, kwargs))
+        return astream(self._chat_call(messages, kwargs), as_chat)
 
     # --- calls ---
 

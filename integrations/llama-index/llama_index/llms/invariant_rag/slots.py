@@ -28,12 +28,10 @@ from llama_index.core.prompts import (
 )
 from llama_index.core.prompts.default_prompts import DEFAULT_CHOICE_SELECT_PROMPT
 from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
-from llama_index.core.schema import MetadataMode
 
-from invariant_rag.prompts import Retrieval, find_set, without_marks
+from invariant_rag.prompts import Retrieval, find_set
 from invariant_rag.segments import SegmentSet
-from llama_index.llms.invariant_rag.nodes import segment_of
-from llama_index.llms.invariant_rag.runs import Retrieved, Scope, current_scope
+from llama_index.llms.invariant_rag.runs import Scope, current_scope
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
 """Variables of LlamaIndex's templates that hold what the user or a model wrote."""
@@ -122,7 +120,8 @@ class Retrievals:
     def known(self) -> list[Retrieval]:
         """Each retrieval, the last one first, with the texts that LLMs are shown, and with those without metadata."""
         inside = self.scope.innermost(BaseRetriever) is not None
-        return [form for each in reversed(self.scope.retrievals) for form in _forms(each, inside)]
+        forms = [form for each in reversed(self.scope.retrievals) for form in each.forms]
+        return [replace(form, one_by_one=inside) for form in forms]
 
     def find(self, slot: str, *, is_context: bool = False) -> SegmentSet | None:
         """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
@@ -131,20 +130,6 @@ class Retrievals:
     def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
         """Return what is not whole in these texts of segments."""
         return [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
-
-
-def _forms(retrieved: Retrieved, one_by_one: bool) -> list[Retrieval]:
-    found: dict[tuple[str, ...], Retrieval] = {}
-    contents = [
-        [without_marks(each.node.get_content(mode)) for each in retrieved.nodes]
-        for mode in (MetadataMode.LLM, MetadataMode.NONE)
-    ]
-    for texts in (*contents, *([text.strip() for text in texts] for texts in contents)):  # synthesizers strip texts
-        with_ids = len(set(texts)) == len(texts)  # equal texts are told apart by what may be written beside them only
-        pairs = zip(retrieved.nodes, texts, strict=True)
-        segments = [segment_of(each, text, with_id=with_ids) for each, text in pairs]
-        found.setdefault(tuple(texts), Retrieval(tuple(segments), retrieved.query, one_by_one=one_by_one))
-    return list(found.values())
 
 
 class SlotReader(LLM):
