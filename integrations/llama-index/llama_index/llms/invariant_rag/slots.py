@@ -127,9 +127,14 @@ class Retrievals:
         """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
         return find_set(slot, [replace(each, query="") for each in self.known] if is_context else self.known)
 
+    def is_set(self, query: str) -> bool:
+        """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
+        return self.find(query, is_context=True) is not None
+
     def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
         """Return what is not whole in these texts of segments."""
-        return [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
+        found = [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
+        return [replace(each, query="") if self.is_set(each.query) else each for each in found]
 
 
 class SlotReader(LLM):
@@ -213,10 +218,9 @@ def _part(name: str, text: str, retrievals: Retrievals | None) -> Part:
         return Part(text, "value", text.segments)
     if retrievals is None or name in _WORDS:
         return Part(text, "words")
-    is_context = name in _CONTEXT
-    if not is_context and text in {each.query for each in retrievals.scope.retrievals}:
-        return Part(text, "words")
-    return Part(text, "value", retrievals.find(text, is_context=is_context))
+    segments = retrievals.find(text, is_context=name in _CONTEXT)
+    asked = segments is None and text in {each.query for each in retrievals.scope.retrievals}
+    return Part(text, "words" if asked and not retrievals.is_set(text) else "value", segments)
 
 
 def _formatted(template: BasePromptTemplate, values: Mapping[str, Any]) -> BasePromptTemplate:
