@@ -48,20 +48,28 @@ def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
     return tuple(ids)
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_written = json.JSONEncoder(default=str).encode
+
+
 def _canonical_json(value: Any) -> str:
     """Serialize a value so that the iteration order of its mappings and sets does not matter."""
+    if type(value) in _SCALARS:
+        return _written(value)
     if isinstance(value, Mapping):
-        pairs = sorted(f"{_canonical_json(key)}: {_canonical_json(each)}" for key, each in value.items())
+        pairs = sorted([f"{_canonical_json(key)}: {_canonical_json(each)}" for key, each in value.items()])
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, Set):
         return f"{{{', '.join(sorted(map(_canonical_json, value)))}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_canonical_json, value))}]"
-    return json.dumps(value, default=str)
+    return _written(value)
 
 
 def _rendered(value: Any) -> str:
     """Return a value as a slot renders it. The order in which mappings and sets list what they hold does not matter."""
+    if type(value) in _SCALARS:
+        return str(value)
     return _canonical_json(value) if isinstance(value, Mapping | Set | list | tuple) else str(value)
 
 
@@ -103,7 +111,7 @@ class Segment:
             raise InvalidSegment(f"text: expected str, got {type(self.text).__name__}")
         if self.title is not None and not isinstance(self.title, str):
             raise InvalidSegment(f"title: expected str or None, got {type(self.title).__name__}")
-        if not isinstance(self.metadata, Mapping) or any(not isinstance(key, str) for key in self.metadata):
+        if not isinstance(self.metadata, Mapping) or [key for key in self.metadata if not isinstance(key, str)]:
             raise InvalidSegment(f"metadata: expected a mapping with str keys, got {shown(self.metadata)}")
         if self.score is not None and not _is_score(self.score):
             raise InvalidSegment(f"score: expected a number other than nan, got {shown(self.score)}")
@@ -132,7 +140,7 @@ class Segment:
         """
         try:
             metadata = _canonical_json(self.metadata)
-            rendered = tuple(sorted((name, _rendered(value)) for name, value in self.metadata.items()))
+            rendered = tuple(sorted([(name, _rendered(value)) for name, value in self.metadata.items()]))
         except RecursionError as error:
             raise InvalidSegment("metadata: expected values nested less deeply") from error
         except ValueError as error:  # a circle, or an int with thousands of digits
@@ -230,7 +238,7 @@ class SegmentSet(Sequence[Segment]):
     ) -> None:
         if isinstance(segments, str | bytes | Segment | Mapping) or not is_iterable(segments):
             raise InvalidSegment(f"expected a collection of segments, got {type(segments).__name__}")
-        self._segments = tuple(Segment.of(segment) for segment in segments)
+        self._segments = tuple([each if isinstance(each, Segment) else Segment.of(each) for each in segments])
         self.slots = None if slots is None else tuple(check_items("slots", slots, Slot, error=InvalidSegment))
         if self.slots is not None and len(self.slots) != len(self._segments):
             raise InvalidSegment(f"expected one slot per segment, got {len(self.slots)} for {len(self._segments)}")

@@ -25,7 +25,7 @@ from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_rea
 from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answer_pieces import parse_answer
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, Reply, TokenLogprob, Usage
-from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import CitedSpan, cite_spans
 from invariant_rag.generation.json_schema import json_schema
 from invariant_rag.generation.ledger import ledger
@@ -43,6 +43,7 @@ from invariant_rag.generation.streaming import (
 from invariant_rag.generation.structured import constrain
 from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.prompts import Tool
+from invariant_rag.prompts.template_format import parses_calls
 from invariant_rag.prompts.tools import as_tools
 from invariant_rag.segments import Prompt
 
@@ -102,9 +103,17 @@ class Answering:
         has_tools = self._calling is not None and self._calling.tools
         return () if has_tools or self._schema is not None else self.request.stop
 
+    @cached_property
+    def _parses(self) -> ToolCalling | None:
+        """What takes the answer apart; None where there is nothing but text in it."""
+        calling = self._calling if self._schema is None else None
+        if calling is None or calling.tools or calling.form.reasoning or parses_calls(self._tokenizer):
+            return calling
+        return None
+
     @property
     def _kept_tokens(self) -> frozenset[int]:
-        return self._calling.kept_tokens if self._calling is not None and self._schema is None else frozenset()
+        return frozenset() if self._parses is None else self._parses.kept_tokens
 
     @cached_property
     def prepared(self) -> PreparedPrompt:
@@ -216,11 +225,13 @@ class Answering:
             }
             if request.seed is not None:
                 options["seed"] = check_number("seed", request.seed, error=InvalidOption) + index
+        if request.top_logprobs:
+            options["top_logprobs"] = check_number("top_logprobs", request.top_logprobs, 1, error=InvalidOption)
         if self._stops_model:
             options["stop_strings"] = list(self._stops_model)
         if self._schema is not None:
             return constrain(self.lm, self._schema, **options).options
-        if self._calling is not None:
+        if self._calling is not None and self._calling.tools:
             return self._calling.constrain(self.prompt, **options).options
         return options
 
@@ -238,11 +249,11 @@ class Answering:
     def _deltas(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
         """Yield what pieces of a text mean, up to the first stop string."""
         texts = stream_until_stop_string(texts, self._stops_model) if self._stops_model else texts
-        if self._calling is None or self._schema is not None:
+        if self._parses is None:
             yield from map(AnswerDelta, texts)
             return
         stops = () if self._stops_model else self.request.stop
-        deltas = parse_answer(self._calling.parser(self.prompt), texts, stops)
+        deltas = parse_answer(self._parses.parser(self.prompt), texts, stops)
         yield from _object_as_content(deltas, self._object_tool)
 
     def _reply(self, found: list[tuple[Generation, Answer]]) -> Reply:
@@ -298,8 +309,10 @@ def reply_all(
     """Generate the answers to several requests to one model; see `Answering.reply`."""
     if not answerings:
         return []
-    queue, lm = batcher or MicroBatcher(), answerings[0].lm
-    calls = [each.calls() for each in answerings]
+    lm, calls = answerings[0].lm, [each.calls() for each in answerings]
+    if batcher is None and len(calls) == len(calls[0]) == 1:
+        return [answerings[0].parse([generate_alone(lm, *calls[0][0], abandoned)])]
+    queue = batcher or MicroBatcher()
     generations = iter(queue.generate_all(lm, chain(*calls), batch_size=batch_size, abandoned=abandoned))
     return [each.parse(list(islice(generations, len(own)))) for each, own in zip(answerings, calls, strict=True)]
 

@@ -40,6 +40,7 @@ class AnswerRequest:
         options: Further keywords of transformers' `generate`.
         n: Number of answers.
         logprobs: Whether to report the tokens with their log-probabilities.
+        top_logprobs: How many of the most likely tokens to report at each place, too.
         citations: Whether to report which parts of the text have a source.
         recognized: Whether every document in the prompt is known to be a segment. If not, the ledger does not promise
             that the answer is invariant.
@@ -63,6 +64,7 @@ class AnswerRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     logprobs: bool = False
+    top_logprobs: int = 0
     citations: bool = False
     recognized: bool = True
 
@@ -157,12 +159,14 @@ class TokenLogprob:
         logprob: Its log-probability under the model.
         start: Where its part begins in the text of the generation.
         end: Where it ends.
+        top: The most likely tokens at its place with their log-probabilities, the most likely one first.
     """
 
     token: str
     logprob: float
     start: int = 0
     end: int = 0
+    top: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

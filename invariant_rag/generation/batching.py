@@ -247,9 +247,31 @@ class MicroBatcher:
         return batch
 
 
+def generate_alone(
+    lm: InvariantModel, prompt: Prompt, options: Mapping[str, Any], abandoned: Event | None = None
+) -> Generation:
+    """Generate for a prompt without a queue; see `MicroBatcher.generate`.
+
+    Raises:
+        CancelledError: It was abandoned.
+        InvalidChoice: `num_return_sequences` is above 1.
+    """
+    request = _Request(lm, prompt, options, None, () if abandoned is None else (abandoned,))
+    _check_sequences(request)
+    generation = _run_alone(request)
+    if request.abandoned:
+        raise CancelledError
+    return generation
+
+
 def _check(request: _Request) -> None:
     lm = check_kind("lm", request.lm, InvariantModel)
     check_options(request.options, lm.model)
+    _check_sequences(request)
+
+
+def _check_sequences(request: _Request) -> None:
+    lm = request.lm
     sequences = resolve_option(request.options, "num_return_sequences", lm.model.generation_config) or 1
     if sequences > 1:
         raise InvalidChoice(

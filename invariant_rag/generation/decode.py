@@ -24,6 +24,7 @@ class Decoded:
     Attributes:
         sequences: Left-padded prompt and generated tokens of each row.
         logprobs: Log-probabilities of each row's generated tokens.
+        top_logprobs: For each row and token, the most likely tokens with their log-probabilities; empty if not wanted.
         start: Index of the first generated token.
         beam_lengths: Number of generated tokens of each row, with beam search; finished beams are padded after them.
             None: without beams.
@@ -32,6 +33,7 @@ class Decoded:
 
     sequences: list[list[int]]
     logprobs: list[list[float]]
+    top_logprobs: list[list[tuple[tuple[int, float], ...]]]
     start: int
     beam_lengths: list[int] | None
     max_new_tokens: int
@@ -59,7 +61,8 @@ def decode(
         InvalidOption: transformers refuses an option.
         UnsupportedCombination: The model dropped the cache while decoding.
     """
-    logprobs = TokenLogprobs(options["num_beams"])
+    top = options.pop("top_logprobs", 0)
+    logprobs = TokenLogprobs(options["num_beams"], top)
     criteria = StoppingCriteriaList([*options["stopping_criteria"], logprobs])
     generate: Any = model.generate
     with logprobs.recording(model), override_only_over(model, cache), translated_refusals():
@@ -81,6 +84,7 @@ def decode(
     return Decoded(
         sequences=output.sequences.tolist(),
         logprobs=logprobs.of(output.sequences, start, beams),
+        top_logprobs=[logprobs.top_of(row) for row in range(len(output.sequences))] if top else [],
         start=start,
         beam_lengths=None if beams is None else (beams >= 0).sum(dim=1).tolist(),
         max_new_tokens=max_new_tokens,

@@ -29,13 +29,16 @@ def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -
     streamer.put(torch.empty((1, 0), dtype=torch.long))  # the prompt
     found: list[TokenLogprob] = []
     start = 0
-    for place, (token, logprob) in enumerate(zip(generation.token_ids, generation.logprobs, strict=True), 1):
+    tops = generation.top_logprobs or ((),) * len(generation.token_ids)
+    chosen = zip(generation.token_ids, generation.logprobs, tops, strict=True)
+    for place, (token, logprob, best) in enumerate(chosen, 1):
         streamer.put(torch.tensor([token]))
         if place == len(generation.token_ids):
             streamer.end()
         pieces = [streamer.queue.get() or "" for _ in range(streamer.queue.qsize())]
         text = "".join(pieces)
-        found.append(TokenLogprob(text, logprob, start, start + len(text)))
+        top = tuple((str(tokenizer.decode([each])), value) for each, value in best)
+        found.append(TokenLogprob(text, logprob, start, start + len(text), top))
         start += len(text)
     return found
 
@@ -50,10 +53,13 @@ class TokenLogprobs(StoppingCriteria):
 
     Args:
         num_beams: Beams of each prompt.
+        top: How many of the most likely tokens of each step to record, too; not with beams.
     """
 
-    def __init__(self, num_beams: int = 1) -> None:
+    def __init__(self, num_beams: int = 1, top: int = 0) -> None:
         self._num_beams = num_beams
+        self._top = top
+        self._tops: list[tuple[torch.Tensor, torch.Tensor]] = []  # ids and log-probabilities `[R, top]` of each step
         self._thread = get_ident()
         self._logits: torch.Tensor | None = None
         self._steps = 0
@@ -90,6 +96,9 @@ class TokenLogprobs(StoppingCriteria):
             self._logprobs[self._steps] = logprobs.gather(1, candidates)
             self._steps += 1
             self._logits = None
+            if self._top:
+                best = logprobs.topk(min(self._top, logprobs.shape[1]))
+                self._tops.append((best.indices.cpu(), best.values.cpu()))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
     def of(self, sequences: torch.Tensor, start: int, beam_indices: torch.Tensor | None) -> list[list[float]]:
@@ -113,6 +122,10 @@ class TokenLogprobs(StoppingCriteria):
         matches = tokens[step, beams.clamp_min(0)] == chosen
         found = logprobs[step, beams.clamp_min(0)].gather(2, matches.int().argmax(dim=2, keepdim=True))[..., 0]
         return torch.where(beams < 0, 0.0, found).T.tolist()
+
+    def top_of(self, row: int) -> list[tuple[tuple[int, float], ...]]:
+        """Return the most likely tokens of every step of a row with their log-probabilities, the first one first."""
+        return [tuple(zip(ids[row].tolist(), best[row].tolist(), strict=True)) for ids, best in self._tops]
 
 
 def _grow(recorded: torch.Tensor, step: torch.Tensor) -> torch.Tensor:

@@ -372,6 +372,7 @@ class InvariantModel(ReadOnlyChoices):
                 the global state.
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
                 `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
+                With `top_logprobs=k`, the k most likely tokens of each step are recorded, too; not with beams.
                 With `compile=True`, transformers compiles decoding, from a static cache, where it can (on CUDA).
 
         Returns:

@@ -52,13 +52,14 @@ def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[s
         "invariant": dict(choices) or None,
     }
     if request.messages is None:
-        return fields | {"logprobs": 1 if request.logprobs else None}
+        return fields | {"logprobs": (request.top_logprobs or 1) if request.logprobs else None}
     schema = None if request.schema is None else {"name": "answer", "schema": json_schema(request.schema)}
     tools = [each.to_dict() for each in as_tools(request.tools)]
     choice = "required" if request.tool_choice == "any" else request.tool_choice
     is_name = choice not in ("auto", "none", "required")
     return fields | {
         "logprobs": request.logprobs or None,
+        "top_logprobs": request.top_logprobs or None,
         "tools": tools or None,
         "tool_choice": ({"type": "function", "function": {"name": choice}} if is_name else choice) if tools else None,
         "parallel_tool_calls": request.parallel if tools else None,
@@ -124,12 +125,15 @@ def _logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
     if not said:
         return []
     if "content" in said:
+        tops = [[(top["token"], top["logprob"]) for top in each["top_logprobs"]] for each in said["content"]]
         tokens = [(each["token"], each["logprob"]) for each in said["content"]]
     else:
+        tops = [list(each.items()) for each in said.get("top_logprobs") or [{}] * len(said["tokens"])]
         tokens = list(zip(said["tokens"], said["token_logprobs"], strict=True))
     ends = list(accumulate(len(token) for token, _ in tokens))
     return [
-        TokenLogprob(token, logprob, end - len(token), end) for (token, logprob), end in zip(tokens, ends, strict=True)
+        TokenLogprob(token, logprob, end - len(token), end, tuple(top))
+        for (token, logprob), end, top in zip(tokens, ends, tops, strict=True)
     ]
 
 

@@ -31,6 +31,7 @@ _WHOLE = {
     "num_beams": 1,
     "num_return_sequences": 1,
     "top_k": 0,
+    "top_logprobs": 0,
 }
 """Whole numbers, and the least that each may be."""
 
@@ -155,7 +156,7 @@ def _parameters(model: PreTrainedModel) -> frozenset[str]:
 
 
 def _check_names(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
-    known = _parameters(model) | vars(GenerationConfig()).keys() | {"compile", "seed"}
+    known = _parameters(model) | vars(GenerationConfig()).keys() | {"compile", "seed", "top_logprobs"}
     for name in kwargs.keys() - known:
         near = get_close_matches(str(name), known, 1)
         raise InvalidOption(

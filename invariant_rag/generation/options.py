@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,11 @@ def generation_options(
     options["do_sample"] = bool(resolve_option(options, "do_sample"))
     for name in ("num_beams", "num_return_sequences"):
         options[name] = resolve_option(options, name, defaults) or 1
+    if options["num_beams"] > 1 and options.get("top_logprobs"):
+        raise UnsupportedCombination(
+            "expected one beam with top_logprobs: the steps of a beam are those of others",
+            hint="Leave one of them away.",
+        )
     options["eos_token_id"] = resolve_option(options, "eos_token_id", defaults)
     padding = (resolve_option(options, "pad_token_id", defaults), getattr(tokenizer, "pad_token_id", None))
     candidates = [*padding, *as_ids(options["eos_token_id"]), 0]
@@ -124,15 +129,13 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
             "expected the length of the answer, got max_length, which counts the prompt too",
             hint="Give max_new_tokens instead.",
         )
-    foreign = {name: resolve_option(options, name, defaults) for name in _FOREIGN_CODE}
-    if refused := [name for name, value in foreign.items() if is_set(value)]:
+    if refused := [name for name, value in _chosen(_FOREIGN_CODE, options, defaults).items() if is_set(value)]:
         raise UnsupportedCombination(
             f"expected a decoding loop of transformers itself, got {', '.join(refused)}, for which it runs code from "
             "elsewhere",
             hint="Remove the option.",
         )
-    values = {name: resolve_option(options, name, defaults) for name in _OWN_PREFILL}
-    if refused := [name for name, value in values.items() if value is not None and value is not False]:
+    if refused := [name for name, value in _chosen(_OWN_PREFILL, options, defaults).items() if value is not False]:
         raise UnsupportedCombination(
             f"expected decoding that continues an arranged prefill, got {', '.join(refused)}, with which transformers "
             "prefills the prompt itself, with the plain model's attention",
@@ -155,6 +158,17 @@ def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_deco
             "unconditional prompt would get the attention of this prompt",
             hint="Use a method with stock decoding, such as 'rotor', without an intervention.",
         )
+
+
+def _chosen(names: Iterable[str], options: Mapping[str, Any], defaults: object) -> dict[str, Any]:
+    """Return what is chosen of these options, anywhere where `resolve_option` looks."""
+    config, found = options.get("generation_config"), {}
+    for name in names:
+        for value in (options.get(name), getattr(config, name, None), getattr(defaults, name, None)):
+            if value is not None:
+                found[name] = value
+                break
+    return found
 
 
 def _check_compiles(options: Mapping[str, Any]) -> None:

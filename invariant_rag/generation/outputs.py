@@ -28,6 +28,8 @@ class Generation:
         text: The generated text, without special tokens. Empty for a model without a tokenizer.
         token_ids: The generated tokens, including the end-of-sequence token.
         logprobs: Log-probability of each generated token under the model, before logits processors and temperature.
+        top_logprobs: For each generated token, the most likely ones with their log-probabilities, as many as the
+            keyword `top_logprobs` says; empty without it.
         finish_reason: `stop` at an end-of-sequence token or stop string, `length` at `max_new_tokens`.
         usage: Token counts.
         order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
@@ -56,6 +58,7 @@ class Generation:
     labels: Labels = field(default_factory=dict)
     invariant: bool | None = None
     bitwise: bool = True
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -104,6 +107,7 @@ def to_generations(
                 method=prompt.method,
                 labels=prompt.labels,
                 invariant=prompt.invariant,
+                top_logprobs=tuple(decoded.top_logprobs[row][: len(tokens)]) if decoded.top_logprobs else (),
             )
         )
     return generations

@@ -147,6 +147,8 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     Raises:
         InvalidPrompt: One has a place of its own, or does not occur in the template.
     """
+    if not given:
+        return {}
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
     if taken := sorted(own & given.keys()):
         raise InvalidPrompt(

@@ -185,10 +185,10 @@ class Literals:
 
     def _open_edges(self, text: str) -> tuple[bool, bool]:
         """Return whether a text could form a name together with what a template writes before it, and after it."""
-        found = [self._edges.of(text)]
-        if self._normalizer is not None and text:
-            found.append(self._folded_edges.of(self._normalized(text)))
-            found.append((unicodedata.combining(text[0]) > 0, False))
+        if self._normalizer is None or not text:
+            return self._edges.of(text)
+        found = [self._edges.of(text), self._folded_edges.of(self._normalized(text))]
+        found.append((unicodedata.combining(text[0]) > 0, False))
         return any(before for before, _ in found), any(after for _, after in found)
 
     def needed_cuts(self, text: str) -> str:
@@ -311,19 +311,15 @@ class _Edges:
     def __init__(self, names: Iterable[str]) -> None:
         listed = sorted(names)
         self._all = "\0".join(listed)
-        self._beginnings = {name[:at] for name in listed for at in range(1, len(name))}
-        self._endings = {name[at:] for name in listed for at in range(1, len(name))}
+        self._beginnings = tuple({name[:at] for name in listed for at in range(1, len(name))})
+        self._endings = tuple({name[at:] for name in listed for at in range(1, len(name))})
         self._longest = max(map(len, listed), default=0)
 
     def of(self, text: str) -> tuple[bool, bool]:
         """Return whether the text begins with the end of a name, and whether it ends with the beginning of one."""
         if 0 < len(text) < self._longest and "\0" not in text and text in self._all:
             return True, True
-        lengths = range(1, min(len(text), self._longest - 1) + 1)
-        return (
-            any(text[:length] in self._endings for length in lengths),
-            any(text[-length:] in self._beginnings for length in lengths),
-        )
+        return text.startswith(self._endings), text.endswith(self._beginnings)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:

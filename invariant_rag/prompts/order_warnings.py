@@ -140,9 +140,8 @@ def looks_listed(text: str) -> bool:
         if len(text[match.end() : stop].split()) >= _TELLING_WORDS
     ]
     tagged = sum(len(each[2].split()) >= _TELLING_WORDS for each in _TAGGED.finditer(text))
-    return any(after == before + 1 for before, after in pairwise(telling)) or any(
-        count > 1 for count in (tagged, len(_SOURCED.findall(text)), len(_PRINTED.findall(text)))
-    )
+    counted = any(after == before + 1 for before, after in pairwise(telling))
+    return counted or max(tagged, len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1
 
 
 _ANNOUNCED = re.compile(

@@ -98,13 +98,16 @@ def _task() -> tuple[int, int]:
 
 
 def begin_outside() -> Outside:
-    """Begin an outermost run, and return where to put what it retrieves, when it ends, if no model got it.
+    """Return where an outermost run of this thread and task puts what it retrieves, if it asks no model.
 
     It is known to `outside_retrievals` in this context, and in those that are copied from it. Other threads and tasks
-    know nothing of it. A framework may report the end of a run in a task of its own, but not the beginning.
+    know nothing of it, and have one of their own. To be called where the run is, and not where its end is reported,
+    which may be a task of the framework.
     """
-    outside = Outside(outside_retrievals(), _task())
-    _OUTSIDE.set(outside)
+    outside = _OUTSIDE.get()
+    if outside is None or outside.task != _task():
+        outside = Outside(outside_retrievals(), _task())
+        _OUTSIDE.set(outside)
     return outside
 
 
@@ -129,9 +132,7 @@ def forget_outside(texts: Iterable[str]) -> None:
         return
     joined = "\n".join(texts)
     if all(each.text.strip() in joined for one in outside.retrievals for each in one.segments):
-        if outside.task == _task():
-            outside.retrievals = []  # also for whoever called, in whose context this one is
-        _OUTSIDE.set(None)
+        begin_outside().retrievals = []
 
 
 @dataclass
@@ -157,7 +158,7 @@ class RunRetrievals:
         self._lock = Lock()
 
     def start(self, run: Hashable, parent: Hashable | None = None, *, query: str | None = None) -> None:
-        """Note that a run began. It is a root run if nothing is known of its parent.
+        """Note that a run began. It is a root run if nothing is known of its parent; see `begin_outside`.
 
         Args:
             run: The run.
@@ -168,7 +169,7 @@ class RunRetrievals:
             above = self._runs.get(parent) if parent is not None and parent != run else None
             self._runs[run] = _Run(run if above is None else above.root, parent, query)
             if above is None:
-                self._runs[run].outside = begin_outside()
+                self._runs[run].outside = _OUTSIDE.get()
             while len(self._runs) > _MOST_RUNS:  # runs that never ended, such as abandoned generators
                 self._runs.popitem(last=False)
 

@@ -62,14 +62,11 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
         start = _leading_special_ids(tokenizer, literals or literals_of(tokenizer))
         if texts[0][: len(start)] != start:
             texts[0] = start + texts[0]
-    sets = tuple(
-        tuple(
-            _tokenize_segment(segment, prompt.rendering if each.slots is None else plain_rendering, tokenizer, literals)
-            for segment in each
-        )
-        for each in prompt.sets
-    )
-    return TokenizedPrompt(tuple(texts), sets)
+    sets = []
+    for each in prompt.sets:
+        rendering = prompt.rendering if each.slots is None else plain_rendering
+        sets.append(tuple([_tokenize_segment(segment, rendering, tokenizer, literals) for segment in each]))
+    return TokenizedPrompt(tuple(texts), tuple(sets))
 
 
 def tokenize_in_slots(

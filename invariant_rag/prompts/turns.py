@@ -62,7 +62,7 @@ class Recognition:
     @property
     def texts(self) -> list[str]:
         """What is neither in a set nor said by an assistant, and the documents of the sets."""
-        return [*_texts(self.turns), *(each.text for turn in self.turns for segments in turn.sets for each in segments)]
+        return [*_texts(self.turns), *[each.text for turn in self.turns for segments in turn.sets for each in segments]]
 
 
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:

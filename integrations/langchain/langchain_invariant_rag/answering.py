@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from invariant_rag.checks import check_stops, check_tools
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
 from invariant_rag.prompts.tools import choice_of
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessageChunk, InvalidToolCall
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.messages.tool import tool_call, tool_call_chunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.runnables import run_in_executor
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
@@ -49,6 +49,7 @@ def request_of(
         found = more.pop(name, None)
         return parameters.get(name, default) if found is None else found
 
+    top = take("top_logprobs")
     return AnswerRequest(
         tools=[convert_to_openai_tool(tool) for tool in check_tools(more.pop("tools", None))],
         tool_choice=choice_of(more.pop("tool_choice", None)),
@@ -62,7 +63,8 @@ def request_of(
         top_k=take("top_k"),
         seed=take("seed"),
         n=take("n", 1),
-        logprobs=bool(take("logprobs", False)),
+        logprobs=bool(take("logprobs", False) or top),
+        top_logprobs=top or 0,
         citations=bool(take("citations", False)),
         options=more,
         **given,
@@ -106,13 +108,38 @@ def to_chunks(
             )
         elif call := piece.call:
             call_piece = tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=call.index)
-            yield AIMessageChunk(content="", tool_call_chunks=[call_piece])
+            yield AnswerChunk(content="", tool_call_chunks=[call_piece])
         elif piece.reasoning:
-            yield AIMessageChunk(content="", additional_kwargs={"reasoning_content": piece.reasoning})
+            yield AnswerChunk(content="", additional_kwargs={"reasoning_content": piece.reasoning})
         else:
-            yield AIMessageChunk(
-                content=[{"type": "text", "text": piece.content, "index": 0}] if cites else piece.content
-            )
+            yield AnswerChunk(content=[{"type": "text", "text": piece.content, "index": 0}] if cites else piece.content)
+
+
+class AnswerChunk(AIMessageChunk):
+    """A piece of an answer. Joined with the last one, a call that was cut off is in `invalid_tool_calls`.
+
+    LangChain would complete its arguments as far as they came, and an agent would call the tool with them.
+    """
+
+    def __add__(self, other: Any) -> BaseMessageChunk:  # type: ignore[override]
+        """Return both, and as a plain chunk if `other` is the last one."""
+        joined: Any = super().__add__(other)
+        if joined.chunk_position != "last":
+            return joined
+        whole = AIMessageChunk(**{name: getattr(joined, name) for name in AIMessageChunk.model_fields})
+        cut = [each["id"] for each in whole.tool_call_chunks if not _is_json(each["args"])]
+        whole.tool_calls = [each for each in whole.tool_calls if each["id"] not in cut]
+        chunks = (each for each in whole.tool_call_chunks if each["id"] in cut)
+        whole.invalid_tool_calls = [_cut_call(each["name"], each["args"], each["id"]) for each in chunks]
+        return whole
+
+
+def _is_json(text: str | None) -> bool:
+    try:
+        json.loads(text or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _content(answer: ModelAnswer) -> Any:
@@ -123,13 +150,14 @@ def _content(answer: ModelAnswer) -> Any:
     return [{"type": "text", "text": answer.content, "annotations": annotations}] if answer.content else []
 
 
-def _cut_calls(answer: ModelAnswer) -> list[Any]:
+def _cut_calls(answer: ModelAnswer) -> list[InvalidToolCall]:
     """Return a call that was cut off as LangChain has it: with its arguments as far as they came."""
     call = answer.cut_call
-    if call is None:
-        return []
-    cut = {"name": call.name, "args": call.arguments, "id": call.id, "error": "the answer was cut off"}
-    return [{"type": "invalid_tool_call", **cut}]
+    return [] if call is None else [_cut_call(call.name, call.arguments, call.id)]
+
+
+def _cut_call(name: str | None, arguments: str | None, identifier: str | None) -> InvalidToolCall:
+    return invalid_tool_call(name=name, args=arguments, id=identifier, error="the answer was cut off")
 
 
 def report_of(answer: ModelAnswer, reply: Reply, model_name: str) -> dict[str, Any]:
@@ -144,10 +172,16 @@ def report_of(answer: ModelAnswer, reply: Reply, model_name: str) -> dict[str, A
         **reply.ledger,
     }
     if answer.logprobs is not None:
-        tokens = [(each.token, each.logprob) for each in answer.logprobs]
-        content = [{"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []} for t, p in tokens]
+        content = [
+            {**_token(each.token, each.logprob), "top_logprobs": [_token(*top) for top in each.top]}
+            for each in answer.logprobs
+        ]
         report["logprobs"] = {"content": content}
     return report
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def usage_of(reply: Reply) -> UsageMetadata:

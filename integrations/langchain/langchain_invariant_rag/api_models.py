@@ -24,9 +24,9 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, 
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, model_validator
 
-from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.recognition import RecognizesMessages, recognized_turns, was_recognized
 from langchain_invariant_rag.tracking import run_of
-from langchain_invariant_rag.turns import to_block_of, to_turns
+from langchain_invariant_rag.turns import to_block_of
 from langchain_invariant_rag.voting import AnswerOf, elected
 
 _TAKEN_OVER = (
@@ -55,7 +55,7 @@ class _Ballot:
 
 def _ballots(requests: PlainRequests, messages: Sequence[BaseMessage]) -> list[_Ballot]:
     """Return requests as recognised messages with plain text; messages without segments stay as they are."""
-    turns, recognized = to_turns(messages), was_recognized(messages) is not False
+    turns, recognized = recognized_turns(messages), was_recognized(messages) is not False
     ballots = []
     for request in requests.of_turns(turns):
         written = [

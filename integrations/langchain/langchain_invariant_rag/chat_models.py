@@ -34,7 +34,7 @@ from langchain_invariant_rag.errors import langchain_errors
 from langchain_invariant_rag.messages import chat_messages, last_user_text
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import object_parser
-from langchain_invariant_rag.recognition import RecognizesMessages, was_recognized
+from langchain_invariant_rag.recognition import RecognizesMessages, recognized_turns, was_recognized
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
@@ -66,6 +66,8 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     between its markers of reasoning is in `additional_kwargs["reasoning_content"]`, and a block of `content_blocks`."""
     logprobs: bool = False
     """Whether `response_metadata["logprobs"]` tells the log-probability of every token, in OpenAI's shape."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """How many of the most likely tokens it tells at each place, too."""
     citations: bool = False
     """Whether the content of an answer is a text block with `annotations`, LangChain's `Citation`s: for every sentence
     that a segment contains word for word, and for every number of one, such as `[2]`. Objects of a schema have none."""
@@ -112,7 +114,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        own = ("template_kwargs", "logprobs", "citations", "n")
+        own = ("template_kwargs", "logprobs", "top_logprobs", "citations", "n")
         return {**super()._identifying_params, **{name: getattr(self, name) for name in own}}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
@@ -140,7 +142,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> AnswerRequest:
         """Return the request of recognised messages."""
-        converted = chat_messages(messages)
+        converted = chat_messages(messages, recognized_turns(messages))
         recognized = was_recognized(messages) is not False
         question = last_user_text(converted)
         return self._request(stop, keywords, recognized=recognized, messages=converted, question=question)

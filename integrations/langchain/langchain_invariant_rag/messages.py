@@ -11,11 +11,10 @@ from invariant_rag.segments import Segment, SegmentSet, document_rendering
 from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, ToolMessage
 
 from langchain_invariant_rag.documents import BLOCK_TYPE, to_segment
-from langchain_invariant_rag.turns import to_turns
 
 
-def chat_messages(messages: Sequence[BaseMessage]) -> list[Message]:
-    """Convert recognised messages for `render_chat`: contents of text and sets, calls of tools, and their results.
+def chat_messages(messages: Sequence[BaseMessage], turns: Sequence[Turn]) -> list[Message]:
+    """Convert messages and their turns for `render_chat`: contents of text and sets, calls of tools, and their results.
 
     Adjacent messages of one role are merged, but for results of tools. Messages of the assistant without text and calls
     are left out.
@@ -24,7 +23,7 @@ def chat_messages(messages: Sequence[BaseMessage]) -> list[Message]:
         InvalidPrompt: A part is neither text nor segments, or no message is left.
     """
     found: list[dict[str, Any]] = []
-    for message, turn in zip(messages, to_turns(messages), strict=True):
+    for message, turn in zip(messages, turns, strict=True):
         converted = _convert(message, turn)
         if turn.role == "assistant" and not converted["content"] and "tool_calls" not in converted:
             continue

@@ -158,7 +158,7 @@ class InvariantParameters(RecognizesDocuments):
             given["model"] = given.pop("model_name")
         local = given.get("base_url") is None
         ignored = sorted(_OF_REMOTE_MODELS.intersection(given)) if local else []
-        if meant := [name for name in ignored if given[name] != _default(name)]:
+        if meant := [name for name in ignored if given[name] is not None]:
             _logger.warning("%s runs on this machine and has no %s: ignored", cls.__name__, ", ".join(meant))
         known = {name: value for name, value in given.items() if name not in ignored}
         if unknown := sorted(set(known) - set(cls.model_fields)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig, ensure_config
 
-from langchain_invariant_rag.documents import document_list, to_block, to_segments
+from langchain_invariant_rag.documents import document_list, to_segments
 from langchain_invariant_rag.tracking import RUNS, retrieval_of, run_of
 from langchain_invariant_rag.turns import in_order_of_calls, to_turns, with_turns
 
@@ -105,16 +106,20 @@ class RecognizesMessages(RecognizesDocuments):
         """Return messages in which every segment is a content block; those that were recognised before, as they are."""
         if was_recognized(messages) is not None:
             return list(messages)
-        given = with_documents(in_order_of_calls(messages), documents)
-        turns = to_turns(given)
+        given = in_order_of_calls(messages)
+        segments = given_segments(documents)
+        if segments and not any(isinstance(each, HumanMessage) for each in given):
+            given = [*given, HumanMessage("")]
+        before = to_turns(given)
+        turns = _with_segments(before, segments) if segments else before
         tools = [each for each in given if isinstance(each, ToolMessage)] if self.find_documents else []
         artifacts = [retrieval_of(listed) for each in tools if (listed := document_list(each.artifact))]
         slots = [part for turn in turns for part in turn.parts if isinstance(part, str)] if self.find_documents else []
         found = self._recognize(turns, run, artifacts, slots)
-        changed = with_turns(given, turns, found.turns, sort=self._sorts_segments)
+        changed = with_turns(given, before, found.turns, sort=self._sorts_segments)
         if not changed:
             return changed
-        noted = {**changed[-1].additional_kwargs, _KEY: {"recognized": not found.findings}}
+        noted = {**changed[-1].additional_kwargs, _KEY: _Noted(found)}
         return [*changed[:-1], changed[-1].model_copy(update={"additional_kwargs": noted})]
 
     def generate(
@@ -159,10 +164,28 @@ class RecognizesMessages(RecognizesDocuments):
         return self._recognized(messages, run_of(config.get("callbacks")), keywords.pop("documents", None))
 
 
+class _Noted(dict[str, bool]):
+    """What a recognised conversation says of itself in its last message; its turns need not be parsed again.
+
+    Attributes:
+        turns: The turns. They are lost where messages are written as JSON.
+    """
+
+    def __init__(self, found: Recognition) -> None:
+        super().__init__(recognized=not found.findings)
+        self.turns = found.turns
+
+
 def was_recognized(messages: Sequence[BaseMessage]) -> bool | None:
     """Return whether everything in messages was understood; None if that was not looked at yet."""
     noted = messages[-1].additional_kwargs.get(_KEY) if messages else None
     return None if noted is None else bool(noted["recognized"])
+
+
+def recognized_turns(messages: Sequence[BaseMessage]) -> Sequence[Turn]:
+    """Return the turns of recognised messages."""
+    noted = messages[-1].additional_kwargs.get(_KEY) if messages else None
+    return noted.turns if isinstance(noted, _Noted) and len(noted.turns) == len(messages) else to_turns(messages)
 
 
 def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
@@ -179,16 +202,7 @@ def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
     return [] if documents is None else to_segments(documents)
 
 
-def with_documents(messages: Sequence[BaseMessage], documents: Iterable[Any] | None) -> list[BaseMessage]:
-    """Return messages with documents at the start of the user's last message."""
-    segments = given_segments(documents)
-    if not segments:
-        return list(messages)
-    blocks: list[Any] = [to_block(segment) for segment in segments]
-    asked = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
-    if not asked:
-        return [*messages, HumanMessage(content=blocks)]
-    message = messages[asked[-1]]
-    content = [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
-    placed = message.model_copy(update={"content": [*blocks, *content]})
-    return [*messages[: asked[-1]], placed, *messages[asked[-1] + 1 :]]
+def _with_segments(turns: Sequence[Turn], segments: Sequence[Segment]) -> list[Turn]:
+    """Return turns with segments at the start of the user's last one."""
+    last = max(index for index, turn in enumerate(turns) if turn.role == "user")
+    return [replace(turn, parts=(*segments, *turn.parts)) if turn is turns[last] else turn for turn in turns]

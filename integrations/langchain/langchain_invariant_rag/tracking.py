@@ -8,12 +8,12 @@ set; see `invariant_rag.prompts.outside_retrievals`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
-from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, has_marks, report
+from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, begin_outside, has_marks, report
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.base import BaseCallbackManager, Callbacks
 from langchain_core.documents import Document
@@ -39,8 +39,6 @@ def _values(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 class RunTracker(BaseCallbackHandler):
     """Notes which run belongs to which, what retrievers returned in it, and what its prompts were filled in with."""
-
-    run_inline = True  # in the context of the caller, also where it is asynchronous
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
@@ -86,11 +84,11 @@ class RunTracker(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them. Models of this package have parsed them before."""
-        _check_marks(text for batch in messages for message in batch for text in _texts(message))
+        _check_marks(repr([message.content for batch in messages for message in batch]))
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""
-        _check_marks(prompts)
+        _check_marks(repr(prompts))
 
 
 def _note_lists(run: UUID, value: Any) -> None:
@@ -99,8 +97,23 @@ def _note_lists(run: UUID, value: Any) -> None:
         RUNS.add(run, retrieval_of(found, is_set=False))
 
 
-_TRACKER = RunTracker()
-register_configure_hook(ContextVar("invariant_rag_run_tracker", default=_TRACKER), inheritable=True)
+class _Hook:
+    """What LangChain asks for a handler in the context of whoever calls.
+
+    Handlers of asynchronous runs are called in other threads, with a copy of that context. (`run_inline` would keep
+    langchain-core from calling `on_llm_start` of everybody else's handlers.)
+    """
+
+    def __init__(self) -> None:
+        self._tracker = RunTracker()
+
+    def get(self) -> RunTracker:
+        """Return the handler, after a place for what is retrieved in this context was made."""
+        begin_outside()
+        return self._tracker
+
+
+register_configure_hook(cast("ContextVar[Any]", _Hook()), inheritable=True)
 
 
 def run_of(callbacks: Callbacks) -> UUID | None:
@@ -114,15 +127,7 @@ def runs_of(callbacks: Any, count: int) -> list[UUID | None]:
     return [run_of(callbacks)] * count if single or not callbacks else [run_of(each) for each in callbacks]
 
 
-def _check_marks(texts: Iterable[str]) -> None:
-    if any(has_marks(text) for text in texts):
+def _check_marks(written: str) -> None:
+    if has_marks(written):
         message = "a model that does not know segments gets text with segment markers."
         report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
-
-
-def _texts(message: BaseMessage) -> Iterator[str]:
-    for block in [message.content] if isinstance(message.content, str) else message.content:
-        if isinstance(block, str):
-            yield block
-        elif isinstance(block.get("text"), str):
-            yield block["text"]

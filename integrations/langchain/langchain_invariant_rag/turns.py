@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from invariant_rag.errors import InvalidPrompt
@@ -131,16 +132,14 @@ def _content(parts: Sequence[Any], *, sort: bool) -> Any:
 def _blocks(parts: Iterable[Any], *, sort: bool) -> Iterator[Any]:
     for index, part in enumerate(parts):
         if isinstance(part, SegmentSet):
-            listed = sorted(part, key=lambda each: each.canonical_key) if sort else part
-            slots = part.slots or (None,) * len(part)
-            yield from (to_block(each, index, _plain_slot(slot)) for each, slot in zip(listed, slots, strict=True))
+            listed = sorted(part, key=attrgetter("canonical_key")) if sort else part
+            slots = [None] * len(part) if part.slots is None else map(_plain_slot, part.slots)
+            yield from [to_block(each, index, slot) for each, slot in zip(listed, slots, strict=True)]
         else:
             yield to_block_of(part)
 
 
-def _plain_slot(slot: Slot | None) -> dict[str, Any] | None:
-    if slot is None:
-        return None
+def _plain_slot(slot: Slot) -> dict[str, Any]:
     around = {
         name: [{"field": each.key} if isinstance(each, Field) else each for each in pieces]
         for name, pieces in (("before", slot.before), ("after", slot.after))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import ContextOverflow
+from invariant_rag.errors import ContextOverflow, UnsupportedCombination
 from invariant_rag.models.embedded import EMBEDDED
 from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
@@ -27,6 +29,8 @@ from langchain_invariant_rag.documents import to_segment
 from .shared import DOCUMENTS, HASHES, QUESTION
 
 LONG = 1500
+MOST_CALLS, MOST_FRAMES = 900, 4600
+"""Python calls of one `invoke`, of this package and the core, and of all packages. Never raised."""
 
 
 @pytest.fixture(scope="module")
@@ -270,3 +274,47 @@ def test_a_model_can_be_saved_unless_it_is_in_memory(lm: InvariantModel) -> None
     assert restored(chat).model_dump() == chat.model_dump()
     with pytest.raises(NotImplementedError):
         restored(ChatInvariant(model=lm))
+
+
+def test_one_call_with_three_documents_takes_few_calls_and_reads_the_weights_for_a_cache_alone(
+    lm: InvariantModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python calls of `invoke` behind a first one: those of this package and the core, and those of all packages."""
+    chat = ChatInvariant(model=lm, max_tokens=2)
+    chat.invoke(QUESTION, documents=DOCUMENTS)
+    ours: list[str] = []
+    every: list[str] = []
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            every.append(frame.f_code.co_qualname)
+            if "invariant_rag" in frame.f_code.co_filename:
+                ours.append(frame.f_code.co_qualname)
+
+    sys.setprofile(record)
+    try:
+        chat.invoke(QUESTION, documents=DOCUMENTS)
+    finally:
+        sys.setprofile(None)
+    assert len(ours) <= MOST_CALLS, ours
+    assert len(every) <= MOST_FRAMES
+    assert "identity" not in ours
+
+
+def test_the_most_likely_tokens_are_told_at_each_place(lm: InvariantModel) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=5, top_logprobs=3)
+    for message in (chat.invoke(QUESTION, documents=DOCUMENTS), *_last(chat.stream(QUESTION, documents=DOCUMENTS))):
+        told = message.response_metadata["logprobs"]["content"]
+        assert len(told) == 5
+        for each in told:  # greedy: the first is the chosen one
+            best = [top["logprob"] for top in each["top_logprobs"]]
+            assert best == sorted(best, reverse=True)
+            assert (len(best), best[0]) == (3, pytest.approx(each["logprob"]))
+    plain = chat.model_copy(update={"top_logprobs": None}).invoke(QUESTION)
+    assert "logprobs" not in plain.response_metadata
+    with pytest.raises(UnsupportedCombination, match="one beam"):
+        chat.invoke(QUESTION, num_beams=2)
+
+
+def _last(chunks: Iterator[AIMessageChunk]) -> list[AIMessageChunk]:
+    return list(chunks)[-1:]

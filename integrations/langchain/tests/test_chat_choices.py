@@ -131,7 +131,7 @@ def test_bad_choices_are_refused_when_the_model_is_built(lm: InvariantModel) -> 
 
 
 def test_parameters_of_remote_models_are_ignored_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    ChatInvariant(api_key="x", timeout=3, max_retries=5)
+    ChatInvariant(api_key="x", timeout=3, max_retries=2)
     assert "ChatInvariant runs on this machine and has no api_key, max_retries, timeout" in caplog.text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import date, time
+from datetime import date, time, timedelta
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -11,13 +11,14 @@ import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnknownName, UnsupportedCombination
 from langchain.agents import create_agent
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, HttpUrl, create_model, field_validator
 from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
 
 from langchain_invariant_rag import ChatInvariant, InvariantRAGMiddleware
 
 from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
+from .tool_models import Writing
 
 
 class Mood(Enum):
@@ -144,11 +145,6 @@ def test_a_schema_that_is_none_is_refused(chat: ChatInvariant) -> None:
         chat.with_structured_output(schema).invoke(QUESTION)
 
 
-class Links(BaseModel):
-    when: date
-    at: time
-
-
 class Small(BaseModel):
     number: int
 
@@ -158,10 +154,30 @@ class Small(BaseModel):
         raise ValueError("no number will do")
 
 
-def test_formats_are_written_so_that_they_parse(chat: ChatInvariant) -> None:
+FORMATS: dict[str, tuple[Any, str]] = {
+    "date": (date, '"2024-02-27"'),
+    "time": (time, '"09:30:00Z"'),
+    "duration": (timedelta, '"P1DT2H"'),
+    "url": (HttpUrl, '"https://example.org/a?b=1"'),
+    "float": (float, "-1.5e3"),
+    "free text": (str, '"She said \\"noon\\", and left: [1]."'),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_parses_or_says_that_it_ran_out(chat: ChatInvariant, name: str) -> None:
+    kind, text = FORMATS[name]
+    schema = create_model("Value", value=(kind, ...))
+    expected = schema.model_validate_json(f'{{"value": {text}}}')
+    writing = Writing(chat.lm, f'{{"value": {text}}}')
+    assert chat.with_structured_output(schema, max_tokens=120, logits_processor=[writing]).invoke(QUESTION) == expected
     for seed in range(3):
-        found = chat.with_structured_output(Links, max_tokens=120, temperature=1.0, seed=seed).invoke(QUESTION)
-        assert isinstance(found, Links)
+        options = {"max_tokens": 60, "temperature": 1.0, "seed": seed}
+        found = chat.with_structured_output(schema, include_raw=True, **options).invoke(QUESTION)
+        if found["raw"].response_metadata["finish_reason"] == "length":
+            assert isinstance(found["parsing_error"], IncompleteObject)
+        else:
+            assert isinstance(found["parsed"], schema)
 
 
 def test_stop_sequences_do_not_cut_an_object(chat: ChatInvariant) -> None:

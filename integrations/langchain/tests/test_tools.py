@@ -97,6 +97,24 @@ def test_a_stream_of_calls_is_what_invoke_returns(chat: ChatInvariant) -> None:
     assert said(joined(asyncio.run(collected()))) == expected
 
 
+@pytest.mark.parametrize("room", [60, 110, 150])
+def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat: ChatInvariant, room: int) -> None:
+    form = ToolCalling(chat.lm).form.call_format
+    calls = [ToolCall("", "search", {"query": f"ferry {n}", "limit": 3}) for n in range(4)]
+    models = [chat.model_copy(update={"max_tokens": room, **more}) for more in ({}, {"streaming": True})]
+    bound = [each.bind_tools([search], tool_choice="any") for each in models]
+    whole, streamed = (each.invoke(QUESTION, logits_processor=[Writing(chat.lm, form.write(calls))]) for each in bound)
+    joint = joined(list(bound[0].stream(QUESTION, logits_processor=[Writing(chat.lm, form.write(calls))])))
+    assert whole.response_metadata["finish_reason"] == "length"
+    assert [each["args"] for each in whole.tool_calls] == [
+        dict(each.arguments) for each in calls[: len(whole.tool_calls)]
+    ]
+    assert len(whole.tool_calls) < 4
+    for other in (streamed, joint):
+        assert said(other) == said(whole)
+        assert other.invalid_tool_calls == whole.invalid_tool_calls
+
+
 def test_text_before_a_call_is_the_content(chat: ChatInvariant) -> None:
     text = f"Let me see.\n{WRITTEN}<|im_end|>"
     bound = chat.bind_tools([search])

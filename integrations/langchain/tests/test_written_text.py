@@ -3,36 +3,89 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 
-from langchain_invariant_rag import ChatInvariant
-from langchain_invariant_rag.documents import to_block, to_segment
+from langchain_invariant_rag import ChatInvariant, SegmentsPlaceholder
+from langchain_invariant_rag.documents import is_segment_block, to_block, to_segment
 
 from .shared import DOCUMENTS, Listed
 from .tool_models import Writing
 
 TEXTS = [each.page_content for each in DOCUMENTS]
-QUESTIONS = [
-    template.format(*TEXTS)
-    for template in (
-        "My steps: 1. {0} 2. {1} 3. {2} What was step 1?",
-        "{0}\n\n{1}\n\n{2}",
-        "'{0}' or '{1}' or '{2}'?",
-        "Day 1: {0} Day 2: {1} Day 3: {2}",
-        "docs = [Document(page_content='{0}'), Document(page_content='{1}')]",
-        "[1] {0} [2] {1} [3] {2} Which is [1]?",
-        "9:00 {0}\n10:00 {1}\n11:00 {2}",
-        "{2} {1} {0}",
-    )
+PROMPTS = [
+    line.replace("|", "\n").format(*TEXTS)
+    for line in """My steps: 1. {0} 2. {1} 3. {2} What was step 1?
+{0}||{1}||{2}
+'{0}' or '{1}' or '{2}'?
+Day 1: {0} Day 2: {1} Day 3: {2}
+docs = [Document(page_content='{0}'), Document(page_content='{1}')]
+[1] {0} [2] {1} [3] {2} Which is [1]?
+9:00 {0}|10:00 {1}|11:00 {2}
+{2} {1} {0}
+{0}
+{0}|{1}|{2}
+- {0}|- {1}|- {2}
+* {2}|* {0}|* {1}
+First: {0} Then: {1} At last: {2}
+Once {0} And then {1} In the end {2}
+Is it true that {0} if {1}?
+{0} is newer than {1}, and {1} than {2}.
+Version 1: {0} Version 2: {1}
+Page i: {0} Page ii: {1} Page iii: {2}
+2021: {0}|2022: {1}|2023: {2}
+A) {0} B) {1} C) {2}
+Monday: {0}; Tuesday: {1}
+Rank these from best to worst: {0} / {1} / {2}
+Newest first:|{2}|{1}|{0}
+Translate line 2 only:|{0}|{1}|{2}
+rows = ["{0}", "{1}", "{2}"]; print(rows[1])
+<doc>{0}</doc><doc>{1}</doc><doc>{2}</doc>
+<1>{0}</1><2>{1}</2>
+Document 1: {0}|Document 2: {1}
+Source: a.txt|{0}||Source: b.txt|{1}
+| n | text ||---|---||| 1 | {0} ||| 2 | {1} |
+{{"1": "{0}", "2": "{1}", "3": "{2}"}}
+["{0}", "{1}", "{2}"]
+{0},{1},{2}
+{0};{1}
+User: {0}|Assistant: {1}|User: {2}
+Alice: {0}|Bob: {1}|Alice: {2}
+Q: {0}|A: {1}
+> {0}|>> {1}|>>> {2}
+#1 {0}|#2 {1}|#3 {2}
+i. {0} ii. {1} iii. {2}
+a. {0}|b. {1}|c. {2}
+{0}||---||{1}||---||{2}
+{0} --> {1} --> {2}
+Before: {0} After: {1}
+Old: {0} New: {1}
+Left: {0} Right: {1}
+if "{0}" in text: return "{1}"
+def f():|    return "{0}" + "{1}"
+Chapter 1|{0}||Chapter 2|{1}
+00:01 {0}|00:02 {1}
+Grade A: {0} Grade B: {1}
+Step one is {0} Step two is {1}
+The last of these is right: {0} {1} {2}
+{0} {0} {1}
+"{0}" (see [1]), "{1}" (see [2])
+{1}? {0}! {2}...
+1) {2}|2) {1}|3) {0}
+v1 {0}|v2 {1}|v3 {2}
+Compare {0} with {2}
+{2}||{0}""".splitlines()
 ]
-"""Questions that name the documents that they find."""
+"""Texts of users that hold the documents they ask about, in an order that means something; `|` is a line break."""
 
 ANSWERS = """price = row[1]; qty = row[2]
 np.array([1, 2])
@@ -95,6 +148,18 @@ class Seen(BaseCallbackHandler):
         self.messages = messages[0]
 
 
+def _texts(messages: list[Any]) -> list[str]:
+    """Return the texts of messages, without segments."""
+    blocks = [[each.content] if isinstance(each.content, str) else each.content for each in messages]
+    found = [
+        each if isinstance(each, str) else each["text"]
+        for content in blocks
+        for each in content
+        if not is_segment_block(each)
+    ]
+    return [each for each in found if each.strip()]
+
+
 @pytest.fixture(scope="module")
 def chat(spoken: InvariantModel) -> ChatInvariant:
     end = {"eos_token_id": spoken.tokenizer.convert_tokens_to_ids("<|im_end|>")}
@@ -108,29 +173,91 @@ def asked(documents: list[Any]) -> list[Any]:
     return [HumanMessage([*blocks, {"type": "text", "text": "Which?"}])]
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_that_names_its_documents_reaches_the_model_as_it_is(chat: ChatInvariant, question: str) -> None:
+Way = Callable[[ChatInvariant, str, Any], Any]
+
+
+def chain(chat: ChatInvariant, text: str, config: Any) -> Any:
     prompt = ChatPromptTemplate.from_messages([("system", "Be brief.\n{context}"), ("human", "{question}")])
     context = Listed(documents=DOCUMENTS[::-1]) | (lambda found: "\n\n".join(each.page_content for each in found))
-    seen = Seen()
-    chain = {"context": context, "question": RunnablePassthrough()} | prompt | chat.bind(max_tokens=1)
-    answer = chain.invoke(question, config={"callbacks": [seen]})
-    assert seen.messages[1].content == question
-    assert answer.response_metadata["sets"] == [3]
+    return ({"context": context, "question": RunnablePassthrough()} | prompt | chat).invoke(text, config)
 
 
-@pytest.mark.parametrize("text", QUESTIONS)
-def test_histories_and_system_prompts_reach_the_model_as_they_are(chat: ChatInvariant, text: str) -> None:
-    history = [SystemMessage(f"{text} So."), HumanMessage(f"Q: {text}"), AIMessage(text)]
-    seen = Seen()
+def history(text: str) -> list[Any]:
     call = {"name": "find", "args": {"query": text}, "id": "1", "type": "tool_call"}
-    given = [*history, HumanMessage("And?"), AIMessage("", tool_calls=[call]), ToolMessage("none", tool_call_id="1")]
-    chat.invoke(given, config={"callbacks": [seen]}, max_tokens=1, documents=DOCUMENTS)
-    assert [each.content for each in seen.messages[:3]] == [each.content for each in history]
-    assert seen.messages[4].tool_calls == [call]
+    said = [SystemMessage(f"{text} So."), HumanMessage(f"Q: {text}"), AIMessage(text)]
+    return [*said, HumanMessage("And?"), AIMessage("", tool_calls=[call]), ToolMessage(text, tool_call_id="1")]
 
 
-def test_there_are_forty_answers_and_twenty_five_calls() -> None:
+WAYS: dict[str, Way] = {
+    "chain": chain,
+    "documents": lambda chat, text, config: chat.invoke(text, config, documents=DOCUMENTS),
+    "batch": lambda chat, text, config: chat.batch([text], config, documents=DOCUMENTS),
+    "stream": lambda chat, text, config: list(chat.stream(text, config, documents=DOCUMENTS)),
+    "placeholder": lambda chat, text, config: (
+        ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")]) | chat
+    ).invoke({"context": DOCUMENTS, "question": text}, config),
+    "history": lambda chat, text, config: chat.invoke(history(text), config, documents=DOCUMENTS),
+}
+
+
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")
+@pytest.mark.parametrize(("number", "text"), list(enumerate(PROMPTS)))
+def test_a_text_that_holds_its_documents_reaches_the_model_as_it_is(
+    chat: ChatInvariant, number: int, text: str
+) -> None:
+    short = chat.model_copy(update={"max_tokens": 1})
+    for way in (list(WAYS)[number % len(WAYS)], "history"):
+        seen = Seen()
+        WAYS[way](short, text, {"callbacks": [seen]})
+        if way == "history":
+            assert [each.content for each in seen.messages[:3]] == [each.content for each in history(text)[:3]]
+            assert (seen.messages[4].tool_calls, seen.messages[5].content) == (history(text)[4].tool_calls, text)
+        else:
+            assert [each for each in _texts(seen.messages) if each != "Be brief.\n"] == [text]
+
+
+TRIPLES: dict[str, list[Document]] = {
+    "sentences": DOCUMENTS,
+    "marks": [Document(each) for each in ("aa", "bbb", "c,d")],
+    "white space": [Document(each) for each in ("one\n", " two", "three")],
+    "alike": [Document(each) for each in ("one", "one", "two")],
+    "nested": [Document(each) for each in ("a b", "c", "a b\n\nc")],
+    "digits": [Document(each) for each in ("1", "2", "3")],
+    "counted": [Document(f"Part {n}.", metadata={"chunk_index": n, "source": "a.txt"}) for n in range(3)],
+    "years": [Document(f"It grew by {n}.", metadata={"year": 2020 + n, "title": f"Report {n}"}) for n in (3, 1, 2)],
+}
+TEMPLATES: dict[str, Callable[[int, Document], str]] = {
+    "joined": lambda n, each: each.page_content,
+    "bullets": lambda n, each: f"- {each.page_content}",
+    "numbered": lambda n, each: f"[{n}] {each.page_content}",
+    "metadata": lambda n, each: f"{each.metadata}: {each.page_content}",
+    "labelled by a field": lambda n, each: f"Source {each.metadata.get('chunk_index', 'x')}: {each.page_content}",
+}
+
+
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("name", TRIPLES)
+def test_the_verdict_on_a_set_is_that_of_all_its_orders(lm: InvariantModel, name: str, template: str) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=4)
+    prompt = ChatPromptTemplate.from_template("Answer from this:\n{context}\n\n{question}")
+
+    def written(found: list[Document]) -> str:
+        return "\n\n".join(TEMPLATES[template](n, each) for n, each in enumerate(found, 1))
+
+    said = [
+        (
+            {"context": Listed(documents=list(order)) | written, "question": RunnablePassthrough()} | prompt | chat
+        ).invoke("So?")
+        for order in permutations(TRIPLES[name])
+    ]
+    (verdict,) = {each.response_metadata["invariant"] for each in said}
+    assert verdict in (True, False)
+    assert not verdict or len({each.content for each in said}) == 1
+
+
+def test_there_are_sixty_prompts_forty_sets_forty_answers_and_twenty_five_calls() -> None:
+    assert (len(PROMPTS), len(TRIPLES) * len(TEMPLATES)) == (60, 40)
     assert (len(ANSWERS), len(ARGUMENTS)) == (40, 25)
 
 

@@ -54,18 +54,25 @@ class Departure(BaseModel):
 
 
 class Writing(LogitsProcessor):
-    """Makes a model write a text, as far as it may; then it goes on as it likes."""
+    """Makes a model write a text, as far as it may; then it goes on as it likes.
 
-    def __init__(self, lm: InvariantModel, text: str) -> None:
-        self.tokens = lm.tokenizer.encode(text, add_special_tokens=False)
-        self.start: int | None = None
+    Args:
+        lm: The model.
+        texts: What to write in one generation after the other; nothing in those behind the last.
+    """
+
+    def __init__(self, lm: InvariantModel, *texts: str) -> None:
+        self.waiting = [lm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        self.tokens: list[int] = []
+        self.length = -1
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.start = input_ids.shape[1] if self.start is None else self.start
-        place = input_ids.shape[1] - self.start
-        if 0 <= place < len(self.tokens):  # a later prompt may be shorter
+        if input_ids.shape[1] != self.length + 1:  # another generation
+            self.tokens = self.waiting.pop(0) if self.waiting else []
+        self.length = input_ids.shape[1]
+        if self.tokens:
             scores = scores.clone()
-            scores[0, self.tokens[place]] = scores.max() + 100
+            scores[0, self.tokens.pop(0)] = scores.max() + 100
         return scores
 
 
