@@ -472,6 +472,17 @@ def test_log_probabilities_are_those_of_the_tokens_of_the_text(thinker: Invarian
     assert len(thinker.complete(QUERY, logprobs=True, max_tokens=12).logprobs or ()) == 12
 
 
+@pytest.mark.parametrize("name", ["chat", "stream_chat", "complete"])
+def test_the_most_likely_tokens_stand_behind_the_one_that_was_written(thinker: InvariantLLM, name: str) -> None:
+    asked = QUERY if name == "complete" else [ChatMessage(QUERY)]
+    response = getattr(thinker, name)(asked, top_logprobs=3, max_tokens=6)
+    places = (list(response)[-1] if name == "stream_chat" else response).logprobs
+    assert [len(place) for place in places] == [3] * 6, "a greedy answer is among them"
+    assert all(place[0].logprob == max(each.logprob for each in place) for place in places)
+    sampled = thinker.complete(QUERY, top_logprobs=1, max_tokens=20, temperature=2.0, seed=1).logprobs or []
+    assert max(map(len, sampled)) == 2, "one that was drawn is not the most likely"
+
+
 def test_no_log_probability_is_reported_of_what_a_stop_string_cut_off(thinker: InvariantLLM) -> None:
     for answer in every_chat(thinker, "It leaves at noon.", stop=["at"], logprobs=True):
         assert "".join(token.token for (token,) in answer[-1].logprobs or ()) == "It leaves "

@@ -49,7 +49,7 @@ _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "dtype", "device_map", "model_kwargs")
 _DECODING = ("temperature", "top_p", "top_k", "seed")
-_REPORTING = ("logprobs", "citations")
+_REPORTING = ("logprobs", "top_logprobs", "citations")
 _PER_CALL = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode", "query", "output_cls")
 _ANY_OBJECT = {"type": "object"}
 
@@ -126,6 +126,9 @@ class InvariantLLM(ObjectWriter):
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )
     logprobs: bool = Field(default=False, description="Whether responses hold the log-probabilities of their tokens.")
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="How many of the most likely tokens to report at each place, too."
+    )
     citations: bool = Field(
         default=False,
         description=(
@@ -343,11 +346,13 @@ class InvariantLLM(ObjectWriter):
         given = {**{name: getattr(self, name) for name in named}, **self.generation_kwargs, **kwargs}
         if self._remote is None:
             check_call_keywords(given, _PER_CALL)
+        top = given.pop("top_logprobs") or 0
         json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
         request = AnswerRequest(
             **asked,
             **{name: given.pop(name) for name in _DECODING},
-            logprobs=bool(given.pop("logprobs")),
+            logprobs=bool(given.pop("logprobs") or top),
+            top_logprobs=top,
             citations=bool(given.pop("citations")),
             schema=_ANY_OBJECT if output_cls is None and json_mode else output_cls,
             stop=tuple(check_stops(given.pop("stop"))),

@@ -54,12 +54,15 @@ def _cited(span: CitedSpan, text: str) -> dict[str, Any]:
 
 
 def _logprobs(answer: ModelAnswer) -> list[list[LogProb]] | None:
-    """Return the log-probabilities of the tokens, if they were asked for: one of each token."""
+    """Return the log-probabilities, if they were asked for: at each place that of the token, then those of others."""
     if answer.logprobs is None:
         return None
-    return [
-        [LogProb(token=each.token, logprob=each.logprob, bytes=list(each.token.encode()))] for each in answer.logprobs
-    ]
+    places = []
+    for each in answer.logprobs:
+        others = [(token, logprob) for token, logprob in each.top if logprob != each.logprob]
+        listed = [(each.token, each.logprob), *others]
+        places.append([LogProb(token=token, logprob=value, bytes=list(token.encode())) for token, value in listed])
+    return places
 
 
 def as_completion(reply: Reply, call: Call, delta: str | None = None) -> CompletionResponse:
