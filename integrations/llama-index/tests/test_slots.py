@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from entry import local_llm
-from invariant_rag import InvariantModel, SegmentSet
+from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
-from invariant_rag.prompts import render_chat
-from invariant_rag.segments import Slot
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation import get_dispatcher
@@ -36,18 +34,6 @@ TEMPLATE = PromptTemplate("{context_str}\nQ: {query_str}")
 
 
 FERRY, MILL, BRIDGE = TEXTS
-
-
-def test_the_local_model_reads_the_set_and_the_question_as_it_is(model: InvariantModel) -> None:
-    question = f"My steps: 1. {BRIDGE} 2. {FERRY} 3. {MILL} What did I do in step 1?"
-    slots = [Slot(after=("\n\n",)), Slot(after=("\n\n",)), Slot()]
-    content = [SegmentSet(TEXTS, slots=slots), f"\nQ: {question}"]
-    prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, question)
-    expected = model.generate(prompt, max_new_tokens=8).text
-    llm = InvariantLLM(model, max_tokens=8)
-    for order in ORDERS:
-        engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=llm, text_qa_template=TEMPLATE)
-        assert str(engine.query(question)) == expected
 
 
 # --- values of variables ---

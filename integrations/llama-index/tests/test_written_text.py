@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
-from invariant_rag import InvariantModel
+from entry import EveryBit, local_llm
+from invariant_rag import InvariantModel, SegmentSet
+from invariant_rag.prompts import render_chat
+from invariant_rag.segments import Slot
 from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.core.chat_engine import (
@@ -26,7 +29,7 @@ from llama_index.core.tools import FunctionTool, RetrieverTool, ToolMetadata
 from pydantic import create_model
 from recording import Recorder, caught
 from tool_models import Writing, with_tools
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -224,6 +227,17 @@ def test_a_prompt_is_what_llamaindex_writes_for_one_order_of_the_nodes(entry: st
         said.add((verdict_of(result, kind), bool(messages)))
     assert len(said) == 1
     assert entry in FINISHED or said == {(kind, kind is TEXT)}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_local_model_attends_to_the_set_and_to_the_question_as_it_is(model: InvariantModel, question: str) -> None:
+    slots = [Slot(after=("\n\n",)), Slot(after=("\n\n",)), Slot()]
+    content = ["Read:\n", SegmentSet(TEXTS, slots=slots), f"\nQ: {question}"]
+    prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, question)
+    every_bit = LogitsProcessorList([EveryBit(model.tokenizer)])
+    expected = model.generate(prompt, max_new_tokens=4, logits_processor=every_bit).text
+    ask = query(text_qa_template=PromptTemplate("Read:\n{context_str}\nQ: {query_str}"))
+    assert {str(ask(local_llm(model), nodes_of(order), question)) for order in ORDERS[1::3]} == {expected}
 
 
 @pytest.mark.parametrize("stated", STATED)
