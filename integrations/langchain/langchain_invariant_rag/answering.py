@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from invariant_rag.checks import check_stops, check_tools
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
@@ -123,7 +123,7 @@ class AnswerChunk(AIMessageChunk):
 
     def __add__(self, other: Any) -> BaseMessageChunk:  # type: ignore[override]
         """Return both, and as a plain chunk if `other` is the last one."""
-        joined: Any = super().__add__(other)
+        joined = cast("AIMessageChunk", super().__add__(other))
         if joined.chunk_position != "last":
             return joined
         whole = AIMessageChunk(**{name: getattr(joined, name) for name in AIMessageChunk.model_fields})

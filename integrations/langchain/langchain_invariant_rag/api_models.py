@@ -153,8 +153,15 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, kwargs)
-        return self._answered(self.model._generate(ballot.messages, stop, run_manager, **kwargs), ballot)
+        ballots = self._ballots(messages, kwargs)
+        manager = run_manager if len(ballots) == 1 else None  # callbacks see one call
+
+        def ask(ballot: _Ballot) -> ChatResult:
+            if ballot is not ballots[0] and self.rate_limiter:  # LangChain has waited for the first call
+                self.rate_limiter.acquire(blocking=True)
+            return self._answered(self.model._generate(ballot.messages, stop, manager, **kwargs), ballot)
+
+        return self._elected(ask_all([partial(ask, each) for each in ballots]))
 
     async def _agenerate(
         self,
@@ -163,8 +170,19 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        (ballot,) = self._ballots(messages, kwargs)
-        return self._answered(await self.model._agenerate(ballot.messages, stop, run_manager, **kwargs), ballot)
+        ballots = self._ballots(messages, kwargs)
+        manager = run_manager if len(ballots) == 1 else None
+
+        async def ask(ballot: _Ballot) -> ChatResult:
+            if ballot is not ballots[0] and self.rate_limiter:
+                await self.rate_limiter.aacquire(blocking=True)
+            return self._answered(await self.model._agenerate(ballot.messages, stop, manager, **kwargs), ballot)
+
+        return self._elected(await asyncio.gather(*map(ask, ballots)))
+
+    def _elected(self, results: Sequence[ChatResult]) -> ChatResult:
+        """Return the result that counts."""
+        return results[0]
 
     def _stream(
         self,
@@ -277,39 +295,6 @@ class VotingChatModel(CanonicalChatModel):
     @property
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering, self.votes, self.seed)
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        ballots = self._ballots(messages, kwargs)
-
-        def ask(place: int) -> ChatResult:
-            if place and self.rate_limiter:  # LangChain has waited for the first call
-                self.rate_limiter.acquire(blocking=True)
-            return self._answered(self.model._generate(ballots[place].messages, stop, None, **kwargs), ballots[place])
-
-        return self._elected(ask_all([partial(ask, place) for place in range(len(ballots))]))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        ballots = self._ballots(messages, kwargs)
-
-        async def ask(place: int) -> ChatResult:
-            if place and self.rate_limiter:
-                await self.rate_limiter.aacquire(blocking=True)
-            result = await self.model._agenerate(ballots[place].messages, stop, None, **kwargs)
-            return self._answered(result, ballots[place])
-
-        return self._elected(await asyncio.gather(*map(ask, range(len(ballots)))))
 
     def _elected(self, results: Sequence[ChatResult]) -> ChatResult:
         generations = [result.generations[0] for result in results]

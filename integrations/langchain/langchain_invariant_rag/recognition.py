@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import Any
 from uuid import UUID
 
@@ -119,7 +120,7 @@ class RecognizesMessages(RecognizesDocuments):
         changed = with_turns(given, before, found.turns, sort=self._sorts_segments)
         if not changed:
             return changed
-        noted = {**changed[-1].additional_kwargs, _KEY: _Noted(found)}
+        noted = {**changed[-1].additional_kwargs, _KEY: _Noted(found, changed)}
         return [*changed[:-1], changed[-1].model_copy(update={"additional_kwargs": noted})]
 
     def generate(
@@ -169,11 +170,13 @@ class _Noted(dict[str, bool]):
 
     Attributes:
         turns: The turns. They are lost where messages are written as JSON.
+        contents: The contents of the messages of which these are the turns.
     """
 
-    def __init__(self, found: Recognition) -> None:
+    def __init__(self, found: Recognition, messages: Sequence[BaseMessage]) -> None:
         super().__init__(recognized=not found.findings)
         self.turns = found.turns
+        self.contents = [each.content for each in messages]
 
 
 def was_recognized(messages: Sequence[BaseMessage]) -> bool | None:
@@ -185,7 +188,9 @@ def was_recognized(messages: Sequence[BaseMessage]) -> bool | None:
 def recognized_turns(messages: Sequence[BaseMessage]) -> Sequence[Turn]:
     """Return the turns of recognised messages."""
     noted = messages[-1].additional_kwargs.get(_KEY) if messages else None
-    return noted.turns if isinstance(noted, _Noted) and len(noted.turns) == len(messages) else to_turns(messages)
+    contents = noted.contents if isinstance(noted, _Noted) else []
+    unchanged = len(contents) == len(messages) and all(map(is_, contents, [each.content for each in messages]))
+    return noted.turns if unchanged and isinstance(noted, _Noted) else to_turns(messages)
 
 
 def given_segments(documents: Iterable[Any] | None) -> list[Segment]:

@@ -14,6 +14,7 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.orderings import Score
 from invariant_rag.testing import tiny_model, toy_tokenizer
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableField
 from transformers import PreTrainedModel
@@ -157,6 +158,17 @@ def loads(weights: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[str
 
     monkeypatch.setattr(InvariantModel, "from_pretrained", load)
     return names
+
+
+def test_a_message_that_was_changed_after_it_was_recognized_is_read_as_it_is(lm: InvariantModel) -> None:
+    class Seen(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            seen.extend(messages[0])
+
+    chat, seen = ChatInvariant(model=lm, max_tokens=4), []
+    chat.invoke(QUESTION, {"callbacks": [Seen()]}, documents=DOCUMENTS)
+    changed = seen[-1].model_copy(update={"content": "Something else."})
+    assert chat.invoke([changed]).content == chat.invoke("Something else.").content
 
 
 def test_calls_with_keywords_of_their_own_load_once(loads: list[str]) -> None:

@@ -223,7 +223,7 @@ TRIPLES: dict[str, list[Document]] = {
     "alike": [Document(each) for each in ("one", "one", "two")],
     "nested": [Document(each) for each in ("a b", "c", "a b\n\nc")],
     "digits": [Document(each) for each in ("1", "2", "3")],
-    "counted": [Document(f"Part {n}.", metadata={"chunk_index": n, "source": "a.txt"}) for n in range(3)],
+    "counted": [Document(f"Part {n}.", metadata={"chunk_index": n, "source": "a.txt"}) for n in (1, 2, 3)],
     "years": [Document(f"It grew by {n}.", metadata={"year": 2020 + n, "title": f"Report {n}"}) for n in (3, 1, 2)],
 }
 TEMPLATES: dict[str, Callable[[int, Document], str]] = {
