@@ -141,12 +141,10 @@ def react(llm: InvariantLLM, nodes: Nodes, **options: Any) -> str:
     return asyncio.run(run())
 
 
-def remembered(llm: Any, nodes: Nodes) -> str:
+def remembered(llm: Any, nodes: Nodes, **options: Any) -> str:
     """Let an agent search, and ask about its memory in a call of its own."""
     memory = ChatMemoryBuffer.from_defaults()
-    tool = RetrieverTool.from_defaults(
-        ListRetriever(nodes), name="harbour", description="Knows boats.", node_postprocessors=MARKER
-    )
+    tool = RetrieverTool.from_defaults(ListRetriever(nodes), name="harbour", description="Knows boats.", **options)
 
     async def run() -> None:
         searching = canonical(MockFunctionCallingLLM(response_generator=calling))
@@ -232,6 +230,7 @@ ENTRIES = [
     *under(
         "agents",
         invariant("`FunctionAgent` with a `QueryEngineTool`", lambda _, nodes: agent_tool(nodes)),
+        invariant("a later call with the memory of a `FunctionAgent` with a `RetrieverTool`", remembered),
         warns(
             "`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`",
             react,

@@ -78,7 +78,7 @@ def _parts(message: ChatMessage, *, is_last: bool) -> Iterator[Any]:
             elif isinstance(block, SlotBlock):
                 yield from block.parts
             else:
-                yield Part(block.text, "finished") if may_be_set else block.text
+                yield Part(block.text, "finished", block=block) if may_be_set else block.text
         elif is_segment_block(block):
             yield to_segment(block)
         else:

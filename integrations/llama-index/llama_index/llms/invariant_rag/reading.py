@@ -96,7 +96,7 @@ class Reader:
         scope = retrievals.scope
         if self.text_only and scope.given:
             refuse_media(scope.given.nodes)
-        find = retrievals.find if self.find_documents else lambda _: None
+        find = retrievals.find_in if self.find_documents else lambda _: None
         read = [Turn(turn.role, tuple(_resolved(turn, find))) for turn in turns]
         in_sets = [segment.text for turn in read for segment in _segments(turn)]
         found = recognize(read, [*retrievals.missing(in_sets), *outside_retrievals()] if self.find_documents else ())
@@ -135,7 +135,7 @@ def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
         )
 
 
-def _resolved(turn: Turn, find: Callable[[str], SegmentSet | None]) -> Iterator[Any]:
+def _resolved(turn: Turn, find: Callable[[Part], SegmentSet | None]) -> Iterator[Any]:
     """Yield the parts of a turn, in which a text is the set that it is, or a string. Words are not looked at."""
     for part in turn.parts:
         if not isinstance(part, Part) or part.kind == "words":
@@ -143,7 +143,7 @@ def _resolved(turn: Turn, find: Callable[[str], SegmentSet | None]) -> Iterator[
         elif part.segments is not None:
             yield part.segments
         else:
-            yield (find(part.text) if part.kind == "finished" else None) or part.text
+            yield (find(part) if part.kind == "finished" else None) or part.text
 
 
 def _plain(part: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
+from weakref import finalize
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
@@ -56,11 +57,17 @@ class Part:
         kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
             `finished`, of which nothing is known.
         segments: The set that it is; None if it is none.
+        block: The block of a message that a finished text is.
     """
 
     text: str
     kind: Literal["value", "words", "template", "finished"]
     segments: SegmentSet | None = None
+    block: TextBlock | None = None
+
+
+_KEPT: dict[int, tuple[str, SegmentSet]] = {}
+"""Sets that blocks of messages were when they were read first, by the identity of the block; gone with it."""
 
 
 class SetText(str):
@@ -126,6 +133,23 @@ class Retrievals:
     def find(self, slot: str, *, is_context: bool = False) -> SegmentSet | None:
         """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
         return find_set(slot, [replace(each, query="") for each in self.known] if is_context else self.known)
+
+    def find_in(self, part: Part) -> SegmentSet | None:
+        """Return the set that a finished text is, or was when its block was read first.
+
+        So an agent's next turn knows what its tool retrieved, as long as its memory keeps the messages themselves.
+        """
+        found = self.find(part.text)
+        if part.block is None:
+            return found
+        key = id(part.block)
+        if found is None:
+            text, kept = _KEPT.get(key, ("", None))
+            return kept if text == part.text else None
+        if key not in _KEPT:
+            finalize(part.block, _KEPT.pop, key, None).atexit = False
+        _KEPT[key] = part.text, found
+        return found
 
     def is_set(self, query: str) -> bool:
         """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
