@@ -40,6 +40,7 @@ from llama_index.llms.invariant_rag.reading import FIND_DOCUMENTS, REQUIRE_SEGME
 from llama_index.llms.invariant_rag.slots import Part, SlotReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
+T = TypeVar("T")
 W = TypeVar("W", bound="CanonicalLLM")
 
 
@@ -57,9 +58,9 @@ class _Ballots:
     requests: Sequence[PlainRequest]
     reading: Reading
 
-    def calls(self, ask: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Callable[[], Any]]:
+    def calls(self, ask: Callable[..., T], **kwargs: Any) -> list[Callable[[], T]]:
         """Return the calls that ask for each order."""
-        return [partial(ask, each, *args, **kwargs) for each in self.inputs]
+        return [partial(ask, each, **kwargs) for each in self.inputs]
 
     def report(self, method: str, winner: int = 0) -> dict[str, Any]:
         """Return the ledger of a request, and report it to the engines around."""
@@ -85,7 +86,8 @@ class DelegatedTools(FunctionCallingLLM):
         return prepared
 
     def _validate_chat_with_tools_response(self, response: ChatResponse, *args: Any, **kwargs: Any) -> ChatResponse:
-        return self.llm._validate_chat_with_tools_response(response, *args, **kwargs)
+        checked: ChatResponse = self.llm._validate_chat_with_tools_response(response, *args, **kwargs)
+        return checked
 
     def get_tool_calls_from_response(self, response: ChatResponse, *args: Any, **kwargs: Any) -> list[ToolSelection]:
         """Return the tool calls in a response, as the wrapped LLM parses them."""
@@ -159,40 +161,41 @@ class CanonicalLLM(SlotReader):
     def _about_votes(self, responses: Sequence[Any], vote: Vote) -> dict[str, Any]:
         return {}
 
-    def _ask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
-        return self._answered(ask_all(ballots.calls(getattr(self.llm, method), **kwargs)), ballots)
+    def _ask(self, ask: Callable[..., R], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(ask_all(ballots.calls(ask, **kwargs)), ballots)
 
-    async def _aask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
-        return self._answered(await _all(ballots.calls(getattr(self.llm, method), **kwargs)), ballots)
+    async def _aask(self, ask: Callable[..., Awaitable[R]], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(await _all(ballots.calls(ask, **kwargs)), ballots)
 
     def _stream(self, method: str, ballots: _Ballots, **kwargs: Any) -> Generator[Any, None, None]:
         if len(ballots.inputs) > 1:
             context = copy_context()
-            return (_whole(context.run(ask, ballots, **kwargs)) for ask in (partial(self._ask, method),))
+            asked = [partial(self._ask, getattr(self.llm, method), ballots, **kwargs)]
+            return (_whole(context.run(ask)) for ask in asked)
         ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"stream_{method}")
         return (_with_ledger(piece, ledger) for piece in stream(ballots.inputs[0], **kwargs))
 
     async def _astream(self, method: str, ballots: _Ballots, **kwargs: Any) -> AsyncGenerator[Any, None]:
         if len(ballots.inputs) > 1:
-            return _one_piece(_whole(await self._aask(f"a{method}", ballots, **kwargs)))
+            return _one_piece(_whole(await self._aask(getattr(self.llm, f"a{method}"), ballots, **kwargs)))
         ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"astream_{method}")
         return (_with_ledger(piece, ledger) async for piece in await stream(ballots.inputs[0], **kwargs))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
-        return self._ask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        return self._ask(self.llm.complete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        return self._ask("chat", self._messages(messages, kwargs), **kwargs)
+        return self._ask(self.llm.chat, self._messages(messages, kwargs), **kwargs)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        return await self._aask("acomplete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        return await self._aask(self.llm.acomplete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        return await self._aask("achat", self._messages(messages, kwargs), **kwargs)
+        return await self._aask(self.llm.achat, self._messages(messages, kwargs), **kwargs)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
@@ -222,7 +225,8 @@ class CanonicalLLM(SlotReader):
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, prompt_args)
         ask = partial(self.llm.structured_predict, output_cls, llm_kwargs=llm_kwargs)
-        return self._object(ask_all(ballots.calls(ask)), ballots)
+        made: list[Model] = ask_all(ballots.calls(ask))
+        return self._object(made, ballots)
 
     async def astructured_predict(
         self,
@@ -234,7 +238,8 @@ class CanonicalLLM(SlotReader):
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, prompt_args)
         ask = partial(self.llm.astructured_predict, output_cls, llm_kwargs=llm_kwargs)
-        return self._object(await _all(ballots.calls(ask)), ballots)
+        made: list[Model] = await _all(ballots.calls(ask))
+        return self._object(made, ballots)
 
     def _of_template(self, prompt: BasePromptTemplate, values: Mapping[str, Any]) -> _Ballots:
         ballots = self._messages(self._get_messages(prompt, **values), {})
@@ -400,7 +405,7 @@ def _with_ledger(response: R, ledger: Mapping[str, Any], more: Mapping[str, Any]
     return response.model_copy(update=changed)
 
 
-async def _all(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+async def _all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     return await asyncio.gather(*(call() for call in calls))
 
 
