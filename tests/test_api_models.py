@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
+from contextvars import ContextVar
 from itertools import permutations
 from typing import Any
 
@@ -18,10 +20,12 @@ from invariant_rag.api_models import (
     PlainRequests,
     Turn,
     answer_key,
+    ask_all,
     canonical_order,
     content_ordering,
     drawn_orders,
     elect,
+    object_key,
     set_text,
 )
 from invariant_rag.errors import InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
@@ -175,3 +179,22 @@ def test_sets_of_a_request_stand_as_they_were_written() -> None:
     assert request.text == "Rubrics: Document: b\nDocument: a\nAnswers: Document: c\n"
     assert request.labels == {}
     assert PlainRequest(request.turns, request.sets, {}) == request
+
+
+def test_objects_agree_by_their_fields_and_answers_stand_in_the_order_of_the_calls() -> None:
+    class Model:
+        def __init__(self, **fields: Any) -> None:
+            self.fields = fields
+
+        def model_dump(self, mode: str) -> Any:
+            return self.fields
+
+    assert object_key(Model(a=1, b=[2])) == object_key({"b": [2], "a": 1}) != object_key(Model(a=1, b=[3]))
+    variable: ContextVar[str] = ContextVar("variable", default="none")
+    variable.set("ours")
+    assert ask_all([lambda: "one"]) == ["one"]
+    assert ask_all([lambda n=n: (time.sleep(0.01 * (3 - n)), n, variable.get())[1:] for n in range(3)]) == [
+        (n, "ours") for n in range(3)
+    ]
+    with pytest.raises(ZeroDivisionError):
+        ask_all([lambda: 1, lambda: 1 // 0])

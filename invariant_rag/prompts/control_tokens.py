@@ -75,7 +75,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
     templates = tokenizer.chat_template or {}
     sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
     added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
+    special = {*tokenizer.all_special_ids, *[index for index, token in added.items() if token.special]}
     names = {index: token.content for index, token in added.items() if not token.content.isspace()}
     key = (sources, tuple(names.items()), frozenset(special))
     known = _found.get(tokenizer)

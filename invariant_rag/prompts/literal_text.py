@@ -324,7 +324,7 @@ class _Edges:
 
 def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:
     """Return ids of a text. A long one is a batch of one: only then is the interpreter's lock free meanwhile."""
-    clean = replace_surrogates(text)
+    clean = text if text.isascii() else replace_surrogates(text)
     if len(clean) < _LONG:
         return tuple(tokenizer.encode(clean, add_special_tokens=False).ids)
     (encoded,) = tokenizer.encode_batch([clean], add_special_tokens=False)

@@ -49,6 +49,23 @@ def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(
         assert (min(lengths) < 10) == ends
 
 
+@pytest.mark.parametrize("decoding", [each for each in DECODING if "num_beams" not in each], ids=str)
+def test_the_most_likely_tokens_are_those_of_the_model_alone_and_in_a_batch(decoding: dict[str, Any]) -> None:
+    lm = InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=list(range(40, 60))))
+    prompts = [random_prompt(random.Random(seed), (4, 2, 5)) for seed in range(3)]
+    options = {**decoding, "max_new_tokens": 6, "top_logprobs": 4}
+    copies = decoding.get("num_return_sequences", 1)
+    for batch in (*([each] for each in prompts), prompts):
+        answers = lm.generate(batch, **options)
+        for index, answer in enumerate(answers):
+            prompt = batch[index // copies]
+            logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *answer.token_ids]))
+            best = torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1).topk(4).values
+            told = torch.tensor([[value for _, value in step] for step in answer.top_logprobs])
+            assert told.shape == best.shape
+            assert torch.allclose(told, best, rtol=0, atol=2 * rounding(lm.logits, prompt))
+
+
 @pytest.fixture
 def new_objects_alone() -> Iterator[None]:
     """Hide from `gc.get_objects` what is there already: a million objects, which take long to look through."""

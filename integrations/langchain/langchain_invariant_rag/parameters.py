@@ -291,8 +291,9 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def _sorts_segments(self) -> bool:
         """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
-        reads_order = self._in_memory is not None and not self.lm.invariant
-        return self.sort_segments and self.resolved_ordering.invariant and not reads_order
+        if self._in_memory is not None and not self.lm.invariant:
+            return False
+        return self.sort_segments and self.resolved_ordering.invariant
 
     @property
     def _promises_invariance(self) -> bool:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import Context
 from types import FrameType
 from typing import Any
 
@@ -29,7 +30,7 @@ from langchain_invariant_rag.documents import to_segment
 from .shared import DOCUMENTS, HASHES, QUESTION
 
 LONG = 1500
-MOST_CALLS, MOST_FRAMES = 900, 4600
+MOST_CALLS, MOST_FRAMES = 880, 4450
 """Python calls of one `invoke`, of this package and the core, and of all packages. Never raised."""
 
 
@@ -291,11 +292,14 @@ def test_one_call_with_three_documents_takes_few_calls_and_reads_the_weights_for
             if "invariant_rag" in frame.f_code.co_filename:
                 ours.append(frame.f_code.co_qualname)
 
-    sys.setprofile(record)
-    try:
-        chat.invoke(QUESTION, documents=DOCUMENTS)
-    finally:
-        sys.setprofile(None)
+    def measure() -> None:
+        sys.setprofile(record)
+        try:
+            chat.invoke(QUESTION, documents=DOCUMENTS)
+        finally:
+            sys.setprofile(None)
+
+    Context().run(measure)  # in which no other test has retrieved anything
     assert len(ours) <= MOST_CALLS, ours
     assert len(every) <= MOST_FRAMES
     assert "identity" not in ours
