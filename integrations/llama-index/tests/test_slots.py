@@ -27,6 +27,7 @@ from recording import Recorder, caught
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
 from llama_index.llms.invariant_rag.handler import RunHandler
+from llama_index.llms.invariant_rag.slots import _KEPT
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 dispatcher = get_dispatcher(__name__)
@@ -264,6 +265,25 @@ def test_what_is_retrieved_on_its_own_is_no_set_and_warns_once_until_another_ret
     retrieve()
     assert caught(lambda: canonical(Recorder()).complete(f"Is this relevant? {FERRY}"))[1] == []
     assert len(quoting()) == 1
+
+
+def test_a_tools_message_keeps_its_set_and_gives_it_to_no_other_message(llm: InvariantLLM) -> None:
+    message = ChatMessage("\n\n".join(TEXTS), role="tool", additional_kwargs={"tool_call_id": "1"})
+
+    @dispatcher.span
+    def ask_in_a_run() -> Any:
+        ListRetriever(nodes_of()).retrieve(QUERY)
+        return llm.chat([ChatMessage(QUERY), message]).raw["invariant"]
+
+    def ask_later(tool: ChatMessage) -> Any:
+        return llm.chat([ChatMessage(QUERY), tool, ChatMessage("And?")]).raw["invariant"]
+
+    assert (ask_in_a_run(), ask_later(message), ask_later(message.model_copy(deep=True))) == (True, True, None)
+    kept = len(_KEPT)
+    message.blocks[0].text += " More."
+    assert ask_later(message) is None
+    del message.blocks[0]
+    assert len(_KEPT) == kept - 1
 
 
 def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:
