@@ -80,8 +80,6 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
         retrievals: What was retrieved in this run.
     """
     listed = list(retrievals)
-    if any(slot.strip() == each.query.strip() for each in listed):
-        return None
     readings = [found for each in listed if (found := _read(slot, each)) is not None]
     most = max((len(each.segments) for each in readings), default=0)
     largest = [each for each in readings if len(each.segments) == most]
@@ -90,7 +88,17 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
     around = largest[0].before + largest[0].after if most == 1 else ""
     if any(each.text.strip() and each.text.strip() in around for one in listed for each in one.segments):
         return None  # other documents stand beside the only one
+    queries = {each.query for each in listed} - {""}
+    if any(_is_query(slot, largest[0], each, listed) for each in queries):
+        return None
     return largest[0].to_set()
+
+
+def _is_query(slot: str, found: _Reading, query: str, retrievals: Iterable[Retrieval]) -> bool:
+    """Return whether a slot is the question: the same text, or the same set in another order."""
+    if slot.strip() == query.strip():
+        return True
+    return any((asked := _read(query, each)) is not None and asked.key == found.key for each in retrievals)
 
 
 def _read(slot: str, retrieval: Retrieval) -> _Reading | None:

@@ -22,7 +22,7 @@ from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 dispatcher = get_dispatcher(__name__)
 
 IN_ONE_SPAN = "retrieve and ask in one function under `@dispatcher.span`, or in one workflow"
-APART = "mark the nodes (`SegmentMarkerPostprocessor`), or give `SegmentBlock`s"
+DECLARED = "mark the nodes (`SegmentMarkerPostprocessor`), or give `SegmentBlock`s"
 
 
 def content(node: NodeWithScore) -> str:
@@ -88,7 +88,7 @@ def retrieved(topic: str, asks: dict[str, Ask], sets: set[str]) -> list[Entry]:
     """Return what asks with nodes of the same run: in one span."""
     found = []
     for name, ask in asks.items():
-        entry, todo = (invariant, IN_ONE_SPAN) if name in sets else (warns, APART)
+        entry, todo = (invariant, IN_ONE_SPAN) if name in sets else (warns, DECLARED)
         found.append(entry(name, lambda llm, nodes, ask=ask: in_one_span(llm, nodes, ask), todo))
     return under(topic, *found)
 
@@ -191,6 +191,13 @@ PROMPTS = {
     "`as_structured_llm`, bullets": structured_chat,
 }
 COMPLETED = {name: completing(write) for name, write in FORMATS.items()}
+APART = {
+    "`llm.complete`, joined": completing(FORMATS['joined with `"\\n\\n"`']),
+    "`llm.complete`, bullets": completing(FORMATS["as bullets"]),
+    "`llm.chat`, joined": chatting(FORMATS['joined with `"\\n\\n"`']),
+    "`llm.predict`": predicting(PLAIN),
+    "`as_structured_llm`, bullets": structured_chat,
+}
 COUNTED = {"as a numbered list `1. `", "numbered `[1] ...`", "as `Document 1:`", "as `<doc id=1>...</doc>`"}
 FILE = {"as `<document>` with its source", "as `Source: {file}\\nContent: ...`"}
 TOLD = {name: told(write) for name, write in FORMATS.items()}
@@ -201,5 +208,9 @@ ENTRIES = [
     *with_marks("nodes in `llm.complete(...)`", COMPLETED, COUNTED | FILE),
     *with_marks("nodes in other calls", PROMPTS, {name for name in PROMPTS if "number" in name or "loop" in name}),
     *under("`llm.chat`", *(invariant(name, ask, MORE) for name, ask in BLOCKS.items())),
+    *under(
+        "nodes of `retriever.retrieve(...)`, in a call of its own",
+        *(warns(name, lambda llm, nodes, ask=ask: ask(llm, retrieve(nodes)), DECLARED) for name, ask in APART.items()),
+    ),
     *retrieved("`json.dumps` of whole nodes", {"in `llm.complete`": dumped}, set()),
 ]

@@ -15,12 +15,13 @@ from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.llms import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
-from llama_index.llms.invariant_rag import InvariantLLM
+from llama_index.llms.invariant_rag import InvariantLLM, canonical
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -140,6 +141,19 @@ def react(llm: InvariantLLM, nodes: Nodes, **options: Any) -> str:
     return asyncio.run(run())
 
 
+def remembered(llm: Any, nodes: Nodes, **options: Any) -> str:
+    """Let an agent search, and ask about its memory in a call of its own."""
+    memory = ChatMemoryBuffer.from_defaults()
+    tool = RetrieverTool.from_defaults(ListRetriever(nodes), name="harbour", description="Knows boats.", **options)
+
+    async def run() -> None:
+        searching = canonical(MockFunctionCallingLLM(response_generator=calling))
+        await FunctionAgent(tools=[tool], llm=searching, streaming=False).run(QUERY, memory=memory)
+
+    asyncio.run(run())
+    return str(llm.chat([*memory.get_all()[:-1], ChatMessage(AGAIN)]).message.content)
+
+
 MARKER = [SegmentMarkerPostprocessor()]
 CHAT_MODES = ("best", "context", "condense_question", "condense_plus_context")
 
@@ -216,6 +230,7 @@ ENTRIES = [
     *under(
         "agents",
         invariant("`FunctionAgent` with a `QueryEngineTool`", lambda _, nodes: agent_tool(nodes)),
+        invariant("a later call with the memory of a `FunctionAgent` with a `RetrieverTool`", remembered),
         warns(
             "`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`",
             react,
@@ -229,6 +244,7 @@ ENTRIES = [
             lambda llm, nodes: agent_tool(nodes, response_synthesizer=InvariantSynthesizer(llm)),
             MORE,
         ),
+        invariant("a later call with what a `RetrieverTool` with `SegmentMarkerPostprocessor` found", remembered, MORE),
         invariant(
             "`ReActAgent` with a `RetrieverTool` and `SegmentMarkerPostprocessor`",
             lambda llm, nodes: react(llm, nodes, node_postprocessors=MARKER),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from cases import QUERY
-from entry import MORE, Nodes, engine_of, invariant, node_id, under
+from entry import MORE, Nodes, engine_of, invariant, node_id, under, warns
 from llama_index.core.evaluation import (
     AnswerRelevancyEvaluator,
     ContextRelevancyEvaluator,
     CorrectnessEvaluator,
     FaithfulnessEvaluator,
     GuidelineEvaluator,
+    PairwiseComparisonEvaluator,
     RelevancyEvaluator,
 )
 from llama_index.core.evaluation.guideline import EvaluationData
@@ -49,6 +50,15 @@ def better(evaluator: Any, nodes: Nodes) -> tuple[str, str]:
     return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
 
 
+def comparing(llm: Any, **options: Any) -> PairwiseComparisonEvaluator:
+    """Return LlamaIndex's evaluator; the first letter that a random model writes is its verdict."""
+
+    def parsed(text: str) -> tuple[bool, float, str]:
+        return text < "m", float(text < "m"), text
+
+    return PairwiseComparisonEvaluator(llm, parser_function=parsed, **options)
+
+
 ENTRIES = [
     *under(
         "evaluators with nodes as `contexts`",
@@ -76,6 +86,17 @@ ENTRIES = [
         invariant(
             "`InvariantPairwiseEvaluator`",
             lambda llm, nodes: better(InvariantPairwiseEvaluator(llm), nodes)[0],
+            MORE,
+            ordered=False,
+        ),
+        warns(
+            "`PairwiseComparisonEvaluator(enforce_consensus=False)`",
+            lambda llm, nodes: str(better(comparing(llm, enforce_consensus=False), nodes)),
+            "`InvariantPairwiseEvaluator(llm)`, or `enforce_consensus=True`",
+        ),
+        invariant(
+            "`PairwiseComparisonEvaluator`, which asks in both orders",
+            lambda llm, nodes: better(comparing(llm), nodes)[0],
             MORE,
             ordered=False,
         ),

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from threading import Lock
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, WordEmbedding, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
-from invariant_rag.orderings import Embedding, Score
+from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
-from llama_index.core import Document, Settings, VectorStoreIndex
+from llama_index.core import Settings
 from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
@@ -28,8 +25,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MediaResource, Node, NodeWithScore
 from llama_index.core.tools import FunctionTool
 
-from llama_index.llms.invariant_rag import OrderWarning, SegmentBlock, canonical, vote
-from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
+from llama_index.llms.invariant_rag import SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 MARKS = re.compile("[\ueca0-\ueca3]")
@@ -262,36 +258,6 @@ def test_canonical_streams_and_a_vote_is_one_piece() -> None:
     assert len(list(vote(Reader()).stream_complete(text_of(ORDERS[0])))) == 1
 
 
-@pytest.mark.parametrize("wrap", [canonical, vote])
-@pytest.mark.parametrize("way", ["query", "aquery", "streaming"])
-async def test_the_synthesizer_hands_over_every_node(wrap: Any, way: str) -> None:
-    answers = set()
-    for order in ORDERS:
-        reader = Reader()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", OrderWarning)
-            synthesizer = InvariantSynthesizer(wrap(reader), streaming=way == "streaming")
-        engine = RetrieverQueryEngine(ListRetriever(nodes_of(order)), synthesizer)
-        response = await engine.aquery(QUERY) if way == "aquery" else engine.query(QUERY)
-        answers.add(str(response.get_response() if way == "streaming" else response))
-        assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
-    assert len(answers) == 1
-
-
-@pytest.mark.parametrize("wrap", [canonical, vote])
-def test_stock_modes_and_chat_engines_ignore_the_order_too(wrap: Any) -> None:
-    steps = [SegmentMarkerPostprocessor()]
-    answers = set()
-    for order in ORDERS:
-        llm = wrap(Reader(system_prompt="Be brief."))
-        retriever = ListRetriever(nodes_of(order))
-        answers.add(str(RetrieverQueryEngine.from_args(retriever, llm=llm, node_postprocessors=steps).query(QUERY)))
-        chat = ContextChatEngine.from_defaults(retriever, llm=llm, node_postprocessors=steps, system_prompt="")
-        answers.add(str(chat.chat(QUERY)))
-        assert any("Be brief." in request for request in llm.llm.requests)
-    assert len(answers) == 1
-
-
 class Place(BaseModel):
     """A place."""
 
@@ -377,27 +343,3 @@ def test_it_is_described_without_losing_the_llm() -> None:
         described = wrap(MockLLM(max_tokens=3)).to_dict()
         assert described["class_name"] == type(wrap(MockLLM())).class_name()
         assert described["llm"]["max_tokens"] == 3
-
-
-@pytest.mark.parametrize("wrap", [canonical, partial(vote, votes=1)])
-@pytest.mark.parametrize("query", ["harbour noon ferry", "mill barley", "copper bridge"])
-async def test_a_query_engine_gives_relevance_orderings_its_query(
-    wrap: Any, query: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-
-    def shared_words(self: Embedding, texts: Sequence[str], query: str) -> list[float]:
-        """Stands for an embedder, whose weights are not on every machine."""
-        seen.append(query)
-        return [float(sum(word in text for word in query.split())) for text in texts]
-
-    monkeypatch.setattr(Embedding, "score_texts", shared_words)
-    reader = Reader()
-    index = VectorStoreIndex.from_documents([Document(text=text) for text in TEXTS], embed_model=WordEmbedding())
-    synthesizer = InvariantSynthesizer(llm=wrap(reader, ordering="embedding"))
-    engine = index.as_query_engine(llm=reader, response_synthesizer=synthesizer, similarity_top_k=3)
-    engine.query(query)
-    await engine.aquery(query)
-    assert seen == [query, query]
-    *_, last = re.findall(r"Document: (.*)", reader.requests[0])
-    assert query.split(maxsplit=1)[0] in last  # the most relevant one is nearest to the question

@@ -115,7 +115,7 @@ async def test_context_chat_engines_raise_too(refusing: InvariantLLM, kind: Any,
 def test_a_misspelt_option_is_no_empty_response(model: InvariantModel) -> None:
     llm = InvariantLLM(model, generation_kwargs={"max_token": 3})
     synthesizer = get_response_synthesizer(llm=llm, response_mode=ResponseMode.COMPACT)
-    with pytest.raises(UnknownParameter, match="did you mean max_tokens"):
+    with pytest.raises(UnknownParameter, match="did you mean 'max_tokens'"):
         synthesizer.synthesize(QUERY, nodes_of())
 
 

@@ -10,16 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from cases import ORDERS, QUERY, TEXTS, nodes_of
 from invariant_rag import InvariantModel
 from invariant_rag.prompts import mark
-from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine
 from llama_index.core.llms import ChatMessage
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.response_synthesizers import ResponseMode
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
-from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 Order: TypeAlias = Sequence[int]
@@ -66,31 +62,6 @@ def synthesizer_entry(way: str, streaming: bool) -> Entry:
     return ask
 
 
-def engine_entry(way: str, **options: Any) -> Entry:
-    async def ask(llm: InvariantLLM, order: Order) -> str:
-        chosen = dict(options) or {"response_synthesizer": InvariantSynthesizer(llm)}
-        engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=llm, **chosen)
-        return str(await engine.aquery(QUERY) if way == "aquery" else engine.query(QUERY))
-
-    return ask
-
-
-def chat_entry(way: str) -> Entry:
-    async def ask(llm: InvariantLLM, order: Order) -> str:
-        retriever = ListRetriever(nodes_of(order))
-        chat: Any
-        if way == "condense":
-            engine = RetrieverQueryEngine(retriever, InvariantSynthesizer(llm))
-            chat = CondenseQuestionChatEngine.from_defaults(engine, llm=llm)
-        else:
-            marker = [SegmentMarkerPostprocessor()]
-            chat = ContextChatEngine.from_defaults(retriever, llm=llm, node_postprocessors=marker)
-        return f"{chat.chat(QUERY)} {chat.chat('And then?')}"
-
-    return ask
-
-
-MARKED: dict[str, Any] = {"node_postprocessors": [SegmentMarkerPostprocessor()]}
 ENTRIES: dict[str, Entry] = {
     **{
         name: llm_entry(name)
@@ -102,12 +73,6 @@ ENTRIES: dict[str, Entry] = {
         for way in ("get_response", "aget_response", "synthesize", "asynthesize")
         for streaming in (False, True)
     },
-    "query": engine_entry("query"),
-    "aquery": engine_entry("aquery"),
-    "compact": engine_entry("query", response_mode=ResponseMode.COMPACT, **MARKED),
-    "tree_summarize": engine_entry("aquery", response_mode=ResponseMode.TREE_SUMMARIZE, **MARKED),
-    "condense question chat": chat_entry("condense"),
-    "context chat": chat_entry("context"),
 }
 
 
@@ -126,7 +91,7 @@ async def test_the_plain_model_answers_by_order(plain_llm: InvariantLLM, entry: 
 
 
 @pytest.mark.parametrize("method", ["pine", "sequential"])
-@pytest.mark.parametrize("entry", ["chat", "complete", "query", "compact"])
+@pytest.mark.parametrize("entry", ["chat", "complete", "synthesize"])
 async def test_other_methods_with_an_ordering_by_content(model: InvariantModel, method: str, entry: str) -> None:
     llm = InvariantLLM(model.with_method(method, ordering="lexical"), max_tokens=8)
     assert len(await answers(llm, entry)) == 1

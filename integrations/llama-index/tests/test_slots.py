@@ -1,4 +1,4 @@
-"""Slots of prompts are sets or stay as they are; what users and models wrote is never changed."""
+"""Slots of prompts are sets or stay as they are, with one verdict for every order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
@@ -15,167 +14,27 @@ from typing import Any
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
-from invariant_rag import InvariantModel, SegmentSet
+from entry import local_llm
+from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
-from invariant_rag.prompts import render_chat
-from invariant_rag.segments import Slot
 from llama_index.core import PromptTemplate, get_response_synthesizer
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, ToolCallBlock
-from llama_index.core.bridge.pydantic import Field
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.llms import CustomLLM
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.mock import MockFunctionCallingLLM
-from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index.core.schema import ImageNode, NodeWithScore, TextNode
 from llama_index_instrumentation import root_dispatcher
-from tool_models import Writing
+from recording import Recorder, caught
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
 from llama_index.llms.invariant_rag.handler import RunHandler
+from llama_index.llms.invariant_rag.slots import _KEPT
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 dispatcher = get_dispatcher(__name__)
 TEMPLATE = PromptTemplate("{context_str}\nQ: {query_str}")
 
 
-class Recorder(CustomLLM):
-    """An LLM behind an API: it keeps what it is asked, and says one thing."""
-
-    asked: list[str] = Field(default_factory=list)
-    says: str = "Noon."
-
-    @property
-    def metadata(self) -> LLMMetadata:
-        return LLMMetadata(is_chat_model=True)
-
-    @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        self.asked.append("\x00".join("".join(getattr(each, "text", "") for each in one.blocks) for one in messages))
-        return ChatResponse(message=ChatMessage(self.says, role="assistant"))
-
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        self.asked.append(prompt)
-        return CompletionResponse(text=self.says)
-
-    @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-
-def caught(ask: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Return what a call returns, and its warnings about order."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        result = ask()
-    return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
-
-
-# --- the user's words ---
-
 FERRY, MILL, BRIDGE = TEXTS
-QUESTIONS = [
-    FERRY,
-    f"Is this right: {FERRY}",
-    f"{MILL} {FERRY} Which is older?",
-    f"{FERRY}\n\n{MILL}\n\n{BRIDGE}",
-    f"My steps: 1. {BRIDGE} 2. {FERRY} 3. {MILL} What did I do in step 1?",
-    f"First '{MILL}', then '{FERRY}': is the order right?",
-    f"- {BRIDGE}\n- {MILL}\n- {FERRY}\nRank these by age.",
-    f"docs = [Document(page_content={MILL!r}), Document(page_content={FERRY!r})]\nWhat is docs[0]?",
-    f"| n | text |\n| 1 | {BRIDGE} |\n| 2 | {FERRY} |\nWhat is in row 2?",
-    f"Document 1: {MILL}\nDocument 2: {BRIDGE}\nCompare document 1 with document 2.",
-    f"[1] {BRIDGE} [2] {MILL} Cite [1].",
-    f'{{"a": "{FERRY}", "b": "{MILL}"}} Which key comes first?',
-    f"Q: {MILL}\nA: yes\nQ: {FERRY}\nA:",
-    f"Say {FERRY!r} backwards, then {BRIDGE!r}.",
-    f"Version 1: {FERRY} Version 2: {MILL} What changed?",
-    f"def f():\n    return {BRIDGE!r}, {MILL!r}\nf()[1]?",
-    f"<a>{FERRY}</a><b>{BRIDGE}</b> What is in <b>?",
-    f"{FERRY.upper()} {MILL.upper()}",
-    "Use {context_str} and {query_str} literally.",
-    f"a) {MILL} b) {BRIDGE} c) {FERRY}: which is true?",
-]
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_that_names_or_quotes_its_own_nodes_reaches_the_model_byte_for_byte(question: str) -> None:
-    recorder = Recorder()
-    llm = canonical(recorder, strict=True)
-    engines = [
-        RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=llm, text_qa_template=TEMPLATE)
-        for order in ORDERS
-    ]
-    reports = [engine.query(question).metadata["invariant_rag"] for engine in engines]
-    assert len(set(recorder.asked)) == 1
-    assert recorder.asked[0].endswith(f"\nQ: {question}")
-    assert all((each["sets"], each["invariant"]) == ([3], True) for each in reports)
-
-
-@dispatcher.span
-def rephrased(llm: Any, nodes: Any, question: str) -> None:
-    """Retrieve for another question than the one that is asked, as engines that condense a chat do."""
-    found = ListRetriever(nodes).retrieve("ferry")
-    llm.predict(TEMPLATE, context_str="\n\n".join(each.text for each in found), query_str=question)
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_so_does_a_question_that_the_retriever_was_not_asked(question: str) -> None:
-    recorder = Recorder()
-    for order in ORDERS:
-        rephrased(canonical(recorder, strict=True), nodes_of(order), question)
-    (prompt,) = set(recorder.asked)
-    assert prompt.endswith(f"\nQ: {question}")
-
-
-def test_the_local_model_reads_the_set_and_the_question_as_it_is(model: InvariantModel) -> None:
-    question = QUESTIONS[4]
-    slots = [Slot(after=("\n\n",)), Slot(after=("\n\n",)), Slot()]
-    content = [SegmentSet(TEXTS, slots=slots), f"\nQ: {question}"]
-    prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, question)
-    expected = model.generate(prompt, max_new_tokens=8).text
-    llm = InvariantLLM(model, max_tokens=8)
-    for order in ORDERS:
-        engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=llm, text_qa_template=TEMPLATE)
-        assert str(engine.query(question)) == expected
-
-
-# --- the model's words ---
-
-SAID = [
-    "price = row[1]; qty = row[2]",
-    "np.array([1, 2])",
-    "matrix[1][2] + \\sqrt[3]{x}",
-    "See [1], [2](http://a.b/[3]) and [^2].",
-    '{"documents": 2, "source": [1]}',
-    "Source 2 says: 'Document 1: ...'",
-]
-
-
-def writing(model: InvariantModel, said: str) -> InvariantLLM:
-    """Return a local LLM for one call, in which it writes a text."""
-    options = {"logits_processor": [Writing(model, said, only=True)], "eos_token_id": model.tokenizer.eos_token_id}
-    return InvariantLLM(model, max_tokens=80, generation_kwargs=options)
-
-
-@pytest.mark.parametrize("said", SAID)
-def test_what_a_model_writes_arrives_as_it_is_written(model: InvariantModel, said: str) -> None:
-    numbered = "\n".join(f"[{i}] {text}" for i, text in enumerate(TEXTS, 1))
-    for build in (lambda: canonical(Recorder(says=said)), lambda: writing(model, said)):
-        for order in ORDERS[::2]:
-            engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=build())
-            assert str(engine.query(QUERY)) == said
-        asked_alone = build()
-        assert caught(lambda llm=asked_alone: llm.complete(numbered).text)[0] == said
-
-
-def test_arguments_of_calls_arrive_as_they_are_written() -> None:
-    arguments = {"code": "rows[1] + rows[2]", "documents": 2, "list": [1, 2]}
-    block = ToolCallBlock(tool_call_id="1", tool_name="run", tool_kwargs=arguments)
-    llm = canonical(MockFunctionCallingLLM(response_generator=lambda *_, **__: ChatMessage(blocks=[block])))
-    numbered = "\n".join(f"[{i}] {text}" for i, text in enumerate(TEXTS, 1))
-    found = caught(lambda: llm.chat([ChatMessage(numbered)]))[0]
-    assert found.message.blocks == [block]
 
 
 # --- values of variables ---
@@ -254,10 +113,97 @@ def told(llm: Any, nodes: Any, write: Callable[[Any], str]) -> Any:
     return llm.chat([ChatMessage(QUERY), ChatMessage("", role="assistant"), message]).raw["invariant"]
 
 
+NODES: dict[str, Sequence[tuple[str, dict[str, Any]]]] = {
+    "equal": [(FERRY, {}), (FERRY, {}), (MILL, {})],
+    "equal, other fields": [(FERRY, {"year": 1987}), (FERRY, {"year": 2021}), (MILL, {"year": 1904})],
+    "one in another": [(FERRY, {}), (f"{FERRY} {MILL}", {}), (BRIDGE, {})],
+    "two make one": [(FERRY, {}), (MILL, {}), (f"{FERRY}\n\n{MILL}", {})],
+    "empty": [("", {}), (FERRY, {}), (MILL, {})],
+    "white space": [(" ", {}), (f"{FERRY}\n", {}), (f"\n{MILL}", {})],
+    "braces": [("aa", {}), ("bbb", {}), ("c,d", {})],
+    "chunk_index": [(text, {"chunk_index": i}) for i, text in enumerate(TEXTS)],
+    "pages": [(text, {"page": i}) for i, text in enumerate(TEXTS, start=4)],
+    "a file": [(text, {"file_name": "a.txt"}) for text in TEXTS],
+    "files": [(text, {"file_name": f"{i}.txt"}) for i, text in zip("bca", TEXTS, strict=True)],
+    "numbered texts": [(f"{i}. {text}", {}) for i, text in enumerate(TEXTS, start=1)],
+    "labelled texts": [(f"Source {i}:\n{text}", {}) for i, text in enumerate(TEXTS, start=1)],
+    "digits": [("1", {}), ("2", {}), ("3", {})],
+    "letters": [("a", {}), ("b", {}), ("ab", {})],
+    "marks of lists": [("- a", {}), ("- b\n- c", {}), ("- d", {})],
+    "code": [("x = [1]", {}), ("y = [2]", {}), ("x = [1]; y = [2]", {})],
+    "lines": [("a\n\nb", {}), ("b\n\nc", {}), ("c\n\na", {})],
+    "ideographs": [("\u6e21\u3057", {}), ("\u6a4b", {}), ("\u6e21\u3057\u6a4b", {})],
+    "the question": [(QUERY, {}), (FERRY, {}), (MILL, {})],
+    "two": [(FERRY, {"year": 1}), (MILL, {"year": 2})],
+    "one": [(FERRY, {"year": 1})],
+}
+
+
+def test_there_are_forty_sets() -> None:
+    assert len(SETS) + len(TEXT) + len(NODES) == 40
+
+
 @pytest.mark.parametrize("write", [*SETS.values(), *TEXT.values()], ids=[*SETS, *TEXT])
 def test_the_verdict_is_the_same_for_every_order(llm: InvariantLLM, write: Callable[[Any], str]) -> None:
     verdicts = {caught(lambda order=order: told(llm, with_years(order), write))[0] for order in ORDERS}
     assert verdicts == {write in SETS.values()}
+
+
+@pytest.mark.parametrize("texts", NODES.values(), ids=NODES)
+def test_so_it_is_whatever_the_nodes_are(model: InvariantModel, texts: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    nodes = [NodeWithScore(node=TextNode(text=text, metadata=fields)) for text, fields in texts]
+    llm = local_llm(model)
+    asking: list[Callable[[list[NodeWithScore]], tuple[Any, Any]]] = [
+        *(lambda found, write=write: ("", told(llm, found, write)) for write in (SETS["joined"], SETS["metadata"])),
+        *(lambda found, mode=mode: queried(llm, found, response_mode=mode) for mode in ("compact", "tree_summarize")),
+        lambda found: queried(llm, found, response_synthesizer=InvariantSynthesizer(llm)),
+        lambda found: cited(llm, found),
+    ]
+    for ask in asking:
+        said = [caught(lambda ask=ask, listed=listed: ask(list(listed))) for listed in permutations(nodes)]
+        assert len({(verdict, bool(messages)) for (_, verdict), messages in said}) == 1
+        answers = {answer for (answer, _), _ in said}
+        assert len(answers) == 1 or said[0][0][1] is False
+
+
+@pytest.mark.parametrize(
+    ("texts", "write"),
+    [
+        ({"aa": "x", "b a": "xx"}, listed(lambda _, node: f"{node.metadata['year']}:{node.text}", ": ")),
+        ({"b a": "y", "ab": "xy"}, listed(lambda _, node: f"{node.metadata['year']}x{node.text}", " ")),
+        ({"a": "x", "b": "x y"}, listed(lambda _, node: f"{node.text} {node.metadata['year']}", "\n")),
+        ({"aa": "y", "b a": "y", "ba": "xy"}, listed(lambda _, node: f"{node.metadata['year']} {node.text}", "x")),
+    ],
+)
+def test_where_one_order_could_be_read_in_two_ways_no_order_is_a_set(
+    llm: InvariantLLM, texts: dict[str, str], write: Callable[[Any], str]
+) -> None:
+    nodes = [NodeWithScore(node=TextNode(text=text, metadata={"year": year})) for text, year in texts.items()]
+    said = {caught(lambda order=order: told(llm, list(order), write))[0] for order in permutations(nodes)}
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", ["context", "context_str"])
+def test_a_question_that_is_nothing_but_the_nodes_in_one_order_does_not_change_the_verdict(name: str) -> None:
+    template = PromptTemplate(f"{{{name}}}\nNow: {{q}}")
+
+    @dispatcher.span
+    def predict(order: Any) -> str:
+        found = ListRetriever(nodes_of(order)).retrieve("\n\n".join(TEXTS))
+        return str(canonical(Recorder()).predict(template, **{name: SETS["joined"](found), "q": "\n\n".join(TEXTS)}))
+
+    warned = {bool(caught(lambda order=order: predict(order))[1]) for order in ORDERS}
+    assert warned == {name == "context"}, "one name says that it holds documents; the other may hold the question"
+
+
+def queried(llm: Any, found: list[NodeWithScore], **options: Any) -> tuple[str, Any]:
+    response = RetrieverQueryEngine.from_args(ListRetriever(found), llm=llm, **options).query(QUERY)
+    return str(response), response.metadata["invariant_rag"]["invariant"]
+
+
+def cited(llm: Any, found: list[NodeWithScore]) -> tuple[str, Any]:
+    response = CitationQueryEngine(ListRetriever(found), llm=llm).query(QUERY)
+    return str(response), response.metadata["invariant_rag"]["invariant"]
 
 
 def test_white_space_around_nodes_that_a_synthesizer_strips_is_no_matter() -> None:
@@ -288,19 +234,56 @@ def test_another_tenants_retrieval_is_unknown(model: InvariantModel) -> None:
     assert handler._scopes == {}, "a run is gone when it has ended"
 
 
-def test_what_is_retrieved_outside_of_any_run_is_not_told_to_whom_the_thread_or_task_serves_next() -> None:
-    def other_tenant() -> list[str]:
-        return caught(lambda: canonical(Recorder()).complete("Compare: " + " ".join(TEXTS)))[1]
+def quoting(**options: Any) -> list[str]:
+    """Return what another tenant is told, who quotes the same texts."""
+    return caught(lambda: canonical(Recorder(), **options).complete("Compare: " + " ".join(TEXTS)))[1]
 
+
+def test_what_is_retrieved_on_its_own_is_not_told_to_whom_another_thread_or_task_serves() -> None:
     async def tasks() -> list[str]:
-        ListRetriever(nodes_of()).retrieve(QUERY)
+        await asyncio.create_task(ListRetriever(nodes_of()).aretrieve(QUERY))
         await asyncio.create_task(asyncio.to_thread(ListRetriever(nodes_of()).retrieve, QUERY))
-        return await asyncio.create_task(asyncio.to_thread(other_tenant))
+        return await asyncio.create_task(asyncio.to_thread(quoting))
 
-    with ThreadPoolExecutor(1) as worker:
-        worker.submit(ListRetriever(nodes_of()).retrieve, QUERY).result()
-        assert worker.submit(other_tenant).result() == []
     assert asyncio.run(tasks()) == []
+    ListRetriever(nodes_of()).retrieve(QUERY)
+    with ThreadPoolExecutor(1) as worker:
+        assert worker.submit(quoting).result() == []
+
+
+def test_what_is_retrieved_on_its_own_is_no_set_and_warns_once_until_another_retrieval_or_answer() -> None:
+    def retrieve(order: Any = (0, 1, 2)) -> None:
+        ListRetriever(nodes_of(order)).retrieve(QUERY)
+
+    retrieve()
+    with pytest.raises(OrderWarning, match="SegmentMarkerPostprocessor"):
+        quoting(strict=True)
+    assert quoting() == [], "it has been said"
+    retrieve()
+    RetrieverQueryEngine.from_args(ListRetriever(nodes_of((0,))), llm=Recorder()).query(QUERY)
+    assert quoting() == [], "other nodes have been retrieved, and answered from"
+    retrieve()
+    assert caught(lambda: canonical(Recorder()).complete(f"Is this relevant? {FERRY}"))[1] == []
+    assert len(quoting()) == 1
+
+
+def test_a_tools_message_keeps_its_set_and_gives_it_to_no_other_message(llm: InvariantLLM) -> None:
+    message = ChatMessage("\n\n".join(TEXTS), role="tool", additional_kwargs={"tool_call_id": "1"})
+
+    @dispatcher.span
+    def ask_in_a_run() -> Any:
+        ListRetriever(nodes_of()).retrieve(QUERY)
+        return llm.chat([ChatMessage(QUERY), message]).raw["invariant"]
+
+    def ask_later(tool: ChatMessage) -> Any:
+        return llm.chat([ChatMessage(QUERY), tool, ChatMessage("And?")]).raw["invariant"]
+
+    assert (ask_in_a_run(), ask_later(message), ask_later(message.model_copy(deep=True))) == (True, True, None)
+    kept = len(_KEPT)
+    message.blocks[0].text += " More."
+    assert ask_later(message) is None
+    del message.blocks[0]
+    assert len(_KEPT) == kept - 1
 
 
 def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:
@@ -335,16 +318,5 @@ def test_nodes_with_images_are_refused_by_every_synthesizer(llm: InvariantLLM) -
 
 
 def test_metadata_is_there_even_if_no_llm_is_asked(llm: InvariantLLM) -> None:
-    from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
-
     report = InvariantSynthesizer(llm).synthesize(QUERY, []).metadata["invariant_rag"]
     assert (report["sets"], report["invariant"]) == ([], None)
-
-
-def test_equal_texts_and_nested_texts_have_one_verdict(llm: InvariantLLM) -> None:
-    for texts in ((FERRY, FERRY, MILL), (FERRY, f"{FERRY} {MILL}", MILL), ("", FERRY, MILL)):
-        nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
-        verdicts = {
-            caught(lambda listed=listed: told(llm, list(listed), SETS["joined"]))[0] for listed in permutations(nodes)
-        }
-        assert len(verdicts) == 1

@@ -11,15 +11,14 @@ from invariant_rag.errors import InvalidPrompt, InvalidSegment, UnsupportedCombi
 from invariant_rag.prompts import mark, render_chat
 from llama_index.core import Settings
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
-from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatMessage, ChatPromptTemplate, MessageRole, PromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode, get_response_synthesizer
-from llama_index.core.schema import MetadataMode, QueryBundle
+from llama_index.core.schema import MetadataMode
 
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical, vote
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -81,12 +80,6 @@ def test_the_default_prompt_is_the_one_of_llama_index(llm: InvariantLLM, model: 
         messages.append({"role": message.role.value, "content": content})
     expected = model.generate(render_chat(messages, model.tokenizer), max_new_tokens=8).text
     assert InvariantSynthesizer(llm).synthesize(QUERY, nodes_of()).response == expected
-
-
-def test_marked_nodes_are_the_same_segments(llm: InvariantLLM) -> None:
-    synthesizer = InvariantSynthesizer(llm)
-    marked = SegmentMarkerPostprocessor().postprocess_nodes(nodes_of())
-    assert synthesizer.synthesize(QUERY, marked).response == synthesizer.synthesize(QUERY, nodes_of()).response
 
 
 def test_the_score_ordering_reads_the_scores_of_the_nodes(model: InvariantModel) -> None:
@@ -188,31 +181,6 @@ def test_streaming_an_object_is_refused(llm: InvariantLLM) -> None:
         InvariantSynthesizer(llm, streaming=True, output_cls=ChatMessage)
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_it_serves_a_query_engine(llm: InvariantLLM, model: InvariantModel, mode: str) -> None:
-    synthesizer = InvariantSynthesizer(llm, streaming="stream" in mode, text_qa_template=TEMPLATE)
-    engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of()), llm=llm, response_synthesizer=synthesizer)
-    response = await engine.aquery(QUERY) if mode.startswith("async") else engine.query(QueryBundle(QUERY))
-    if mode == "async stream":
-        response = await response.get_response()
-    assert str(response) == engine_answer(model, SegmentSet(TEXTS))
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_it_serves_a_chat_engine(llm: InvariantLLM, model: InvariantModel, mode: str) -> None:
-    synthesizer = InvariantSynthesizer(llm, streaming="stream" in mode, text_qa_template=TEMPLATE)
-    engine = RetrieverQueryEngine(ListRetriever(nodes_of()), synthesizer)
-    chat = CondenseQuestionChatEngine.from_defaults(engine, llm=llm)
-    if mode == "async stream":
-        stream = await chat.astream_chat(QUERY)
-        answer = "".join([piece async for piece in stream.async_response_gen()])
-    elif mode == "stream":
-        answer = "".join(chat.stream_chat(QUERY).response_gen)
-    else:
-        answer = str(await chat.achat(QUERY) if mode == "async" else chat.chat(QUERY))
-    assert answer == engine_answer(model, SegmentSet(TEXTS))
-
-
 async def response_of(llm: Any, mode: str, nodes: Any, **options: Any) -> Any:
     """What a query engine returns; of a stream, once it is consumed."""
     synthesizer = InvariantSynthesizer(llm, streaming="stream" in mode, **options)
@@ -261,19 +229,6 @@ def test_a_report_is_that_of_its_own_call(llm: InvariantLLM) -> None:
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda count: synthesizer.synthesize(QUERY, nodes_of(range(count))), (1, 2, 3)))
     assert [len(each.metadata["invariant_rag"]["order"]) for each in found] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_an_llm_behind_an_api_reports_what_it_was_sent(mode: str) -> None:
-    for wrapper in (canonical, vote):
-        reports = []
-        for order in ORDERS:
-            response = await response_of(wrapper(MockLLM()), mode, nodes_of(order))
-            assert set(response.metadata) == {"node 0", "node 1", "node 2", "invariant_rag"}
-            reports.append(response.metadata["invariant_rag"])
-        assert all(report == reports[0] for report in reports)
-        assert (reports[0]["sets"], reports[0]["method"], reports[0]["invariant"]) == ([3], wrapper.__name__, True)
-        assert set(reports[0]["order"]) == {Segment(text).content_hash for text in TEXTS}
 
 
 @pytest.mark.parametrize("name", ["template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"])

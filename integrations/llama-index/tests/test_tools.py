@@ -18,18 +18,15 @@ from llama_index.core.base.llms.types import ChatResponse, TextBlock, ThinkingBl
 from llama_index.core.llms import ChatMessage
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.tools import BaseTool, FunctionTool, QueryEngineTool, RetrieverTool, ToolMetadata
+from llama_index.core.tools import BaseTool, FunctionTool, RetrieverTool, ToolMetadata
 from pydantic import BaseModel, Field
 from tool_models import Reasoning, Writing, with_tools
 from transformers import PreTrainedModel
 
-from llama_index.llms.invariant_rag import InvariantLLM
-from llama_index.llms.invariant_rag.choices import UnknownParameter
+from llama_index.llms.invariant_rag import InvariantLLM, UnknownParameter
 from llama_index.llms.invariant_rag.errors import NoToolCall
 from llama_index.llms.invariant_rag.objects import asked_for_object
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
-from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents
 
@@ -316,11 +313,6 @@ def retriever_tool(order: Any, **options: Any) -> BaseTool:
     return RetrieverTool(ListRetriever(nodes_of(order)), about, **options)
 
 
-def query_tool(llm: InvariantLLM, order: Any) -> BaseTool:
-    engine = RetrieverQueryEngine(ListRetriever(nodes_of(order)), InvariantSynthesizer(llm))
-    return QueryEngineTool(engine, ToolMetadata("Knows the harbour.", name="records", fn_schema=Asked))
-
-
 def function_agent(llm: InvariantLLM, tool: BaseTool, **options: Any) -> FunctionAgent:
     """Return an agent that is made to search first; what it says then is up to the model."""
     return FunctionAgent(
@@ -373,12 +365,6 @@ async def test_the_model_reads_what_a_retriever_tool_found_as_a_set(spoken: Inva
     assert (last.raw["sets"], last.raw["invariant"]) == ([3], True)
     streamed = [each for each in events if isinstance(each, AgentStream) and each.tool_calls]
     assert len(streamed) > 3  # the call is seen as it is written
-
-
-async def test_an_agent_asks_a_query_engine(spoken: InvariantModel) -> None:
-    llm = InvariantLLM(spoken, max_tokens=80)
-    runs = [await ask(AGENTS["FunctionAgent"](llm, query_tool(llm, order))) for order in ORDERS[:3]]
-    assert len({said for said, _ in runs}) == 1
 
 
 async def test_an_agent_ends_with_an_object(spoken: InvariantModel) -> None:
@@ -484,6 +470,17 @@ def test_log_probabilities_are_those_of_the_tokens_of_the_text(thinker: Invarian
         assert all(bytes(token.bytes).decode() == token.token for token in tokens)
     assert thinker.chat(asked, max_tokens=12).logprobs is None
     assert len(thinker.complete(QUERY, logprobs=True, max_tokens=12).logprobs or ()) == 12
+
+
+@pytest.mark.parametrize("name", ["chat", "stream_chat", "complete"])
+def test_the_most_likely_tokens_stand_behind_the_one_that_was_written(thinker: InvariantLLM, name: str) -> None:
+    asked = QUERY if name == "complete" else [ChatMessage(QUERY)]
+    response = getattr(thinker, name)(asked, top_logprobs=3, max_tokens=6)
+    places = (list(response)[-1] if name == "stream_chat" else response).logprobs
+    assert [len(place) for place in places] == [3] * 6, "a greedy answer is among them"
+    assert all(place[0].logprob == max(each.logprob for each in place) for place in places)
+    sampled = thinker.complete(QUERY, top_logprobs=1, max_tokens=20, temperature=2.0, seed=1).logprobs or []
+    assert max(map(len, sampled)) == 2, "one that was drawn is not the most likely"
 
 
 def test_no_log_probability_is_reported_of_what_a_stop_string_cut_off(thinker: InvariantLLM) -> None:

@@ -36,14 +36,7 @@ from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
 from llama_index.llms.invariant_rag.reading import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Reader, Reading
-from llama_index.llms.invariant_rag.responses import (
-    as_async_chat_stream,
-    as_async_stream,
-    as_chat,
-    as_chat_stream,
-    as_completion,
-    as_stream,
-)
+from llama_index.llms.invariant_rag.responses import as_chat, as_completion, astream, stream
 from llama_index.llms.invariant_rag.slots import Part
 
 if TYPE_CHECKING:
@@ -56,7 +49,7 @@ _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "dtype", "device_map", "model_kwargs")
 _DECODING = ("temperature", "top_p", "top_k", "seed")
-_REPORTING = ("logprobs", "citations")
+_REPORTING = ("logprobs", "top_logprobs", "citations")
 _PER_CALL = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode", "query", "output_cls")
 _ANY_OBJECT = {"type": "object"}
 
@@ -133,6 +126,9 @@ class InvariantLLM(ObjectWriter):
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )
     logprobs: bool = Field(default=False, description="Whether responses hold the log-probabilities of their tokens.")
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="How many of the most likely tokens to report at each place, too."
+    )
     citations: bool = Field(
         default=False,
         description=(
@@ -283,12 +279,12 @@ class InvariantLLM(ObjectWriter):
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text."""
-        return as_stream(self._text_call(prompt, formatted, kwargs))
+        return stream(self._text_call(prompt, formatted, kwargs), as_completion)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation."""
-        return as_chat_stream(self._chat_call(messages, kwargs))
+        return stream(self._chat_call(messages, kwargs), as_chat)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -305,12 +301,12 @@ class InvariantLLM(ObjectWriter):
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text; closing the stream ends the generation."""
-        return as_async_stream(self._text_call(prompt, formatted, kwargs))
+        return astream(self._text_call(prompt, formatted, kwargs), as_completion)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
-        return as_async_chat_stream(self._chat_call(messages, kwargs))
+        return astream(self._chat_call(messages, kwargs), as_chat)
 
     # --- calls ---
 
@@ -350,11 +346,13 @@ class InvariantLLM(ObjectWriter):
         given = {**{name: getattr(self, name) for name in named}, **self.generation_kwargs, **kwargs}
         if self._remote is None:
             check_call_keywords(given, _PER_CALL)
+        top = given.pop("top_logprobs") or 0
         json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
         request = AnswerRequest(
             **asked,
             **{name: given.pop(name) for name in _DECODING},
-            logprobs=bool(given.pop("logprobs")),
+            logprobs=bool(given.pop("logprobs") or top),
+            top_logprobs=top,
             citations=bool(given.pop("citations")),
             schema=_ANY_OBJECT if output_cls is None and json_mode else output_cls,
             stop=tuple(check_stops(given.pop("stop"))),

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Hashable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -41,7 +30,7 @@ from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import Model
 
-from invariant_rag.api_models import PlainRequest, PlainRequests, Vote, answer_key, elect
+from invariant_rag.api_models import PlainRequest, PlainRequests, Vote, answer_key, ask_all, elect, object_key
 from invariant_rag.errors import UnsupportedModel
 from invariant_rag.prompts import Turn
 from llama_index.llms.invariant_rag.function_calling import ASSISTANT
@@ -69,9 +58,9 @@ class _Ballots:
     requests: Sequence[PlainRequest]
     reading: Reading
 
-    def calls(self, ask: Callable[..., T], *args: Any, **kwargs: Any) -> list[Callable[[], T]]:
+    def calls(self, ask: Callable[..., T], **kwargs: Any) -> list[Callable[[], T]]:
         """Return the calls that ask for each order."""
-        return [partial(ask, each, *args, **kwargs) for each in self.inputs]
+        return [partial(ask, each, **kwargs) for each in self.inputs]
 
     def report(self, method: str, winner: int = 0) -> dict[str, Any]:
         """Return the ledger of a request, and report it to the engines around."""
@@ -90,34 +79,20 @@ _TAKEN_OVER = (
 class DelegatedTools(FunctionCallingLLM):
     """The tool-calling part of an LLM, delegated to the wrapped LLM."""
 
-    def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        return self._wrapped._prepare_chat_with_tools_compat(
-            tools, user_msg, chat_history, verbose, allow_parallel_tool_calls, tool_required, **kwargs
-        )
+    llm: Any
 
-    def _validate_chat_with_tools_response(
-        self, response: ChatResponse, tools: Sequence[BaseTool], allow_parallel_tool_calls: bool = False, **kwargs: Any
-    ) -> ChatResponse:
-        return self._wrapped._validate_chat_with_tools_response(response, tools, allow_parallel_tool_calls, **kwargs)
+    def _prepare_chat_with_tools(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        prepared: dict[str, Any] = self.llm._prepare_chat_with_tools_compat(tools, *args, **kwargs)
+        return prepared
 
-    def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
-    ) -> list[ToolSelection]:
+    def _validate_chat_with_tools_response(self, response: ChatResponse, *args: Any, **kwargs: Any) -> ChatResponse:
+        checked: ChatResponse = self.llm._validate_chat_with_tools_response(response, *args, **kwargs)
+        return checked
+
+    def get_tool_calls_from_response(self, response: ChatResponse, *args: Any, **kwargs: Any) -> list[ToolSelection]:
         """Return the tool calls in a response, as the wrapped LLM parses them."""
-        return self._wrapped.get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
-
-    @property
-    def _wrapped(self) -> FunctionCallingLLM:
-        return cast(FunctionCallingLLM, cast(Any, self).llm)
+        calls: list[ToolSelection] = self.llm.get_tool_calls_from_response(response, *args, **kwargs)
+        return calls
 
 
 class CanonicalLLM(SlotReader):
@@ -186,73 +161,57 @@ class CanonicalLLM(SlotReader):
     def _about_votes(self, responses: Sequence[Any], vote: Vote) -> dict[str, Any]:
         return {}
 
+    def _ask(self, ask: Callable[..., R], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(ask_all(ballots.calls(ask, **kwargs)), ballots)
+
+    async def _aask(self, ask: Callable[..., Awaitable[R]], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(await _all(ballots.calls(ask, **kwargs)), ballots)
+
+    def _stream(self, method: str, ballots: _Ballots, **kwargs: Any) -> Generator[Any, None, None]:
+        if len(ballots.inputs) > 1:
+            context = copy_context()
+            asked = [partial(self._ask, getattr(self.llm, method), ballots, **kwargs)]
+            return (_whole(context.run(ask)) for ask in asked)
+        ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"stream_{method}")
+        return (_with_ledger(piece, ledger) for piece in stream(ballots.inputs[0], **kwargs))
+
+    async def _astream(self, method: str, ballots: _Ballots, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        if len(ballots.inputs) > 1:
+            return _one_piece(_whole(await self._aask(getattr(self.llm, f"a{method}"), ballots, **kwargs)))
+        ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"astream_{method}")
+        return (_with_ledger(piece, ledger) async for piece in await stream(ballots.inputs[0], **kwargs))
+
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
-        ballots = self._text(prompt, kwargs)
-        return self._answered(_at_once(ballots.calls(self.llm.complete, formatted, **kwargs)), ballots)
+        return self._ask(self.llm.complete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        ballots = self._messages(messages, kwargs)
-        return self._answered(_at_once(ballots.calls(self.llm.chat, **kwargs)), ballots)
+        return self._ask(self.llm.chat, self._messages(messages, kwargs), **kwargs)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        ballots = self._text(prompt, kwargs)
-        return self._answered(await _all(ballots.calls(self.llm.acomplete, formatted, **kwargs)), ballots)
+        return await self._aask(self.llm.acomplete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        ballots = self._messages(messages, kwargs)
-        return self._answered(await _all(ballots.calls(self.llm.achat, **kwargs)), ballots)
+        return await self._aask(self.llm.achat, self._messages(messages, kwargs), **kwargs)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
-        ballots = self._text(prompt, kwargs)
-        streams = ballots.calls(self.llm.stream_complete, formatted, **kwargs)
-        whole = ballots.calls(self.llm.complete, formatted, **kwargs)
-        return self._streamed(streams[0], whole, ballots)
+        return self._stream("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation; in one piece, once all votes are in, if there are several."""
-        ballots = self._messages(messages, kwargs)
-        streams = ballots.calls(self.llm.stream_chat, **kwargs)
-        whole = ballots.calls(self.llm.chat, **kwargs)
-        return self._streamed(streams[0], whole, ballots)
-
-    def _streamed(
-        self, stream: Callable[[], Iterator[R]], whole: Sequence[Callable[[], R]], ballots: _Ballots
-    ) -> Generator[R, None, None]:
-        if len(whole) == 1:
-            ledger = ballots.report(self.strategy)
-            return (_with_ledger(piece, ledger) for piece in stream())
-        context = copy_context()
-        return (_whole(self._answered(context.run(_at_once, calls), ballots)) for calls in (whole,))
+        return self._stream("chat", self._messages(messages, kwargs), **kwargs)
 
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text."""
-        ballots = self._text(prompt, kwargs)
-        streams = ballots.calls(self.llm.astream_complete, formatted, **kwargs)
-        whole = ballots.calls(self.llm.acomplete, formatted, **kwargs)
-        return await self._astreamed(streams[0], whole, ballots)
+        return await self._astream("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation."""
-        ballots = self._messages(messages, kwargs)
-        streams = ballots.calls(self.llm.astream_chat, **kwargs)
-        whole = ballots.calls(self.llm.achat, **kwargs)
-        return await self._astreamed(streams[0], whole, ballots)
-
-    async def _astreamed(
-        self,
-        stream: Callable[[], Awaitable[AsyncIterator[R]]],
-        whole: Sequence[Callable[[], Awaitable[R]]],
-        ballots: _Ballots,
-    ) -> AsyncGenerator[R, None]:
-        if len(whole) == 1:
-            ledger, pieces = ballots.report(self.strategy), await stream()
-            return (_with_ledger(piece, ledger) async for piece in pieces)
-        return _one_piece(_whole(self._answered(await _all(whole), ballots)))
+        return await self._astream("chat", self._messages(messages, kwargs), **kwargs)
 
     # --- objects ---
 
@@ -264,11 +223,10 @@ class CanonicalLLM(SlotReader):
         **prompt_args: Any,
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
-        ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
-        ask = self.llm.structured_predict
-        templates = map(ChatPromptTemplate, ballots.inputs)
-        calls: list[Callable[[], Model]] = [partial(ask, output_cls, each, llm_kwargs) for each in templates]
-        return self._object(_at_once(calls), ballots)
+        ballots = self._of_template(prompt, prompt_args)
+        ask = partial(self.llm.structured_predict, output_cls, llm_kwargs=llm_kwargs)
+        made: list[Model] = ask_all(ballots.calls(ask))
+        return self._object(made, ballots)
 
     async def astructured_predict(
         self,
@@ -278,14 +236,17 @@ class CanonicalLLM(SlotReader):
         **prompt_args: Any,
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
-        ballots = self._messages(self._get_messages(prompt, **prompt_args), {})
-        ask = self.llm.astructured_predict
-        templates = map(ChatPromptTemplate, ballots.inputs)
-        calls: list[Callable[[], Awaitable[Model]]] = [partial(ask, output_cls, each, llm_kwargs) for each in templates]
-        return self._object(await _all(calls), ballots)
+        ballots = self._of_template(prompt, prompt_args)
+        ask = partial(self.llm.astructured_predict, output_cls, llm_kwargs=llm_kwargs)
+        made: list[Model] = await _all(ballots.calls(ask))
+        return self._object(made, ballots)
+
+    def _of_template(self, prompt: BasePromptTemplate, values: Mapping[str, Any]) -> _Ballots:
+        ballots = self._messages(self._get_messages(prompt, **values), {})
+        return replace(ballots, inputs=list(map(ChatPromptTemplate, ballots.inputs)))
 
     def _object(self, found: Sequence[Model], ballots: _Ballots) -> Model:
-        vote = elect([each.model_dump_json() for each in found])
+        vote = elect(list(map(object_key, found)))
         ballots.report(self.strategy, vote.winner)
         return found[vote.winner]
 
@@ -442,14 +403,6 @@ def _with_ledger(response: R, ledger: Mapping[str, Any], more: Mapping[str, Any]
     if response.raw is None or isinstance(response.raw, Mapping):
         changed["raw"] = {**(response.raw or {}), **ledger}
     return response.model_copy(update=changed)
-
-
-def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Run calls, several in threads with the context variables of this one, and return their results."""
-    if len(calls) == 1:
-        return [calls[0]()]
-    with ThreadPoolExecutor(len(calls), thread_name_prefix="invariant-rag-vote") as pool:
-        return list(pool.map(lambda pair: pair[0].run(pair[1]), [(copy_context(), call) for call in calls]))
 
 
 async def _all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

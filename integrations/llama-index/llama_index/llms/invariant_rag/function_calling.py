@@ -12,7 +12,8 @@ from llama_index.core.tools import BaseTool
 from pydantic_core import from_json
 
 from invariant_rag.checks import check_tools
-from invariant_rag.errors import InvalidPrompt, InvalidTool, UnsupportedCombination
+from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
+from invariant_rag.prompts.tools import choice_of
 from llama_index.llms.invariant_rag.errors import NoToolCall
 
 ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
@@ -49,28 +50,6 @@ def chat_options(keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]
 def openai_tool(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a tool in OpenAI's shape. Descriptions may have any length."""
     return tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
-
-
-def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
-    """Return the choice of a tool as `AnswerRequest` takes it.
-
-    >>> choice_of(None), choice_of(True), choice_of({"type": "function", "function": {"name": "search"}})
-    ('auto', 'required', 'search')
-
-    Raises:
-        InvalidTool: It has no known shape.
-    """
-    if given is None or isinstance(given, str):
-        return given or "auto"
-    if isinstance(given, bool):
-        return "required" if given else "none"
-    function = given.get("function", given) if isinstance(given, Mapping) else None
-    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        return str(function["name"])
-    raise InvalidTool(
-        f"expected 'auto', 'none', 'required', the name of a tool, or a dict with it as tool_choice, got {given!r}",
-        hint="Name one of the tools.",
-    )
 
 
 def tool_fields(message: ChatMessage) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
+from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -22,8 +23,9 @@ from llama_index_instrumentation.span import BaseSpan
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
 from invariant_rag.prompts import Finding, has_marks, report
+from llama_index.llms.invariant_rag.nodes import Retrieved
 from llama_index.llms.invariant_rag.reports import Reports
-from llama_index.llms.invariant_rag.runs import Retrieved, Scope, acarried, carried, enter, keep, leave
+from llama_index.llms.invariant_rag.runs import Scope, acarried, carried, enter, keep, leave
 
 _ANSWERING = (BaseSynthesizer, BaseQueryEngine, BaseChatEngine)
 _RESPONSES = (AgentChatResponse, StreamingAgentChatResponse)  # the latter gets its metadata here
@@ -55,8 +57,11 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
                 scope.given = _given(given)
                 if scope.innermost(CitationQueryEngine) is None:  # it has numbered them by their place
                     scope.retrievals.append(scope.given)
-        elif isinstance(instance, LLM) and scope.retrievals and not _is_wrapped(scope):
-            _check_marks(instance, given)
+        elif isinstance(instance, LLM):
+            *_, run = scope.path()
+            run.asked = True
+            if scope.retrievals and not _is_wrapped(scope):
+                _check_marks(instance, given)
 
     def prepare_to_exit_span(
         self, id_: str, bound_args: inspect.BoundArguments, instance: Any = None, result: Any = None, **kwargs: Any
@@ -71,11 +76,11 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
             own.show_in(result, others)
         if isinstance(instance, BaseSynthesizer) and knows_segments(getattr(instance, "_llm", None)):
             _carry(result, scope)
-        self.prepare_to_drop_span(id_)
+        leave(self._scopes.pop(id_))
 
     def prepare_to_drop_span(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        """Leave a span."""
-        leave(self._scopes.pop(id_))
+        """Leave a span that failed."""
+        leave(self._scopes.pop(id_), failed=True)
 
 
 def knows_segments(llm: object) -> bool:
@@ -122,6 +127,11 @@ def _check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
 
 
 def attach_handler() -> None:
-    """Add the handler to LlamaIndex's root dispatcher, unless it is there."""
+    """Add the handler to LlamaIndex's root dispatcher, unless it is there.
+
+    Comparisons of two answers become spans as well. LlamaIndex traces no evaluator, and one may ask in one order alone.
+    """
     if not any(isinstance(each, RunHandler) for each in root_dispatcher.span_handlers):
         root_dispatcher.add_span_handler(RunHandler())
+        traced = root_dispatcher.span(PairwiseComparisonEvaluator.aevaluate)
+        setattr(PairwiseComparisonEvaluator, "aevaluate", traced)  # noqa: B010 - a class of LlamaIndex

@@ -56,12 +56,18 @@ class SegmentBlock(CitableBlock):
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     """Return messages as turns of texts (`Part`s), segments, and any other content block.
 
-    Citable blocks and plain-text document blocks are segments. What the assistant said is a string, and has none.
+    Citable blocks and plain-text document blocks are segments. Only a tool's message and the last message of the user
+    may hold a set as text: system prompts and histories are somebody's words.
     """
-    return [Turn(_ROLES.get(message.role, message.role.value), tuple(_parts(message))) for message in messages]
+    last = len(messages) - 1
+    return [
+        Turn(_ROLES.get(each.role, each.role.value), tuple(_parts(each, is_last=place == last)))
+        for place, each in enumerate(messages)
+    ]
 
 
-def _parts(message: ChatMessage) -> Iterator[Any]:
+def _parts(message: ChatMessage, *, is_last: bool) -> Iterator[Any]:
+    may_be_set = message.role.value in ("tool", "function") or (is_last and message.role == MessageRole.USER)
     previous: object = None
     for block in message.blocks:
         if isinstance(block, TextBlock):
@@ -72,7 +78,7 @@ def _parts(message: ChatMessage) -> Iterator[Any]:
             elif isinstance(block, SlotBlock):
                 yield from block.parts
             else:
-                yield Part(block.text, "finished")
+                yield Part(block.text, "finished", block=block) if may_be_set else block.text
         elif is_segment_block(block):
             yield to_segment(block)
         else:

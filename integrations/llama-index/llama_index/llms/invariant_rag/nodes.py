@@ -5,15 +5,46 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, TextNode
 
+from invariant_rag.prompts import Retrieval, without_marks
 from invariant_rag.segments import Segment
 
 _LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
 _MEDIA = ("image_resource", "audio_resource", "video_resource")
 _IMAGE = ("image", "image_path", "image_url")
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """What a retriever or postprocessor returned, or a synthesizer was given.
+
+    Attributes:
+        query: What was asked; empty if that is not known.
+        nodes: The nodes.
+    """
+
+    query: str
+    nodes: Sequence[NodeWithScore]
+
+    @cached_property
+    def forms(self) -> list[Retrieval]:
+        """The nodes as segments, with the texts that LLMs are shown, and with those without metadata; also stripped."""
+        found: dict[tuple[str, ...], Retrieval] = {}
+        contents = [
+            [without_marks(each.node.get_content(mode)) for each in self.nodes]
+            for mode in (MetadataMode.LLM, MetadataMode.NONE)
+        ]
+        for texts in (*contents, *([text.strip() for text in texts] for texts in contents)):  # synthesizers strip texts
+            with_ids = len(set(texts)) == len(texts)  # equal texts are told apart only by what is written beside them
+            pairs = zip(self.nodes, texts, strict=True)
+            segments = [segment_of(each, text, with_id=with_ids) for each, text in pairs]
+            found.setdefault(tuple(texts), Retrieval(tuple(segments), self.query))
+        return list(found.values())
 
 
 def has_media(node: BaseNode) -> bool:

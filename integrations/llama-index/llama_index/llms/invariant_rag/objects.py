@@ -48,7 +48,6 @@ class ObjectWriter(SlotReader, ToolCaller):
         Raises:
             IncompleteObject: Something else than its end ended the answer.
             InvalidObject: A validator of the class rejects the answer.
-            UnsupportedCombination: No object is known to fit into `max_tokens`.
         """
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
@@ -65,13 +64,7 @@ class ObjectWriter(SlotReader, ToolCaller):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """Answer with an object; the event loop goes on.
-
-        Raises:
-            IncompleteObject: Something else than its end ended the answer.
-            InvalidObject: A validator of the class rejects the answer.
-            UnsupportedCombination: No object is known to fit into `max_tokens`.
-        """
+        """Answer with an object as `structured_predict` does; the event loop goes on."""
         dispatcher.event(
             LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
         )

@@ -8,13 +8,14 @@ from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
 from llama_index.core.schema import NodeWithScore
 
 from invariant_rag.errors import InvalidPrompt, OrderWarning
-from invariant_rag.prompts import Finding, Turn, recognize, report
+from invariant_rag.prompts import Finding, Turn, forget_outside, outside_retrievals, recognize, report
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet
 from llama_index.llms.invariant_rag.nodes import has_media
@@ -34,6 +35,7 @@ _MARKS = (
 )
 _SYNTHESIZER = "response_synthesizer=InvariantSynthesizer(llm)"
 _FIXES: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((PairwiseComparisonEvaluator,), "Use InvariantPairwiseEvaluator(llm), or enforce_consensus=True."),
     ((BaseNodePostprocessor,), "Choose nodes by a model that scores each by itself, or let the answer read all nodes."),
     ((BaseRetriever,), "Retrieve without the LLM."),
     ((ContextChatEngine, CondensePlusContextChatEngine), "Use InvariantChatEngine."),
@@ -94,10 +96,11 @@ class Reader:
         scope = retrievals.scope
         if self.text_only and scope.given:
             refuse_media(scope.given.nodes)
-        find = retrievals.find if self.find_documents else lambda _: None
+        find = retrievals.find_in if self.find_documents else lambda _: None
         read = [Turn(turn.role, tuple(_resolved(turn, find))) for turn in turns]
         in_sets = [segment.text for turn in read for segment in _segments(turn)]
-        found = recognize(read, retrievals.missing(in_sets) if self.find_documents else ())
+        found = recognize(read, [*retrievals.missing(in_sets), *outside_retrievals()] if self.find_documents else ())
+        forget_outside(found.texts)
         known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
         findings = list(found.findings)
         has_sets = any(any(turn.sets) for turn in known)
@@ -111,6 +114,9 @@ class Reader:
         if not has_sets and not findings and self.find_documents and (count := _given_elsewhere(scope)):
             message = f"the {count} nodes of a response synthesizer are not one slot of this call."
             findings.append(Finding("no_segments", message))
+        comparing = scope.innermost(PairwiseComparisonEvaluator)
+        if comparing is not None and not comparing._enforce_consensus:
+            findings.append(Finding("no_segments", "two answers are compared in one order."))
         if self.routed and any(len(each) > 1 for turn in known for each in turn.sets):
             findings.append(Finding("routing", "the plain model of the router reads them in the order given."))
         kinds = ("no_segments", "separate", "incomplete", "marks") if asker_fix else ("no_segments",)
@@ -129,7 +135,7 @@ def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
         )
 
 
-def _resolved(turn: Turn, find: Callable[[str], SegmentSet | None]) -> Iterator[Any]:
+def _resolved(turn: Turn, find: Callable[[Part], SegmentSet | None]) -> Iterator[Any]:
     """Yield the parts of a turn, in which a text is the set that it is, or a string. Words are not looked at."""
     for part in turn.parts:
         if not isinstance(part, Part) or part.kind == "words":
@@ -137,7 +143,7 @@ def _resolved(turn: Turn, find: Callable[[str], SegmentSet | None]) -> Iterator[
         elif part.segments is not None:
             yield part.segments
         else:
-            yield (find(part.text) if part.kind == "finished" else None) or part.text
+            yield (find(part) if part.kind == "finished" else None) or part.text
 
 
 def _plain(part: Any) -> Any:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
-    ChatResponseAsyncGen,
-    ChatResponseGen,
     CitationBlock,
     CompletionResponse,
-    CompletionResponseAsyncGen,
-    CompletionResponseGen,
     ContentBlock,
     LogProb,
     MessageRole,
@@ -28,6 +24,8 @@ from llama_index.core.base.llms.types import (
 from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply
 from invariant_rag.generation.citations import CitedSpan
 from llama_index.llms.invariant_rag.calls import Call, iterate_in_thread
+
+R = TypeVar("R", ChatResponse, CompletionResponse)
 
 
 def _report(reply: Reply, call: Call) -> dict[str, Any]:
@@ -56,12 +54,15 @@ def _cited(span: CitedSpan, text: str) -> dict[str, Any]:
 
 
 def _logprobs(answer: ModelAnswer) -> list[list[LogProb]] | None:
-    """Return the log-probabilities of the tokens, if they were asked for: one of each token."""
+    """Return the log-probabilities, if they were asked for: at each place that of the token, then those of others."""
     if answer.logprobs is None:
         return None
-    return [
-        [LogProb(token=each.token, logprob=each.logprob, bytes=list(each.token.encode()))] for each in answer.logprobs
-    ]
+    places = []
+    for each in answer.logprobs:
+        others = [(token, logprob) for token, logprob in each.top if logprob != each.logprob]
+        listed = [(each.token, each.logprob), *others]
+        places.append([LogProb(token=token, logprob=value, bytes=list(token.encode())) for token, value in listed])
+    return places
 
 
 def as_completion(reply: Reply, call: Call, delta: str | None = None) -> CompletionResponse:
@@ -88,34 +89,24 @@ def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
     )
 
 
-def as_stream(call: Call) -> CompletionResponseGen:
-    """Yield a response with the text so far for every piece. The last one adds no text, but usage and `raw`."""
+def stream(call: Call, whole: Callable[..., R]) -> Generator[R, None, None]:
+    """Yield a response with all that was written so far for every piece; the last one adds usage and `raw` alone.
+
+    Args:
+        call: What is asked.
+        whole: `as_chat` or `as_completion`.
+    """
     growing = _Growing()
+    grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
     for piece in call.stream():
-        yield growing.completion(piece) if isinstance(piece, AnswerDelta) else as_completion(piece, call, delta="")
+        yield grow(piece) if isinstance(piece, AnswerDelta) else whole(piece, call, delta="")
 
 
-async def as_async_stream(call: Call) -> CompletionResponseAsyncGen:
+async def astream(call: Call, whole: Callable[..., R]) -> AsyncGenerator[R, None]:
     """Yield the same, without blocking the event loop."""
-    growing = _Growing()
-    async with aclosing(iterate_in_thread(call.stream())) as pieces:
+    async with aclosing(iterate_in_thread(stream(call, whole))) as pieces:
         async for piece in pieces:
-            yield growing.completion(piece) if isinstance(piece, AnswerDelta) else as_completion(piece, call, delta="")
-
-
-def as_chat_stream(call: Call) -> ChatResponseGen:
-    """Yield a response with the message so far for every piece. The last one adds no text, but usage and `raw`."""
-    growing = _Growing()
-    for piece in call.stream():
-        yield growing.chat(piece) if isinstance(piece, AnswerDelta) else as_chat(piece, call, delta="")
-
-
-async def as_async_chat_stream(call: Call) -> ChatResponseAsyncGen:
-    """Yield the same, without blocking the event loop."""
-    growing = _Growing()
-    async with aclosing(iterate_in_thread(call.stream())) as pieces:
-        async for piece in pieces:
-            yield growing.chat(piece) if isinstance(piece, AnswerDelta) else as_chat(piece, call, delta="")
+            yield piece
 
 
 @dataclass

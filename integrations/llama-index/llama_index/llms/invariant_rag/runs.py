@@ -1,35 +1,22 @@
 """What is retrieved in a run of LlamaIndex, for LLMs of this package that are asked in the same run.
 
-A run is an outermost span, such as a query, a chat or a workflow; it ends with that span, and nothing of it is kept.
-What is retrieved outside of any span is known to nobody afterwards: a thread or task may serve another tenant next.
+A run is an outermost span, such as a query, a chat or a workflow; it ends with that span. What it retrieved for no LLM,
+as `retriever.retrieve(...)` does, is then only a reason to warn of texts that hold it: see `outside_retrievals`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import aclosing, closing
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from llama_index.core.schema import NodeWithScore
-
+from invariant_rag.prompts import Outside, begin_outside
+from llama_index.llms.invariant_rag.nodes import Retrieved
 from llama_index.llms.invariant_rag.reports import Reports
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Retrieved:
-    """What a retriever or postprocessor returned, or a synthesizer was given.
-
-    Attributes:
-        query: What was asked; empty if that is not known.
-        nodes: The nodes.
-    """
-
-    query: str
-    nodes: Sequence[NodeWithScore]
 
 
 @dataclass
@@ -42,6 +29,8 @@ class Scope:
         retrievals: What was retrieved in the run, the last ones last.
         given: What a synthesizer was given; else that of the span around.
         reports: What LLMs report below an engine; None if it is none.
+        outside: Where to note, when a run ends, what it retrieved for no LLM.
+        asked: Whether an LLM was asked in a run.
         ended: Whether it is over.
     """
 
@@ -50,6 +39,8 @@ class Scope:
     retrievals: list[Retrieved]
     given: Retrieved | None = None
     reports: Reports | None = None
+    outside: Outside | None = None
+    asked: bool = False
     ended: bool = False
 
     def path(self) -> Iterator[Scope]:
@@ -88,15 +79,17 @@ def enter(instance: object) -> Scope:
     if around is not None:
         scope = Scope(instance, around, around.retrievals, around.given)
     else:
-        scope = Scope(instance, None, [])
+        scope = Scope(instance, None, [], outside=begin_outside())
     _scope.set(scope)
     return scope
 
 
-def leave(scope: Scope) -> None:
+def leave(scope: Scope, *, failed: bool = False) -> None:
     """End a span; with the outermost one, its run ends."""
     scope.ended = True
-    if scope.around is None:
+    if scope.outside is not None:
+        if scope.retrievals and not failed:
+            scope.outside.retrievals = [] if scope.asked else [form for each in scope.retrievals for form in each.forms]
         scope.retrievals.clear()
 
 

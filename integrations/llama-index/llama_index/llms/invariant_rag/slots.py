@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
+from weakref import finalize
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
@@ -28,12 +29,10 @@ from llama_index.core.prompts import (
 )
 from llama_index.core.prompts.default_prompts import DEFAULT_CHOICE_SELECT_PROMPT
 from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
-from llama_index.core.schema import MetadataMode
 
-from invariant_rag.prompts import Retrieval, find_set, without_marks
+from invariant_rag.prompts import Retrieval, find_set
 from invariant_rag.segments import SegmentSet
-from llama_index.llms.invariant_rag.nodes import segment_of
-from llama_index.llms.invariant_rag.runs import Retrieved, Scope, current_scope
+from llama_index.llms.invariant_rag.runs import Scope, current_scope
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
 """Variables of LlamaIndex's templates that hold what the user or a model wrote."""
@@ -58,11 +57,17 @@ class Part:
         kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
             `finished`, of which nothing is known.
         segments: The set that it is; None if it is none.
+        block: The block of a message that a finished text is.
     """
 
     text: str
     kind: Literal["value", "words", "template", "finished"]
     segments: SegmentSet | None = None
+    block: TextBlock | None = None
+
+
+_KEPT: dict[int, tuple[str, SegmentSet]] = {}
+"""Sets that blocks of messages were when they were read first, by the identity of the block; gone with it."""
 
 
 class SetText(str):
@@ -122,29 +127,38 @@ class Retrievals:
     def known(self) -> list[Retrieval]:
         """Each retrieval, the last one first, with the texts that LLMs are shown, and with those without metadata."""
         inside = self.scope.innermost(BaseRetriever) is not None
-        return [form for each in reversed(self.scope.retrievals) for form in _forms(each, inside)]
+        forms = [form for each in reversed(self.scope.retrievals) for form in each.forms]
+        return [replace(form, one_by_one=inside) for form in forms]
 
     def find(self, slot: str, *, is_context: bool = False) -> SegmentSet | None:
         """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
         return find_set(slot, [replace(each, query="") for each in self.known] if is_context else self.known)
 
+    def find_in(self, part: Part) -> SegmentSet | None:
+        """Return the set that a finished text is, or was when its block was read first.
+
+        So an agent's next turn knows what its tool retrieved, as long as its memory keeps the messages themselves.
+        """
+        found = self.find(part.text)
+        if part.block is None:
+            return found
+        key = id(part.block)
+        if found is None:
+            text, kept = _KEPT.get(key, ("", None))
+            return kept if text == part.text else None
+        if key not in _KEPT:
+            finalize(part.block, _KEPT.pop, key, None).atexit = False
+        _KEPT[key] = part.text, found
+        return found
+
+    def is_set(self, query: str) -> bool:
+        """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
+        return self.find(query, is_context=True) is not None
+
     def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
         """Return what is not whole in these texts of segments."""
-        return [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
-
-
-def _forms(retrieved: Retrieved, one_by_one: bool) -> list[Retrieval]:
-    found: dict[tuple[str, ...], Retrieval] = {}
-    contents = [
-        [without_marks(each.node.get_content(mode)) for each in retrieved.nodes]
-        for mode in (MetadataMode.LLM, MetadataMode.NONE)
-    ]
-    for texts in (*contents, *([text.strip() for text in texts] for texts in contents)):  # synthesizers strip texts
-        with_ids = len(set(texts)) == len(texts)  # equal texts are told apart by what may be written beside them only
-        pairs = zip(retrieved.nodes, texts, strict=True)
-        segments = [segment_of(each, text, with_id=with_ids) for each, text in pairs]
-        found.setdefault(tuple(texts), Retrieval(tuple(segments), retrieved.query, one_by_one=one_by_one))
-    return list(found.values())
+        found = [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
+        return [replace(each, query="") if self.is_set(each.query) else each for each in found]
 
 
 class SlotReader(LLM):
@@ -228,10 +242,9 @@ def _part(name: str, text: str, retrievals: Retrievals | None) -> Part:
         return Part(text, "value", text.segments)
     if retrievals is None or name in _WORDS:
         return Part(text, "words")
-    is_context = name in _CONTEXT
-    if not is_context and text in {each.query for each in retrievals.scope.retrievals}:
-        return Part(text, "words")
-    return Part(text, "value", retrievals.find(text, is_context=is_context))
+    segments = retrievals.find(text, is_context=name in _CONTEXT)
+    asked = segments is None and text in {each.query for each in retrievals.scope.retrievals}
+    return Part(text, "words" if asked and not retrievals.is_set(text) else "value", segments)
 
 
 def _formatted(template: BasePromptTemplate, values: Mapping[str, Any]) -> BasePromptTemplate:

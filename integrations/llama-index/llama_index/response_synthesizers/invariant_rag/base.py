@@ -146,11 +146,7 @@ class InvariantSynthesizer(BaseSynthesizer):
             InvalidPrompt: As for `synthesize`.
         """
         template = self._asked(query_str, text_chunks, response_kwargs)
-        response: RESPONSE_TEXT_TYPE
-        if self._output_cls is not None:
-            response = self._llm.structured_predict(self._output_cls, template)
-        else:
-            response = (self._llm.stream if self._streaming else self._llm.predict)(template)
+        response: RESPONSE_TEXT_TYPE = self._ask(template)
         dispatcher.event(GetResponseEndEvent())
         return response
 
@@ -159,13 +155,14 @@ class InvariantSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TEXT_TYPE:
         """Async version of `get_response`."""
         template = self._asked(query_str, text_chunks, response_kwargs)
-        response: RESPONSE_TEXT_TYPE
-        if self._output_cls is not None:
-            response = await self._llm.astructured_predict(self._output_cls, template)
-        else:
-            response = await (self._llm.astream if self._streaming else self._llm.apredict)(template)
+        response: RESPONSE_TEXT_TYPE = await self._ask(template, "a")
         dispatcher.event(GetResponseEndEvent())
         return response
+
+    def _ask(self, template: BasePromptTemplate, prefix: str = "") -> Any:
+        if self._output_cls is not None:
+            return getattr(self._llm, f"{prefix}structured_predict")(self._output_cls, template)
+        return getattr(self._llm, f"{prefix}stream" if self._streaming else f"{prefix}predict")(template)
 
     def _asked(self, query_str: str, texts: Sequence[str], variables: Mapping[str, Any]) -> BasePromptTemplate:
         """Return the prompt, with all its values."""

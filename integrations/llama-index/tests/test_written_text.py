@@ -1,0 +1,378 @@
+"""What users and models write arrives byte for byte, through every entry of LlamaIndex, in every order of the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from entry import EveryBit, local_llm
+from invariant_rag import InvariantModel, SegmentSet
+from invariant_rag.prompts import render_chat
+from invariant_rag.segments import Slot
+from llama_index.core import PromptTemplate
+from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
+from llama_index.core.chat_engine import (
+    CondensePlusContextChatEngine,
+    CondenseQuestionChatEngine,
+    ContextChatEngine,
+    SimpleChatEngine,
+)
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.llms import ChatMessage
+from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore
+from llama_index.core.tools import FunctionTool, RetrieverTool, ToolMetadata
+from pydantic import create_model
+from recording import Recorder, caught
+from tool_models import Writing, with_tools
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents
+
+dispatcher = get_dispatcher(__name__)
+F, M, B = TEXTS
+CANONICAL = sorted(range(3), key=TEXTS.__getitem__, reverse=True)  # the first text of `lexical` stands last
+
+QUESTIONS = [
+    F,
+    f"Is this right: {F}",
+    f"{M} {F} Which is older?",
+    f"{F}\n\n{M}\n\n{B}",
+    f"{B}\n\n{M}\n\n{F}\n",
+    f"My steps: 1. {B} 2. {F} 3. {M} What did I do in step 1?",
+    f"First '{M}', then '{F}': is the order right?",
+    f"- {B}\n- {M}\n- {F}\nRank these by age.",
+    f"* {M}\n* {B}\n* {F}\nWhich is the last one?",
+    f"docs = [Document(page_content={M!r}), Document(page_content={F!r})]\nWhat is docs[0]?",
+    f"nodes = [TextNode(text={B!r}), TextNode(text={M!r}), TextNode(text={F!r})]\nnodes[1].text?",
+    f"| n | text |\n| 1 | {B} |\n| 2 | {F} |\nWhat is in row 2?",
+    f"n,text\n1,{M}\n2,{B}\n3,{F}\nSum of n where the text names a river?",
+    f"Document 1: {M}\nDocument 2: {B}\nCompare document 1 with document 2.",
+    f"Source 1:\n{B}\n\nSource 2:\n{F}\n\nWhat does source 1 say?",
+    f"[1] {B} [2] {M} Cite [1].",
+    f"(a) {M} (b) {B} (c) {F}: which is true?",
+    f"a) {M} b) {B} c) {F}: which is true?",
+    f"I. {F} II. {B} III. {M} What is II?",
+    f'{{"a": "{F}", "b": "{M}"}} Which key comes first?',
+    f'["{M}", "{F}", "{B}"][0]?',
+    f"Q: {M}\nA: yes\nQ: {F}\nA:",
+    f"Say {F!r} backwards, then {B!r}.",
+    f"Version 1: {F} Version 2: {M} What changed?",
+    f"def f():\n    return {B!r}, {M!r}\nf()[1]?",
+    f"```python\nx = {M!r}\ny = {F!r}\n```\nWhat is y?",
+    f"<a>{F}</a><b>{B}</b> What is in <b>?",
+    f"<doc id=1>{M}</doc>\n<doc id=2>{F}</doc> What is in document 2?",
+    f"{F.upper()} {M.upper()}",
+    "Use {context_str} and {query_str} literally.",
+    "What do {{braces}}, {0} and {} mean?",
+    f"Day 1: {F} Day 2: {M} Day 3: {B} What was on day 2?",
+    f"9:00 {B}\n10:00 {F}\n11:00 {M}\nWhen is the second?",
+    f"2021: {M} 2019: {F} 1987: {B} Which came first?",
+    f"Monday {B}\nTuesday {M}\nWednesday {F}\nAnd on Tuesday?",
+    f"Page 1 {M}\n---\nPage 2 {F}\n---\nPage 3 {B}",
+    f"{M}\n---\n{B}\n---\n{F}",
+    f"Before: {F}\nAfter: {B}\nDiff?",
+    f"- {M}\n+ {F}\nExplain this patch.",
+    f"{B} (first) {M} (second) {F} (third). Which is second?",
+    f"Grade A: {F} Grade B: {M} Grade C: {B}",
+    f"If {F} then {M} else {B}?",
+    f"Once upon a time: {M} Then: {F} The end: {B} Tell it again.",
+    f"Translate line by line:\n{F}\n{B}\n{M}",
+    f"Put these in order: {B} / {M} / {F}",
+    f"  {F}  \t{M}\r\n{B}  ",
+    f"\u201e{M}\u201c \u2013 \u00ab{F}\u00bb \u2026 \U0001f6a2 {B}",
+    f"The last document says {B!r}; the first says {F!r}. Whom do I trust?",
+]
+"""Questions that name, quote or number their own nodes."""
+
+STATED = [
+    "Newest first:", "These are ranked from cheapest to dearest:", "In chronological order:", "Sorted by date:",
+    "The last document is the authority.", "The first passage is the most reliable.", "Most relevant first.",
+    "Ordered by price:", "Listed in alphabetical order:", "Later documents overrule; the latest document last.",
+    "In order of importance:", "The top result is the best:",
+]  # fmt: skip
+"""Text above a set that says in which order its documents are."""
+
+
+def query(**options: Any) -> Callable[..., Any]:
+    def ask(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+        return RetrieverQueryEngine.from_args(ListRetriever(nodes), llm=llm, **options).query(question)
+
+    return ask
+
+
+def chat(kind: Any) -> Callable[..., Any]:
+    return lambda llm, nodes, question: kind.from_defaults(ListRetriever(nodes), llm=llm).chat(question)
+
+
+def condensed(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+    engine = RetrieverQueryEngine.from_args(ListRetriever(nodes), llm=llm)
+    history = [ChatMessage("Hello."), ChatMessage(question, role="assistant")]
+    return CondenseQuestionChatEngine.from_defaults(engine, llm=llm, chat_history=history).chat(question)
+
+
+def synthesized(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+    return RetrieverQueryEngine(ListRetriever(nodes), caught(lambda: InvariantSynthesizer(llm))[0]).query(question)
+
+
+def cited(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+    return CitationQueryEngine(ListRetriever(nodes), llm=llm).query(question)
+
+
+def in_history(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+    history = [ChatMessage(question), ChatMessage(question, role="assistant")]
+    return ContextChatEngine.from_defaults(ListRetriever(nodes), llm=llm, chat_history=history).chat(QUERY)
+
+
+def in_system_prompt(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+    given = llm.model_copy(update={"system_prompt": question})
+    return RetrieverQueryEngine.from_args(ListRetriever(nodes), llm=given).query(QUERY)
+
+
+TEMPLATE = PromptTemplate("{context_str}\nQ: {question}")
+WORD = create_model("Word", input=(str, ...))
+
+
+@dispatcher.span
+def predicted(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+    """Retrieve for another question than the one that is asked, as engines that condense a chat do."""
+    context = "\n\n".join(each.text for each in ListRetriever(nodes).retrieve("ferry"))
+    return llm.predict(TEMPLATE, context_str=context, question=question)
+
+
+@dispatcher.span
+def predicted_object(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+    context = "\n\n".join(each.text for each in ListRetriever(nodes).retrieve(question))
+    return llm.structured_predict(WORD, TEMPLATE, context_str=context, question=question)
+
+
+def agent(kind: Any, **options: Any) -> Callable[..., Any]:
+    def ask(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+        tool = RetrieverTool(ListRetriever(nodes), ToolMetadata("Finds records.", name="records"))
+
+        async def run() -> Any:
+            return await kind(tools=[tool], llm=llm, **options).run(question)
+
+        return asyncio.run(run())
+
+    return ask
+
+
+SET, TEXT, NONE = True, False, None
+ENTRIES: dict[str, tuple[Callable[..., Any], bool | None]] = {
+    "compact": (query(), SET),
+    "refine": (query(response_mode="refine"), TEXT),
+    "tree_summarize": (query(response_mode="tree_summarize"), SET),
+    "simple_summarize": (query(response_mode="simple_summarize"), SET),
+    "accumulate": (query(response_mode="accumulate"), TEXT),
+    "compact_accumulate": (query(response_mode="compact_accumulate"), SET),
+    "generation": (query(response_mode="generation"), NONE),
+    "InvariantSynthesizer": (synthesized, SET),
+    "CitationQueryEngine": (cited, TEXT),
+    "context chat": (chat(ContextChatEngine), SET),
+    "condense plus context chat": (chat(CondensePlusContextChatEngine), SET),
+    "condense question chat": (condensed, SET),
+    "llm.predict": (predicted, SET),
+    "llm.structured_predict": (predicted_object, SET),
+}
+"""Entries, and what they make of the nodes. Here it is known what the user says."""
+
+FINISHED: dict[str, tuple[Callable[..., Any], bool | None]] = {
+    "simple chat": (lambda llm, _, question: SimpleChatEngine.from_defaults(llm=llm).chat(question), NONE),
+    "a chat's history": (in_history, SET),
+    "a system prompt": (in_system_prompt, SET),
+    "FunctionAgent": (agent(FunctionAgent, streaming=False), SET),
+    "ReActAgent": (agent(ReActAgent, streaming=False), TEXT),
+}
+"""Entries that give messages, of which it is unknown who wrote them: a question may look like documents, and warn."""
+
+JOINED = "\n\n".join(TEXTS[i] for i in CANONICAL)
+AS_COMPACT = {
+    "simple_summarize": "\n".join(TEXTS[i] for i in CANONICAL),
+    "InvariantSynthesizer": "".join(f"Document: {TEXTS[i]}\n" for i in CANONICAL),
+}
+"""Entries that ask as `compact` does, with other text around the nodes: LlamaIndex would print a Python list."""
+
+
+def verdict_of(result: Any, none: bool | None) -> bool | None:
+    """Return what a response says of its order; `none` for a result that says nothing, such as a text."""
+    return ((getattr(result, "metadata", None) or {}).get("invariant_rag") or {"invariant": none})["invariant"]
+
+
+def test_there_are_sixty_prompts() -> None:
+    assert len(QUESTIONS) + len(STATED) == 60
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("entry", [*ENTRIES, *FINISHED])
+def test_a_prompt_is_what_llamaindex_writes_for_one_order_of_the_nodes(entry: str, question: str) -> None:
+    ask, kind = {**ENTRIES, **FINISHED}[entry]
+    alone_by = query() if entry in AS_COMPACT else ask
+    if entry == "a chat's history" and "{context_str}" in question:
+        pytest.skip("LlamaIndex takes the history of this engine for templates")
+    said = set()
+    for order in ORDERS[1::3]:
+        alone, wrapped = Recorder(), Recorder()
+        alone_by(alone, nodes_of(CANONICAL if kind is SET else order), question)
+        result, messages = caught(lambda order=order, llm=wrapped: ask(canonical(llm), nodes_of(order), question))
+        assert [each.replace(AS_COMPACT.get(entry, JOINED), JOINED, 1) for each in wrapped.asked] == alone.asked
+        assert any(question in each for each in wrapped.asked)
+        said.add((verdict_of(result, kind), bool(messages)))
+    assert len(said) == 1
+    assert entry in FINISHED or said == {(kind, kind is TEXT)}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_local_model_attends_to_the_set_and_to_the_question_as_it_is(model: InvariantModel, question: str) -> None:
+    slots = [Slot(after=("\n\n",)), Slot(after=("\n\n",)), Slot()]
+    content = ["Read:\n", SegmentSet(TEXTS, slots=slots), f"\nQ: {question}"]
+    prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, question)
+    every_bit = LogitsProcessorList([EveryBit(model.tokenizer)])
+    expected = model.generate(prompt, max_new_tokens=4, logits_processor=every_bit).text
+    ask = query(text_qa_template=PromptTemplate("Read:\n{context_str}\nQ: {query_str}"))
+    assert {str(ask(local_llm(model), nodes_of(order), question)) for order in ORDERS[1::3]} == {expected}
+
+
+@pytest.mark.parametrize("stated", STATED)
+@pytest.mark.parametrize("place", ["template", "chat template", "system prompt"])
+def test_an_order_that_is_stated_above_a_set_stays_and_is_warned_of(place: str, stated: str) -> None:
+    template = PromptTemplate(f"{stated}\n{{context_str}}\nQ: {{query_str}}")
+    for order in ORDERS:
+        llm = Recorder(system_prompt=stated) if place == "system prompt" else Recorder()
+        if place == "chat template":
+            engine = ContextChatEngine.from_defaults(
+                ListRetriever(nodes_of(order)), llm=canonical(llm, strict=False), context_template=template
+            )
+        else:
+            options = {"text_qa_template": template} if place == "template" else {}
+            engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=canonical(llm), **options)
+        response, messages = caught(
+            lambda engine=engine: getattr(engine, "chat", getattr(engine, "query", None))(QUERY)
+        )
+        (asked,) = llm.asked
+        assert asked.startswith(stated)
+        assert JOINED in asked
+        assert verdict_of(response, None) is False
+        (message,) = messages
+        assert "says in which order the documents are" in message
+
+
+# --- the model's words ---
+
+ANSWERS = r"""price = row[1]; qty = row[2]
+np.array([1, 2])
+matrix[1][2] + \sqrt[3]{x}
+See [1], [2](http://a.b/[3]) and [^2].
+[^1]: A footnote, see [^3].
+{"documents": 2, "source": [1]}
+Source 2 says: 'Document 1: ...'
+[3]
+[1, 3]
+[Doc 2] and [Document 1]
+Source 2
+Sources: 1, 2, 3
+(2)
+#2
+He wrote "see [2]" in [1].
+<cite>2</cite> <source id=1/>
+^2^ and 10^3^
+rows[1:2][0]
+a[1], a[2] = a[2], a[1]
+x = [[1, 2], [3, 1]]
+def f(a: list[int]) -> dict[str, list[float]]: return d[a[1]]
+for i in range(1, 3): print(docs[i])
+Document 1 is older than document 2.
+1. First 2. Second 3. Third
+- [x] done - [ ] open - [1] one
+\u3010 1 \u3011 and \cite{2}
+f(x)[2] * g[1](y)
+The page [1] of [3]
+[1][2][3]
+passage 3; passage 1; chunk 2
+SELECT t[1] FROM s WHERE id IN (1, 2, 3);
+As a result 2 ferries left; 3 came.
+ref. 2, p. 3, eq. (1)
+$[1]$, \[ x_1 \], \(y_{2}\)
+[1] and [2] disagree: [1] is right.
+<|doc 1|> {{context_str}} {query_str} %s {0}
+Thought: [1]. Action Input: {"i": [2]}
+[a] [b][1] [link]: <http://x/2>
+awk '{print $1, $2}' f[1].txt | sed -n 2p
+   leading, trailing [2]   and\ttabs""".splitlines()
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {"code": code}
+    for code in (
+        "rows[1] + rows[2]", "a[1], a[2] = a[2], a[1]", "np.array([1, 2])[0]", "print('[2]')", "x = [3, 1, 2]",
+        "df.iloc[1:2]", "m[1][2]", "[i for i in [1, 2, 3]]", "docs[0].text",
+    )
+] + [{"q": text} for text in ("see [1]", "Source 2", "document 3", "(1) or (2)", "#2", "[Doc 1]", F, f"{M} {B}")] + [
+    {"documents": 2}, {"source": 1}, {"citation": "2"}, {"ids": [1, 2]}, {"refs": ["1", "3"]}, {"n": 3, "source": 2},
+    {"context": "[2]"}, {"order": [3, 1, 2]},
+]  # fmt: skip
+
+SAYING = ("compact", "tree_summarize", "InvariantSynthesizer", "CitationQueryEngine", "context chat", "llm.predict")
+
+
+def test_there_are_forty_answers_and_twenty_five_calls() -> None:
+    assert (len(ANSWERS), len(ARGUMENTS)) == (40, 25)
+
+
+def asked_about(order: Any) -> ChatMessage:
+    return ChatMessage(blocks=[*(SegmentBlock.of(TEXTS[i]) for i in order), *ChatMessage(QUERY).blocks])
+
+
+@pytest.fixture(scope="module")
+def spoken(weights: PreTrainedModel) -> InvariantModel:
+    return with_tools(weights)
+
+
+def writing(model: InvariantModel, text: str) -> InvariantLLM:
+    """Return a local LLM for one call, in which it writes a text."""
+    options = {"logits_processor": [Writing(model, text, only=True)], "eos_token_id": model.tokenizer.eos_token_id}
+    return InvariantLLM(model, max_tokens=160, generation_kwargs=options)
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_an_answer_arrives_as_the_model_wrote_it(model: InvariantModel, text: str) -> None:
+    for order in ORDERS[1::3]:
+        for entry in (*SAYING, "FunctionAgent"):
+            ask, _ = {**ENTRIES, **FINISHED}[entry]
+            said = caught(lambda ask=ask, order=order: ask(canonical(Recorder(says=text)), nodes_of(order), QUERY))[0]
+            assert str(said) == text
+        made = predicted_object(canonical(Recorder(calls={"input": text})), nodes_of(order), QUERY)
+        assert made.input == text
+    local = [writing(model, text) for _ in range(3)]
+    streamed = local[0].stream_chat([asked_about(ORDERS[1])])
+    assert "".join(each.delta or "" for each in streamed) == text
+    assert local[1].complete("\n".join(f"[{i}] {each}" for i, each in enumerate(TEXTS))).text == text
+    assert str(query()(local[2], nodes_of(ORDERS[3]), QUERY)) == text
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=json.dumps)
+def test_the_arguments_of_a_call_arrive_as_the_model_wrote_them(
+    spoken: InvariantModel, arguments: dict[str, Any]
+) -> None:
+    got: list[dict[str, Any]] = []
+    schema = create_model("Run", **{name: (type(value), ...) for name, value in arguments.items()})
+    tool = FunctionTool.from_defaults(lambda **given: got.append(given), name="run", fn_schema=schema)
+
+    async def agent_runs(order: Any) -> None:
+        llm = canonical(Recorder(calls=arguments))
+        await FunctionAgent(tools=[tool], llm=llm, streaming=False).run(asked_about(order))
+
+    for order in ORDERS[1::3]:
+        asyncio.run(agent_runs(order))
+    assert got == [arguments] * 2
+    written = f"<tool_call>\n{json.dumps({'name': 'run', 'arguments': arguments})}\n</tool_call>"
+    for order in ORDERS[::3]:
+        llm = writing(spoken, written)
+        (call,) = llm.get_tool_calls_from_response(llm.chat_with_tools([tool], chat_history=[asked_about(order)]))
+        assert call.tool_kwargs == arguments
