@@ -17,7 +17,7 @@ from invariant_rag.evaluation.audit.calling import Answer
 from invariant_rag.evaluation.audit.folder import AnswerFile
 from invariant_rag.evaluation.line_file import LineFile
 
-ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "date": "", "errors": []}
+ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "errors": []}
 
 
 def lines(path: Path) -> LineFile[object]:
