@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -28,11 +29,17 @@ def _model(family: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def plain_logits(model: PreTrainedModel, prompt: Prompt) -> torch.Tensor:
-    """Return the plain model's logits at the suffix of a prompt of token ids, with its segments in input order."""
+    """Return the plain model's logits at the suffix of a prompt of token ids, with its segments in input order.
+
+    Other tokens get none, as in `InvariantModel.logits`: with several threads, products of more rows may be summed
+    otherwise.
+    """
     segments = [token for segment in prompt.segments for token in segment.token_ids or ()]
     ids = torch.tensor([[*map(int, prompt.prefix), *segments, *map(int, prompt.suffix)]])
+    count = len(prompt.suffix)
+    keep = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad():
-        logits: torch.Tensor = model(ids).logits[0, ids.shape[1] - len(prompt.suffix) :].float()
+        logits: torch.Tensor = model(ids, **keep).logits[0, -count:].float()
     return logits
 
 

@@ -137,7 +137,8 @@ def test_a_set_that_several_prompts_of_a_batch_share_is_read_once() -> None:
         found = lm.generate([first, other, same], max_new_tokens=1)
     assert [rows for rows, _ in passes.shapes] == [1, 3, 3]  # a set; three questions; the first token of three answers
     assert [bool(each.usage.cached_tokens) for each in found] == [False, True, True]
-    assert found[0].logprobs == found[2].logprobs
+    bound = rounding(lm.generate, first, max_new_tokens=1)  # they are two rows of one product
+    assert found[0].logprobs == pytest.approx(found[2].logprobs, abs=bound)
 
 
 def test_no_order_of_segments_changes_a_bit_of_a_batch(llama: PreTrainedModel) -> None:
