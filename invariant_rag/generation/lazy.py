@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from invariant_rag.checks import check_kind
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.models.loading import context_window, load_config
 from invariant_rag.shown import shown
@@ -33,7 +34,8 @@ class LazyModel:
     with a model in memory, it holds that model.
 
     Args:
-        source: A hub id, a folder, or a model in memory. None or `native`: an embedded model.
+        source: A hub id, a folder, or a model in memory. None or `native`: an embedded model; with None, a
+            `ToyModelWarning` when it is loaded.
         options: Keywords of `InvariantModel.from_pretrained` that concern weights: `dtype`, `device_map`...
         cache: The cache of keys and values. None: that of the model in memory, if it has one.
     """
@@ -76,6 +78,8 @@ class LazyModel:
         """
         with self._lock:
             if self._base is None:
+                if self._name is None:
+                    warnings.warn(ToyModelWarning(), stacklevel=2)
                 self._base = _shared_model(self._name, self._options)
             if self._chosen is None or self._chosen[0] != choices:
                 lm = self._base.with_method(**choices) if choices else self._base

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from invariant_rag import InvariantModel, KeyValueCache
-from invariant_rag.errors import ModelNotFound
+from invariant_rag.errors import ModelNotFound, ToyModelWarning
 from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.models.embedded import EMBEDDED
 
@@ -100,7 +100,8 @@ def test_the_context_window_needs_the_configuration_only(folder: Path, tmp_path:
 
 
 def test_no_name_is_the_embedded_model(loads: list[str]) -> None:
-    assert LazyModel().lm().name == str(EMBEDDED["generator"])
+    with pytest.warns(ToyModelWarning):
+        assert LazyModel().lm().name == str(EMBEDDED["generator"])
     assert LazyModel("native").lm().name == str(EMBEDDED["native"])
 
 
@@ -121,3 +122,11 @@ def test_a_model_in_memory_is_used_as_it_is(chat_llama: PreTrainedModel) -> None
     assert lazy.lm(ordering="frequency").cache is lm.cache
     assert LazyModel(lm, cache=KeyValueCache()).lm().cache is not lm.cache
     assert repr(pickle.loads(pickle.dumps(lazy)).lm()) == repr(lm)
+
+
+def test_without_a_name_it_says_once_that_a_toy_answers() -> None:
+    lazy = LazyModel()
+    with pytest.warns(ToyModelWarning, match="Name a model"):
+        lazy.lm()
+    lazy.lm()
+    LazyModel(EMBEDDED["generator"]).lm()  # who names it knows it
