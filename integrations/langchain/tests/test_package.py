@@ -10,11 +10,12 @@ from importlib.metadata import requires
 import langchain_invariant_rag
 
 CODE = """
-import sys
+import sys, warnings
 for name in ("xgrammar", "langchain", "langchain_classic", "llama_index", "langgraph"):
     sys.modules[name] = None  # an import of it fails
 import langchain_invariant_rag as ours
-from invariant_rag.errors import ExtraRequired
+from invariant_rag.errors import ExtraRequired, ToyModelWarning
+warnings.simplefilter("ignore", ToyModelWarning)
 assert "torch" not in sys.modules
 missing = {"InvariantRAGMiddleware": "agents", "InvariantPairwiseEvaluator": "evaluation"}
 for name in ours.__all__:

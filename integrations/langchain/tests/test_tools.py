@@ -185,12 +185,15 @@ def test_tools_are_counted_and_cached_with_the_prompt(thinker: ChatInvariant, ll
     assert len(llm_cache._cache) == 2
 
 
-def test_concurrent_requests_with_tools_are_decoded_alone(thinker: ChatInvariant) -> None:
+def test_concurrent_requests_with_tools_are_answered_as_alone(thinker: ChatInvariant) -> None:
     bound = thinker.model_copy(update={"micro_batching": True}).bind_tools([search, now], tool_choice="any")
     prompts = [f"{QUESTION} {number}" for number in range(4)]
     alone = [said(bound.invoke(prompt)) for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda prompt: said(bound.invoke(prompt)), prompts)) == alone
+        together = list(pool.map(lambda prompt: said(bound.invoke(prompt)), prompts))
+    for each in together:
+        each["report"].pop("bitwise", None)  # False where requests shared a batch, as those of one grammar may
+    assert together == alone
 
 
 # --- histories ------------------------------------------------------------------------------------------------------
