@@ -54,9 +54,6 @@ def serve(
     ] = None,
     cache_gb: Annotated[float, typer.Option(min=0, help="Keys and values kept in memory, for all tenants.")] = 1.0,
     cache_folder: Annotated[Path | None, typer.Option(help="Keep them on disk, too.")] = None,
-    redis_url: Annotated[
-        str | None, typer.Option(help="Or in a Redis. A password stands in a variable: redis://:$PASSWORD@host:6379/0.")
-    ] = None,
     together: Annotated[
         int,
         typer.Option(
@@ -178,7 +175,6 @@ def serve(
             deterministic=deterministic,
             cache_gb=cache_gb,
             cache_folder=cache_folder,
-            redis_url=redis_url,
             together=together,
             vllm=vllm,
             upstream=upstream,

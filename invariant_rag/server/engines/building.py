@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from invariant_rag.errors import ExtraRequired, InvalidChoice
 from invariant_rag.orderings import CrossEncoder, MonoT5
@@ -30,7 +29,6 @@ _MEANINGLESS = {
         "deterministic",
         "cache_gb",
         "cache_folder",
-        "redis_url",
         "together",
         "votes",
     ),
@@ -41,7 +39,6 @@ _MEANINGLESS = {
         "deterministic",
         "cache_gb",
         "cache_folder",
-        "redis_url",
         "together",
     ),
     None: ("votes",),
@@ -67,7 +64,6 @@ class EngineConfig:
         deterministic: Whether prompts are read and decoded one by one, as for `InvariantModel`.
         cache_gb: Gigabytes of keys and values in memory, of all tenants together.
         cache_folder: Where they are kept on disk, too. None: nowhere.
-        redis_url: Or the Redis where they are kept, in which `$NAME` stands for an environment variable.
         together: The most requests to decode as one batch.
         vllm: Address of a vLLM with the plug-in `vllm-invariant-rag`, which answers. None: this process does.
         upstream: Address of an OpenAI-compatible API that answers instead. None: there is none.
@@ -87,7 +83,6 @@ class EngineConfig:
     deterministic: bool = False
     cache_gb: float = 1.0
     cache_folder: Path | None = None
-    redis_url: str | None = None
     together: int = 8
     vllm: str | None = None
     upstream: str | None = None
@@ -138,9 +133,8 @@ def _in_process(config: EngineConfig, settings: Settings) -> Engine:
     lm = InvariantModel.from_pretrained(config.model, method=config.method or "rotor", **choices)
     tenants = sorted(set(settings.keys.values())) or [""]
     size = int(config.cache_gb * (1 << 30) / len(tenants))
-    store: dict[str, Any] = {"folder": config.cache_folder, "redis_url": _filled(config.redis_url)}
-    kept = size or any(each is not None for each in store.values())
-    caches = {each: KeyValueCache(size, **store, namespace=each) for each in tenants} if kept else {}
+    kept = size or config.cache_folder is not None
+    caches = {each: KeyValueCache(size, folder=config.cache_folder, namespace=each) for each in tenants} if kept else {}
     return InProcess(
         lm,
         config.served_name,
@@ -197,17 +191,6 @@ def _upstream(config: EngineConfig, settings: Settings) -> Engine:
 
 def _upstream_key() -> str | None:
     return os.environ.get(UPSTREAM_KEY_VARIABLE, "").strip() or None
-
-
-def _filled(address: str | None) -> str | None:
-    """Return an address with its environment variables: `ps` shows a command line, so no password belongs into it."""
-    try:
-        return None if address is None else Template(address).substitute(os.environ)
-    except (KeyError, ValueError) as error:
-        raise InvalidChoice(
-            f"redis_url: expected the environment variables that it names to be set, got none for {error}",
-            hint="A dollar sign itself is $$.",
-        ) from error
 
 
 def build_reranker(name: str | None) -> Relevance:
