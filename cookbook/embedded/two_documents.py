@@ -5,8 +5,8 @@ asks for the flag of the town needs both. In a plain causal model only the later
 other one; in RoToR's arrangement both do, whatever the order.
 
 `python two_documents.py train --layers 4 --out FOLDER [--ring]` trains the embedded generator further, with layers that
-are added at its end; documents come in a random order, so either of the two comes first half of the time. `--ring` trains
-in RoToR's arrangement. `python two_documents.py measure FOLDER... --out two_documents.json` asks fresh questions over
+are added at its end; documents come in a random order, so either of the two comes first half of the time. `--ring`
+trains in RoToR's arrangement. `python two_documents.py measure FOLDER...` asks fresh questions over
 held-out names. `two_documents.md` says what was fixed beforehand, and what came out.
 """
 
@@ -47,6 +47,7 @@ FACTS = (
     "The colour of the flag of {city} is {colour}.",
 )
 QUESTIONS = ("What colour is the flag of {name}?", "What is the colour of the flag of {name}?")
+MOTHER = ("What is the mother city of {name}?", "Which city is the mother city of {name}?")
 METHODS = {
     "plain, as given": "sequential",
     "RoToR": "rotor",
@@ -83,18 +84,17 @@ class World:
             told.append((Document(city, rng.choice(FACTS).format(city=city, colour=colour)), pairs + number))
         rng.shuffle(told)
         place = {number: at for at, (_, number) in enumerate(told)}
-        asked = []
-        for number, colour in enumerate(colours):
-            for at, name, needed in (
-                (number, stems[number], (place[number], place[pairs + number])),
-                (pairs + number, stems[pairs + number], (place[pairs + number],)),
-            ):
-                asked.append((at, rng.choice(QUESTIONS).format(name=name), colour, needed))
-        return cls([document for document, _ in told], [each[1:] for each in sorted(asked)])
+        two, one, links = [], [], []
+        for number, (town, city, colour) in enumerate(zip(stems[:pairs], stems[pairs:], colours, strict=True)):
+            link, flag = place[number], place[pairs + number]
+            two.append((rng.choice(QUESTIONS).format(name=town), colour, (link, flag)))
+            one.append((rng.choice(QUESTIONS).format(name=city), colour, (flag,)))
+            links.append((rng.choice(MOTHER).format(name=town), city, (link,)))
+        return cls([document for document, _ in told], [*two, *links, *one])
 
 
 class Batches:
-    """Rows of contexts and questions, in the format of `train.py`; batch `step` is a function of the seed and the step."""
+    """Rows of contexts and questions, in the format of `train.py`; a batch is a function of the seed and its number."""
 
     def __init__(self, lm: InvariantModel, seed: int) -> None:
         self.lm, self.seed = lm, seed
