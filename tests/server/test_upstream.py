@@ -165,7 +165,7 @@ def test_schemas_tools_and_citations_pass(gateway: openai.OpenAI) -> None:
             else reply.choices[0].message.tool_calls
         )
         assert found[0].function.name == "search"
-        arguments = "".join(each.function.arguments for each in found if not each.index)
+        arguments = "".join(each.function.arguments for each in found if not getattr(each, "index", 0))
         assert json.loads(arguments)["town"] in {"Ostra", "Brenn"}
     (cited,) = ask(gateway, [{"id": "flag", "text": FLAGS[0]}]).choices
     assert cited.message.citations[0]["sources"][0]["id"] == "flag"
