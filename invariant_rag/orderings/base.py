@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from invariant_rag.read_only import ReadOnly
@@ -65,8 +66,11 @@ class Ordering(ReadOnly):
         Law: if `invariant`, every permutation of the candidates gives the same sequence of contents.
         """
         keys = self.sort_keys(candidates, query)
+        ranks = sorted(range(len(candidates)), key=keys.__getitem__, reverse=self.descending)
+        if not [i for i, j in pairwise(ranks) if keys[i] == keys[j]]:
+            return ranks
         unique = [(key, candidate.tie_breaker) for key, candidate in zip(keys, candidates, strict=True)]
-        return sorted(range(len(unique)), key=unique.__getitem__, reverse=self.descending)
+        return sorted(ranks, key=unique.__getitem__, reverse=self.descending)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
