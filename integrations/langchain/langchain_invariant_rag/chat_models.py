@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, Self, get_args
 
 from invariant_rag.errors import UnknownName
@@ -27,6 +27,8 @@ from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import ObjectParser, response_schema
 from langchain_invariant_rag.recognition import Recognized, RecognizesMessages
 
+_OWN = ("template_kwargs", *PER_CHAT)
+_own = attrgetter(*_OWN)
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
 
@@ -83,8 +85,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        more = {name: self.__dict__[name] for name in ("template_kwargs", *PER_CHAT)}
-        return {**super()._identifying_params, **more}
+        return {**super()._identifying_params, **dict(zip(_OWN, _own(self), strict=True))}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         return f"{super()._get_llm_string(stop, **kwargs)}{self._other(dict(kwargs))._cache_key}"
@@ -103,12 +104,15 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         from invariant_rag.generation.answering import Answering
 
         with langchain_errors():
-            request = self._asked(self._recognized(messages, None, None), None, {**kwargs, "tools": tools})
+            request = self._asked(messages, None, {**kwargs, "tools": tools})
             return len(self.lm.prepare(Answering(self.lm, request).prompt).input_ids)
 
-    def _asked(self, messages: Sequence[BaseMessage], stop: Any, keywords: Mapping[str, Any]) -> AnswerRequest:
-        """Return the request of recognised messages."""
-        noted = Recognized.of(messages)
+    def _asked(self, messages: Any, stop: Any, keywords: dict[str, Any]) -> AnswerRequest:
+        """Return the request of messages, which are recognised if they were not yet."""
+        documents, noted = keywords.pop("documents", None), Recognized.of(messages)
+        if noted is None:
+            messages = self._recognized(messages, None, documents)
+            noted = Recognized.of(messages)
         converted, question = chat_messages(messages, noted.turns if noted else ())
         recognized = noted is None or noted["recognized"]
         return request_of(self.__dict__, stop, keywords, messages=converted, question=question, recognized=recognized)
@@ -120,18 +124,16 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
-        request = other._asked(self._recognized(messages, None, kwargs.pop("documents", None)), stop, kwargs)
-        (reply,) = other._replies([request], abandoned)
-        found = [ChatGeneration(message=to_message(each, reply, other.model_name)) for each in reply.answers]
-        return ChatResult(generations=found)
+        (reply,) = other._replies([other._asked(messages, stop, kwargs)], abandoned)
+        name = other.model_name
+        return ChatResult(generations=[ChatGeneration(message=to_message(each, reply, name)) for each in reply.answers])
 
     def _stream(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        abandoned = kwargs.pop("abandoned", None)
-        with_usage, other = kwargs.pop("stream_usage", self.stream_usage), self._other(kwargs)
-        recognized = self._recognized(messages, None, kwargs.pop("documents", None))
-        request = other._asked(recognized, stop, {**kwargs, "n": 1})
+        abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
+        with_usage = kwargs.pop("stream_usage", self.stream_usage)
+        request = other._asked(messages, stop, {**kwargs, "n": 1})
         cites, pieces = request.citations and request.schema is None, other._pieces(request, abandoned)
         for message in to_chunks(pieces, other.model_name, cites=cites, with_usage=with_usage):
             chunk = ChatGenerationChunk(message=message)

@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, model_valid
 from langchain_invariant_rag import __version__
 from langchain_invariant_rag.answering import PER_CALL, PROVIDER
 from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
-from langchain_invariant_rag.recognition import RecognizesDocuments
+from langchain_invariant_rag.recognition import OrderRules, RecognizesDocuments
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
@@ -41,6 +41,8 @@ _logger = logging.getLogger(__name__)
 _LOADING = ("dtype", "device_map", "revision", "model_kwargs")
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _choices_of = attrgetter(*_CHOICES)
+_SHOWN = ("base_url", "overflow", "batch_size", "micro_batching", *PER_CALL)
+_shown = attrgetter(*_SHOWN)
 _OF_REMOTE_MODELS = ("api_key", "max_retries", "timeout")
 """Parameters that LangChain gives to any chat model, and that mean nothing to one on this machine."""
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "key_value_cache", *_LOADING)
@@ -257,19 +259,12 @@ class InvariantParameters(RecognizesDocuments):
             return None
 
     @property
-    def _reads_given_order(self) -> str:
-        if getattr(self._resolve().in_memory, "plain_order", None) == "given":
-            return "the plain model of the router reads them in the order given."
-        return ""
-
-    @property
-    def _promises_invariance(self) -> bool:
-        return self._resolve().ordering.invariant
-
-    @property
-    def _sorts_segments(self) -> bool:
-        """Whether to sort segments by content: asked for, and the order given means nothing to the model."""
-        return self.sort_segments and self._promises_invariance and not self._reads_given_order
+    def _order_rules(self) -> OrderRules:  # type: ignore[override]
+        runs = self._resolve()
+        by_content, reason = runs.ordering.invariant, ""
+        if getattr(runs.in_memory, "plain_order", None) == "given":
+            reason = "the plain model of the router reads them in the order given."
+        return OrderRules(by_content, self.sort_segments and by_content and not reason, reason)
 
     @property
     def _uses_cache(self) -> bool:
@@ -279,13 +274,12 @@ class InvariantParameters(RecognizesDocuments):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """What traces show of this object. Loads no weights."""
-        runs, fields = self._resolve(), self.__dict__
-        own = {name: fields[name] for name in ("base_url", "overflow", "batch_size", "micro_batching", *PER_CALL)}
+        runs = self._resolve()
         return {
             "model": runs.name,
             "method": runs.method.name,
             "ordering": runs.ordering.name,
-            **own,
+            **dict(zip(_SHOWN, _shown(self), strict=True)),
             "generation_kwargs": repr(sorted(self.generation_kwargs.items())),
             "own_stop": self.stop,  # LangChain writes the stop sequences of the call into "stop"
             "versions": [invariant_rag.__version__, __version__],

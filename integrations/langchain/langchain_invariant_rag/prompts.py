@@ -37,6 +37,11 @@ class SegmentsPlaceholder(BaseMessagePromptTemplate):
         # A positional name, as in MessagesPlaceholder; the base class takes keywords only.
         super().__init__(**{"variable_name": variable_name, **kwargs})
 
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """Return the module path for LangChain's serialization."""
+        return ["langchain_invariant_rag", "prompts"]
+
     @property
     def input_variables(self) -> list[str]:
         """The variable's name."""

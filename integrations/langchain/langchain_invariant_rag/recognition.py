@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
 from operator import attrgetter, is_
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from invariant_rag.errors import OrderWarning
@@ -19,6 +18,7 @@ from invariant_rag.prompts import (
     recognize,
     report,
 )
+from invariant_rag.segments import Segment, SegmentSet
 from langchain_core.language_models.base import BaseLanguageModel
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
@@ -41,6 +41,20 @@ _KEY = "invariant_rag"
 _content = attrgetter("content")
 
 
+class OrderRules(NamedTuple):
+    """What a model makes of the order of segments.
+
+    Attributes:
+        promises_invariance: Whether it is meant to be without effect. If not, there is nothing to warn of.
+        sorts: Whether to list segments by content, so that the same set in another order is a cache hit.
+        reason: Why the order matters all the same; "" if it does not.
+    """
+
+    promises_invariance: bool = True
+    sorts: bool = True
+    reason: str = ""
+
+
 class RecognizesDocuments(BaseLanguageModel[Any]):
     """Fields of models that recognise the documents in what they are given."""
 
@@ -52,10 +66,7 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
     require_segments: bool = False
     """Whether to raise an `OrderWarning` for a prompt without any segment."""
 
-    # What models of this package say of themselves.
-    _sorts_segments: ClassVar[Any] = True  # whether to list segments by content, for caches
-    _promises_invariance: ClassVar[Any] = True  # if not, there is nothing to warn of
-    _reads_given_order: ClassVar[Any] = ""  # why the order of a set matters all the same
+    _order_rules: ClassVar[Any] = OrderRules()
 
     def _prepare(self, prompts: Sequence[Any], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:
         """Return the model that is asked, the prompts with their sets, and what is left of the keywords of a call."""
@@ -86,30 +97,34 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
         """Return what a stream is asked, with its sets. Takes the documents out of the keywords."""
         raise NotImplementedError
 
-    def _recognize(
-        self, turns: Sequence[Turn], run: UUID | None, retrievals: Sequence[Retrieval], slots: Iterable[str]
-    ) -> Recognition:
+    def _recognize(self, turns: Sequence[Turn], run: UUID | None, retrievals: Sequence[Retrieval] = ()) -> Recognition:
         """Put the segments of a conversation into sets, and report what is not understood.
 
-        Retrievals and slots are those beside what is known of the run that asks.
+        Retrievals are those beside what is known of the run that asks. Slots are the variables of its prompts, and the
+        texts of the conversation.
         """
         known: list[Retrieval] = []
+        slots: list[str] = []
         if self.find_documents:
-            of_run, values = RUNS.of(run)
+            of_run, slots = RUNS.of(run)
             outside = outside_retrievals()
-            known, slots = [*of_run, *retrievals, *outside], [*values, *slots]
-        found = recognize(turns, known, slots if known else ())
+            if known := [*of_run, *retrievals, *outside]:
+                slots += [part for turn in turns for part in turn.parts if isinstance(part, str)]
+        found = recognize(turns, known, slots)
         if known and outside:
             forget_outside(found.texts)
         if self.require_segments and not any(turn.sets for turn in found.turns):
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
-        if not self._promises_invariance:
+        rules = self._order_rules
+        if not rules.promises_invariance:
             return Recognition(found.turns, ())
-        findings = [each for each in found.findings if self.find_documents or each.kind != "no_segments"]
-        if (reason := self._reads_given_order) and any(len(each) > 1 for turn in found.turns for each in turn.sets):
-            findings.append(Finding("routing", reason))
+        findings = found.findings
+        if not self.find_documents:
+            findings = tuple(each for each in findings if each.kind != "no_segments")
+        if rules.reason and any(len(each) > 1 for turn in found.turns for each in turn.sets):
+            findings = (*findings, Finding("routing", rules.reason))
         report(findings, fixes=FIXES, strict=self.strict)
-        return Recognition(found.turns, tuple(findings))
+        return Recognition(found.turns, findings)
 
 
 class Recognized(dict[str, bool]):
@@ -142,23 +157,26 @@ class RecognizesMessages(RecognizesDocuments):
         if not messages or Recognized.of(messages) is not None:
             return list(messages)
         given, segments = in_order_of_calls(messages), given_segments(documents)
-        if segments and not any(isinstance(each, HumanMessage) for each in given):
+        turns = list(map(to_turn, given))
+        before, artifacts, last = list(turns), [], -1
+        for index, (message, turn) in enumerate(zip(given, turns, strict=True)):
+            last = index if turn.role == "user" else last
+            if isinstance(message, ToolMessage) and (listed := document_list(message.artifact)):
+                artifacts.append(retrieval_of(listed))
+        if segments and last < 0:
             given.append(HumanMessage(""))
-        before = list(map(to_turn, given))
-        turns = list(before)
+            before.append(Turn("user", ("",)))
+            turns.append(before[-1])
         if segments:  # they begin the last turn of the user
-            last = max(index for index, each in enumerate(turns) if each.role == "user")
-            turns[last] = replace(turns[last], parts=(*segments, *turns[last].parts))
-        tools = [each for each in given if isinstance(each, ToolMessage)]
-        artifacts = [retrieval_of(listed) for each in tools if (listed := document_list(each.artifact))]
-        found = self._recognize(
-            turns, run, artifacts, (part for each in turns for part in each.parts if isinstance(part, str))
-        )
-        sort = self._sorts_segments
-        changed = [
-            message if after == turn else message.model_copy(update={"content": to_content(after.parts, sort=sort)})
-            for message, turn, after in zip(given, before, found.turns, strict=True)
-        ]
+            parts = turns[last].parts
+            own_set = segments if isinstance(parts[0], Segment) else [SegmentSet(segments)]
+            turns[last] = Turn("user", (*own_set, *parts))
+        found = self._recognize(turns, run, artifacts)
+        sort = self._order_rules.sorts
+        changed = []
+        for message, turn, after in zip(given, before, found.turns, strict=True):
+            update = {} if after == turn else {"content": to_content(after.parts, sort=sort)}
+            changed.append(message.model_copy(update=update) if update else message)
         own = changed[-1].additional_kwargs
         recognized = not found.findings and own.get(_KEY, {}).get("recognized", True)
         noted = {**own, _KEY: Recognized(found, changed, recognized=recognized)}

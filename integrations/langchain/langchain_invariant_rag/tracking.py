@@ -74,13 +74,17 @@ class RunTracker(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them. Models of this package have parsed them before."""
-        self.on_llm_start(serialized, [message.content for batch in messages for message in batch])
+        _check_marks([message.content for batch in messages for message in batch])
 
-    def on_llm_start(self, serialized: Any, prompts: list[Any], **kwargs: Any) -> None:
+    def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""
-        if has_marks(repr(prompts)):
-            message = "a model that does not know segments gets text with segment markers."
-            report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
+        _check_marks(prompts)
+
+
+def _check_marks(sent: Sequence[Any]) -> None:
+    if has_marks(repr(sent)):
+        message = "a model that does not know segments gets text with segment markers."
+        report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
 
 
 def _note_lists(run: UUID, values: Iterable[Any]) -> None:
