@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from langchain_invariant_rag.chat_models import ChatInvariant
     from langchain_invariant_rag.documents import Segments
     from langchain_invariant_rag.embeddings import InvariantEmbeddings
+    from langchain_invariant_rag.evaluation import InvariantListwiseEvaluator
     from langchain_invariant_rag.llms import InvariantLLM
     from langchain_invariant_rag.middleware import InvariantRAGMiddleware
     from langchain_invariant_rag.pairwise import InvariantPairwiseEvaluator
@@ -32,6 +33,7 @@ _MODULES = {
     "documents": ["Segments"],
     "embeddings": ["InvariantEmbeddings"],
     "errors": ["OrderWarning"],
+    "evaluation": ["InvariantListwiseEvaluator"],
     "llms": ["InvariantLLM"],
     "middleware": ["InvariantRAGMiddleware"],
     "pairwise": ["InvariantPairwiseEvaluator"],

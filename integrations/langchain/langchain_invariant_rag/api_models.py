@@ -22,7 +22,7 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, 
 from pydantic import model_validator
 
 from langchain_invariant_rag.messages import to_content
-from langchain_invariant_rag.recognition import Recognized, RecognizesMessages
+from langchain_invariant_rag.recognition import KEY, Recognized, RecognizesMessages
 from langchain_invariant_rag.tracking import run_of
 
 AnswerOf = Callable[[Any], Hashable]
@@ -107,6 +107,8 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
                 message.model_copy(update={"content": to_content(after.parts)}) if before.has_segments else message
                 for message, before, after in zip(given, noted.turns, request.turns, strict=True)
             ]
+            own = {name: value for name, value in written[-1].additional_kwargs.items() if name != KEY}
+            written[-1] = written[-1].model_copy(update={"additional_kwargs": own})
             ballots.append((written, request.ledger(self._strategy, recognized=noted["recognized"])))
         return ballots
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from invariant_rag.errors import ExtraRequired, UnsupportedCombination
-from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, check_judge_options
+from invariant_rag.errors import ExtraRequired
+from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge
 from invariant_rag.judge_calibration import CapCal
 
 from langchain_invariant_rag.chat_models import ChatInvariant
 from langchain_invariant_rag.errors import DISTRIBUTION
+from langchain_invariant_rag.evaluation import InvariantListwiseEvaluator
 
 try:
     from langchain_classic.evaluation.schema import PairwiseStringEvaluator
@@ -20,18 +21,14 @@ except ImportError as error:
 class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
     """Compare two predictions with a `Judge`: one scoring pass, and swapping the predictions swaps the verdict exactly.
 
+    A second call with the predictions swapped, the usual remedy for position bias, would score the same input again.
+
     Args:
-        model: The model that judges; None for the embedded model. Its weights are loaded by the first evaluation.
+        model: As for `InvariantListwiseEvaluator`, and so are the others.
         criteria: What makes a prediction good, as a text or as a mapping of names to descriptions.
         by: Score the `letters` of the predictions, or their `texts`.
         calibration: `CapCal()` subtracts the model's preference for some letters, for a second scoring pass.
-        explain: Whether to generate an explanation too, greedily, with at most the model's `max_tokens`.
-
-    Raises:
-        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
-        UnknownName: There is no such way of judging.
-        InvalidChoice: The calibration is no `CapCal`.
-        UnsupportedCombination: The model is no `ChatInvariant`, or there is a calibration with `by="texts"`.
+        explain: Whether to generate an explanation too.
     """
 
     def __init__(
@@ -43,19 +40,14 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
         calibration: CapCal | None = None,
         explain: bool = False,
     ) -> None:
-        if not isinstance(model, ChatInvariant | None):
-            raise UnsupportedCombination(
-                f"expected a ChatInvariant as judge, got {type(model).__name__}",
-                hint="Use ChatInvariant(...), or PairwiseStringEvalChain of LangChain, which takes any model.",
-            )
-        check_judge_options(criteria, by, calibration)
-        self.model, self.explain = model or ChatInvariant(), explain
-        self._options: dict[str, Any] = {"criteria": criteria, "by": by, "calibration": calibration}
+        self._listwise = InvariantListwiseEvaluator(
+            model, criteria=criteria, by=by, calibration=calibration, explain=explain
+        )
 
     @property
     def judge(self) -> Judge:
         """The judge over the model's `InvariantModel`. Loads the weights on first use."""
-        return Judge(self.model.lm, **self._options)
+        return self._listwise.judge
 
     def _check_evaluation_args(self, reference: str | None = None, input_: str | None = None) -> None:
         """Accept a question and a reference answer, or neither."""
@@ -76,10 +68,11 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
             `probabilities`: of either being the better one, as in `Verdict`; `reasoning`: these probabilities and, with
             `explain=True`, the explanation.
         """
-        options = {"max_new_tokens": self.model.max_tokens} if self.explain else {}
-        verdict = self.judge.compare(
-            input, prediction, prediction_b, reference=reference, explain=self.explain, **options
-        )
+        verdict = self._listwise.evaluate([prediction, prediction_b], input=input, reference=reference)
         value, score = {0: ("A", 1), 1: ("B", 0), None: (None, 0.5)}[verdict.winner]
-        reasoning = verdict.describe(["prediction", "prediction_b"])
-        return {"reasoning": reasoning, "value": value, "score": score, "probabilities": verdict.probabilities}
+        return {
+            "reasoning": verdict.describe(["prediction", "prediction_b"]),
+            "value": value,
+            "score": score,
+            "probabilities": verdict.probabilities,
+        }

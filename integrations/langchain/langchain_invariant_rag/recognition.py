@@ -25,7 +25,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 
 from langchain_invariant_rag.documents import document_list, given_segments
 from langchain_invariant_rag.messages import in_order_of_calls, to_content, to_turn
-from langchain_invariant_rag.tracking import RUNS, retrieval_of, run_of, runs_of
+from langchain_invariant_rag.tracking import KEPT, RUNS, retrieval_of, run_of, runs_of
 
 FIXES = {
     "no_segments": (
@@ -37,7 +37,7 @@ FIXES = {
 }
 """What to do about a finding, in the words of LangChain."""
 
-_KEY = "invariant_rag"
+KEY = "invariant_rag"
 _content = attrgetter("content")
 
 
@@ -143,7 +143,7 @@ class Recognized(dict[str, bool]):
     @staticmethod
     def of(messages: Sequence[BaseMessage]) -> Recognized | None:
         """Return what messages say of themselves; None if they were not recognised, or changed since then."""
-        noted = messages[-1].additional_kwargs.get(_KEY) if messages else None
+        noted = messages[-1].additional_kwargs.get(KEY) if messages else None
         if not isinstance(noted, Recognized) or len(noted.contents) != len(messages):
             return None
         return noted if all(map(is_, noted.contents, map(_content, messages))) else None
@@ -161,8 +161,9 @@ class RecognizesMessages(RecognizesDocuments):
         before, artifacts, last = list(turns), [], -1
         for index, (message, turn) in enumerate(zip(given, turns, strict=True)):
             last = index if turn.role == "user" else last
-            if isinstance(message, ToolMessage) and (listed := document_list(message.artifact)):
-                artifacts.append(retrieval_of(listed))
+            if isinstance(message, ToolMessage):
+                kept = [message.artifact, *message.additional_kwargs.get(KEPT, ())]
+                artifacts += [retrieval_of(listed) for each in kept if (listed := document_list(each))]
         if segments and last < 0:
             given.append(HumanMessage(""))
             before.append(Turn("user", ("",)))
@@ -178,8 +179,8 @@ class RecognizesMessages(RecognizesDocuments):
             update = {} if after == turn else {"content": to_content(after.parts, sort=sort)}
             changed.append(message.model_copy(update=update) if update else message)
         own = changed[-1].additional_kwargs
-        recognized = not found.findings and own.get(_KEY, {}).get("recognized", True)
-        noted = {**own, _KEY: Recognized(found, changed, recognized=recognized)}
+        recognized = not found.findings and own.get(KEY, {}).get("recognized", True)
+        noted = {**own, KEY: Recognized(found, changed, recognized=recognized)}
         return [*changed[:-1], changed[-1].model_copy(update={"additional_kwargs": noted})]
 
     def _prepare(self, prompts: Sequence[Any], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, begin_outsi
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.base import BaseCallbackManager
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_invariant_rag.documents import document_list, to_segment
@@ -33,12 +33,29 @@ def retrieval_of(documents: Iterable[Document], *, is_set: bool = True) -> Retri
     return Retrieval(tuple(map(to_segment, listed)), fields=tuple(fields), is_set=is_set)
 
 
+KEPT = "invariant_rag_documents"
+"""Key of a tool message's `additional_kwargs`: what its tool retrieved, for later turns, in which that run is gone."""
+
+
 class RunTracker(BaseCallbackHandler):
     """Notes which run belongs to which, what retrievers returned in it, and what its prompts were filled in with."""
 
+    def __init__(self) -> None:
+        self._found: dict[Any, list[list[Document]]] = {}  # by run, for those within a tool: one list for all of them
+
+    def _begin(self, run_id: UUID, run: Mapping[str, Any]) -> None:
+        parent = run.get("parent_run_id")
+        RUNS.start(run_id, parent)
+        if parent in self._found:
+            self._found[run_id] = self._found[parent]
+
+    def _end(self, run_id: UUID, *, failed: bool = False) -> None:
+        RUNS.end(run_id, failed=failed)
+        self._found.pop(run_id, None)
+
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **run: Any) -> None:
         """Note a run, and the variables of a prompt."""
-        RUNS.start(run_id, run.get("parent_run_id"))
+        self._begin(run_id, run)
         values = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
         _note_lists(run_id, values)
         if run.get("run_type") == "prompt" or run.get("name") == "LLMChain":
@@ -47,15 +64,19 @@ class RunTracker(BaseCallbackHandler):
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **run: Any) -> None:
         """Forget a run."""
         _note_lists(run_id, outputs.values() if isinstance(outputs, Mapping) else [outputs])
-        RUNS.end(run_id)
+        self._end(run_id)
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **run: Any) -> None:
         """Note a run."""
-        RUNS.start(run_id, run.get("parent_run_id"))
+        self._begin(run_id, run)
+        self._found[run_id] = []
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **run: Any) -> None:
         """Forget a run. What a tool retrieved stays with its message."""
-        RUNS.end(run_id)
+        found = self._found.get(run_id)
+        if found and isinstance(output, ToolMessage) and output.artifact is None:
+            output.additional_kwargs[KEPT] = found
+        self._end(run_id)
 
     def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **run: Any) -> None:
         """Note a run."""
@@ -64,11 +85,13 @@ class RunTracker(BaseCallbackHandler):
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **run: Any) -> None:
         """Note what a retriever returned."""
         RUNS.add(run_id, retrieval_of(documents))
+        if (found := self._found.get(run.get("parent_run_id"))) is not None:
+            found.append(list(documents))
         RUNS.end(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **run: Any) -> None:
         """Forget a run."""
-        RUNS.end(run_id, failed=True)
+        self._end(run_id, failed=True)
 
     on_tool_error = on_retriever_error = on_chain_error
 
