@@ -10,7 +10,7 @@ from uuid import UUID
 
 from invariant_rag.api_models import PlainRequests, answer_key, ask_all, elect, object_key
 from invariant_rag.errors import UnsupportedModel
-from invariant_rag.generation.identity import describe_choice, describe_data
+from invariant_rag.generation.digest import describe
 from invariant_rag.orderings import Ordering, resolve_ordering
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -73,8 +73,8 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        own = {"votes": self.votes, "seed": self.seed, "answer_of": describe_data(self.answer_of)}
-        ordering = describe_choice(resolve_ordering(self.ordering))
+        own = {"votes": self.votes, "seed": self.seed, "answer_of": describe(self.answer_of)}
+        ordering = describe(resolve_ordering(self.ordering))
         return {"model": self.model._get_llm_string(), "ordering": ordering, **own}
 
     def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> LangSmithParams:

@@ -290,9 +290,9 @@ class InvariantParameters(RecognizesDocuments):
         """Everything else that can change an answer, for LangChain's cache. Loads the weights, and digests them."""
         if self.base_url is not None:
             return {"method": self.method, "ordering": self.ordering}
-        from invariant_rag.generation.identity import describe_data, identity
+        from invariant_rag.generation.digest import describe, model_digest
 
-        return {"identity": identity(self.lm), "generation_kwargs": describe_data(self.generation_kwargs)}
+        return {"model_digest": model_digest(self.lm), "generation_kwargs": describe(self.generation_kwargs)}
 
     async def agenerate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate; see `generate`. The key of LangChain's cache needs the weights: they are loaded in a thread."""
