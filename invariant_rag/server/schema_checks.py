@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from invariant_rag.errors import InvalidSchema, InvalidTool
-from invariant_rag.generation.schema_validation import check_json_schema
+from invariant_rag.generation.json_schema import check_json_schema
 from invariant_rag.server.errors import TooLarge
 from invariant_rag.shown import shown
 

@@ -31,11 +31,12 @@ from invariant_rag.api_models import (
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.generation.citations import cite_spans
-from invariant_rag.generation.json_schema import parse_object
+from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.outputs import Usage
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.server.compiling import validate
 from invariant_rag.server.documents import citations_of, report_of_request
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, OnePromptAtATime, Reply
 from invariant_rag.server.engines.openai_api import OpenAIAPI
@@ -166,7 +167,7 @@ class Upstream(OnePromptAtATime):
         notes += [_NOT_COUNTED] if any(each.usage is None for each in asked) else []
         report = report_of_request(request, method, ordering, call.warnings, notes)
         return Reply(
-            choices=[_choice(call, each, request.labels) for each in written],
+            choices=[_choice(call, each, request.labels, abandoned) for each in written],
             usage=_usage([each.usage or {} for each in asked]),
             report=report if tally is None else {**report, "vote": tally.as_dict()},
         )
@@ -311,7 +312,7 @@ def _check_supported(call: Call, method: str) -> None:
             raise UnsupportedCombination(f"expected n=1 with the method vote, which has one outcome, got {call.count}")
 
 
-def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
+def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event) -> Choice:
     """Return an answer with its citations.
 
     Raises:
@@ -323,7 +324,7 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
     is_cut = written.finish_reason == "length"
     if call.schema is not None and call.strict and not answer.tool_calls and not is_cut:
         with about("response_format"):
-            parse_object(answer.content, call.schema)
+            validate(check_complete(answer.content), call.schema, abandoned)
     if call.logprobs and written.logprobs is None:
         with about("logprobs"):
             raise UnsupportedCombination(
