@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from invariant_rag.audit import audit
     from invariant_rag.ensembles import (
         AttentionSorting,
         ContextExperts,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         RingAverage,
         SelfConsistency,
     )
-    from invariant_rag.evaluation.audit import audit
     from invariant_rag.generation.batching import MicroBatcher
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
@@ -54,7 +54,7 @@ _HOMES = {
     "SelfConsistency": "ensembles",
     "Trusted": "prompts.literal_text",
     "Verdict": "judge",
-    "audit": "evaluation.audit",
+    "audit": "audit",
 }
 
 __all__ = [

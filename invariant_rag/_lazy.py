@@ -13,12 +13,14 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
     Args:
         package: The package's `__name__`.
         homes: Each public name, and the module that defines it: one of the package, or one elsewhere by its full name.
+            A name that is its own home is a module of the package.
     """
 
     def get_attribute(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        return getattr(import_module(home if home.startswith("invariant_rag.") else f"{package}.{home}"), name)
+        module = import_module(home if home.startswith("invariant_rag.") else f"{package}.{home}")
+        return module if home == name else getattr(module, name)
 
     return get_attribute, lambda: sorted(homes)

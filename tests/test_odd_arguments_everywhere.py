@@ -33,10 +33,9 @@ from invariant_rag import (
     Trusted,
     audit,
 )
+from invariant_rag.audit import Question, best_subspan_em, check_order, exact_match, token_f1
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.evaluation import best_subspan_em, check_order, exact_match, token_f1
-from invariant_rag.evaluation.audit import Question
 from invariant_rag.generation import LazyModel, ToolCalling, constrain, generate_structured
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension

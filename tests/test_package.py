@@ -9,6 +9,7 @@ from importlib.resources import files
 import pytest
 
 import invariant_rag
+from invariant_rag.errors import InvalidChoice
 
 HEAVY = {"bm25s", "faiss", "pypdf", "sentence_transformers", "sklearn", "torch", "transformers", "typer"}
 
@@ -25,7 +26,7 @@ def test_there_is_one_version():
     assert version("invariant-rag") == invariant_rag.__version__
 
 
-@pytest.mark.parametrize("package", ["", ".evaluation", ".generation", ".models", ".rag"])
+@pytest.mark.parametrize("package", ["", ".audit", ".generation", ".models", ".rag"])
 def test_every_public_name_of_a_package_exists(package):
     module = import_module(f"invariant_rag{package}")
     assert module.__all__
@@ -35,9 +36,11 @@ def test_every_public_name_of_a_package_exists(package):
         _ = module.nonsense
 
 
-def test_audit_is_the_function_also_after_its_package_was_imported():
-    import_module("invariant_rag.evaluation.audit.auditing")
-    assert invariant_rag.audit is import_module("invariant_rag.evaluation.audit").audit
+def test_audit_is_called_as_a_function_whichever_module_of_it_was_imported_first():
+    import_module("invariant_rag.audit.statistics")
+    for audit in (invariant_rag.audit, import_module("invariant_rag.audit").audit):
+        with pytest.raises(InvalidChoice, match="expected questions"):
+            audit(print)
 
 
 def test_the_type_marker_is_shipped():

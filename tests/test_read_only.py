@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from invariant_rag import RAG, InvariantModel, Judge, Segment
+from invariant_rag.audit import audit
 from invariant_rag.errors import ImmutableObject, InvariantRAGError
-from invariant_rag.evaluation.audit import audit
 from invariant_rag.generation.citations import cite
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.methods.ape import APE

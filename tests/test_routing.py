@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria
 
 from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, SegmentSet
+from invariant_rag.audit.order_check import check_order
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.evaluation.order_check import check_order
 from invariant_rag.routing import (
     ALPHAS,
     RoutedGeneration,

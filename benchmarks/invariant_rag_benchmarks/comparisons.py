@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from invariant_rag.evaluation.statistics import Estimate, mean_interval
+from invariant_rag.audit.statistics import Estimate, mean_interval
 
 from invariant_rag_benchmarks.base import Record
 from invariant_rag_benchmarks.published_tables import (

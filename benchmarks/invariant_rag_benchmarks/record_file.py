@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from invariant_rag.audit.line_file import LineFile
 from invariant_rag.errors import InvalidDataset, InvalidRun
-from invariant_rag.evaluation.line_file import LineFile
 from pydantic import ConfigDict
 
 from invariant_rag_benchmarks.base import Example, Record, Text, parse_example

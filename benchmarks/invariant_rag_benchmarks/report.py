@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from invariant_rag.audit.metrics import agreement
+from invariant_rag.audit.statistics import mean_interval, paired_t_test, variations
 from invariant_rag.errors import InvalidRun
-from invariant_rag.evaluation.metrics import agreement
-from invariant_rag.evaluation.statistics import mean_interval, paired_t_test, variations
 
 from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.comparisons import Comparison, comparisons, oracle_score, question_means

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from invariant_rag.attention import backend_label
-from invariant_rag.evaluation.progress import Progress, no_progress
+from invariant_rag.audit.progress import Progress, no_progress
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag_benchmarks.flops import count_flops

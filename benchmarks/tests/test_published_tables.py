@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from invariant_rag import InvariantModel
+from invariant_rag.audit.statistics import paired_t_test
 from invariant_rag.errors import InvalidChoice, UnknownName
-from invariant_rag.evaluation.statistics import paired_t_test
 from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariant_rag.audit.statistics import wilson_interval
 from invariant_rag.errors import InvalidRun
-from invariant_rag.evaluation.statistics import wilson_interval
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.comparisons import comparisons

@@ -9,7 +9,7 @@ from math import factorial
 from pathlib import Path
 
 import pytest
-from invariant_rag.evaluation.metrics import best_subspan_em
+from invariant_rag.audit.metrics import best_subspan_em
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
 from invariant_rag_benchmarks.tasks.longbench import edit_similarity, rouge_l, tasks

@@ -1,6 +1,6 @@
 """Simulate audits of systems of known behaviour: how often are they right?
 
-No model is asked: outcomes are drawn as the systems of `tests/evaluation/audit/worlds.py` would give them, and go
+No model is asked: outcomes are drawn as the systems of `tests/audit/worlds.py` would give them, and go
 through the functions that a real audit decides with. Writes `cookbook/results/audit_calibration.md`. Run it with `make
 calibrate-audit`.
 """
@@ -16,12 +16,12 @@ from time import perf_counter
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "evaluation" / "audit"))
+sys.path.insert(0, str(ROOT / "tests" / "audit"))
 
 from worlds import BLIND, DEPENDS, RIGHT, World, draw, expected, ten_points  # noqa: E402
 
-from invariant_rag.evaluation.audit.screen import CALLS, FIRST, PLACEBO, looks, screen  # noqa: E402
-from invariant_rag.evaluation.statistics import mean_difference, mean_of_shares  # noqa: E402
+from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, looks, screen  # noqa: E402
+from invariant_rag.audit.statistics import mean_difference, mean_of_shares  # noqa: E402
 
 PAGE = ROOT / "cookbook" / "results" / "audit_calibration.md"
 SIZES = (20, 50, 200)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from world import UNKNOWN, Difficulty, Question, make_context
 
 from invariant_rag import RAG, InvariantModel, Segment
-from invariant_rag.evaluation.statistics import wilson_interval
+from invariant_rag.audit.statistics import wilson_interval
 from invariant_rag.orderings import MonoT5
 from invariant_rag.rag.pipeline import index_documents
 from invariant_rag.segments import document_rendering

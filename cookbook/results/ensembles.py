@@ -20,9 +20,9 @@ from invariant_rag_benchmarks.data import DataSource
 from measure import HERE, contexts
 
 from invariant_rag import AttentionSorting, CapCal, ContextExperts, InvariantModel, Judge
+from invariant_rag.audit.statistics import wilson_interval
 from invariant_rag.cli.progress import progress_bar
 from invariant_rag.errors import ContextOverflow
-from invariant_rag.evaluation.statistics import wilson_interval
 
 DOCUMENTS = 30
 SLOTS = "0,9,19,29"

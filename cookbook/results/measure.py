@@ -27,8 +27,8 @@ from names import Names  # noqa: E402
 from world import Difficulty, make_context  # noqa: E402
 
 from invariant_rag import InvariantModel  # noqa: E402
+from invariant_rag.audit.statistics import mean_difference  # noqa: E402
 from invariant_rag.cli.progress import progress_bar  # noqa: E402
-from invariant_rag.evaluation.statistics import mean_difference  # noqa: E402
 from invariant_rag.methods import METHODS  # noqa: E402
 
 DOCUMENTS = (10, 20, 30)

@@ -18,8 +18,8 @@ from invariant_rag.rag.readers import check_documents
 from invariant_rag.rag.text import truncate
 
 if TYPE_CHECKING:
+    from invariant_rag.audit.order_check import OrderCheck
     from invariant_rag.errors import RetrievalError
-    from invariant_rag.evaluation.order_check import OrderCheck
     from invariant_rag.generation.citations import Citation
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.rag.pipeline import RAG, Answer
@@ -168,7 +168,7 @@ def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:
 
 
 def _check(model: InvariantModel, prompt: Prompt, orders: int, max_new_tokens: int) -> OrderCheck:
-    from invariant_rag.evaluation.order_check import check_order
+    from invariant_rag.audit.order_check import check_order
 
     return check_order(model, prompt, orders, progress=progress_bar, max_new_tokens=max_new_tokens)
 

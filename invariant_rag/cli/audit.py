@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.cli import options
 from invariant_rag.cli.console import (
     handle_errors,
@@ -27,14 +28,13 @@ from invariant_rag.cli.console import (
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, UnsupportedCombination
-from invariant_rag.evaluation.audit.choices import AuditChoices
 from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
-    from invariant_rag.evaluation.audit import Audit
-    from invariant_rag.evaluation.audit.gates import Gate
+    from invariant_rag.audit import Audit
+    from invariant_rag.audit.gates import Gate
     from invariant_rag.generation.model import InvariantModel
 
 
@@ -147,9 +147,9 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.evaluation.audit.auditing import audit, check_extras
-    from invariant_rag.evaluation.audit.folder import read_run
-    from invariant_rag.evaluation.audit.gates import Gate
+    from invariant_rag.audit.folder import read_run
+    from invariant_rag.audit.gates import Gate
+    from invariant_rag.audit.run import audit, check_extras
     from invariant_rag.methods import check_method_and_ordering
 
     with handle_errors():
@@ -203,8 +203,8 @@ def run(
 
 
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
-    from invariant_rag.evaluation.audit.remedies import DRAWS
-    from invariant_rag.evaluation.audit.screen import CALLS
+    from invariant_rag.audit.remedies import DRAWS
+    from invariant_rag.audit.screen import CALLS
 
     extra = "remedies only if the order matters" if remedies is None else ", ".join(remedies) or "no remedies"
     return (
@@ -228,7 +228,7 @@ def _parsed(choices: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
     """Return the questions of a file, and say what is odd about them."""
-    from invariant_rag.evaluation.audit.questions import parse_questions
+    from invariant_rag.audit.questions import parse_questions
 
     with _warnings_as_notes():
         asked = [question for _, question in parse_questions(str(questions), fields)]
@@ -275,7 +275,7 @@ def _index(docs: Sequence[Path], retriever: str, *, strict: bool) -> Any:
 
 def _print(result: Audit, folder: Path | None, broken: Sequence[Gate], *, as_json: bool) -> None:
     """Print one screen: the answer, the measures, the remedies."""
-    from invariant_rag.evaluation.audit.report import measure_rows, remedy_rows
+    from invariant_rag.audit.report import measure_rows, remedy_rows
 
     if as_json:
         print_json(result.as_dict())
@@ -300,9 +300,9 @@ def diff(
     as_json: options.Json = False,
 ) -> None:
     """Compare two audits question by question: what got better, what got worse, and is that more than noise?"""
-    from invariant_rag.evaluation.audit.advice import percent, points
-    from invariant_rag.evaluation.audit.diff import diff_audits
-    from invariant_rag.evaluation.audit.result import plain
+    from invariant_rag.audit.advice import percent, points
+    from invariant_rag.audit.diff import diff_audits
+    from invariant_rag.audit.result import plain
 
     with handle_errors():
         found = diff_audits(before, after)
@@ -337,7 +337,7 @@ def _named_judge(judge: str | None) -> Any:
 def _named_system(system: str, model: str | None) -> Any:
     """Return the system that --system names: an object, or a server with the model of --model."""
     if system.startswith(("http://", "https://")):
-        from invariant_rag.evaluation.audit import Endpoint
+        from invariant_rag.audit import Endpoint
 
         return Endpoint(system, model)
     if model is not None:

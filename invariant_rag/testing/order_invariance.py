@@ -8,17 +8,17 @@ from dataclasses import replace
 from math import ceil, log
 from typing import Any
 
+from invariant_rag.audit.calling import Answer, Patience, make_calls
+from invariant_rag.audit.choices import AuditChoices
+from invariant_rag.audit.grading import FAILED, Grader, resolve_metric
+from invariant_rag.audit.judging import AnswerJudge, warn_unjudged
+from invariant_rag.audit.plan import Call, has_orders, placebo, screen_calls
+from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
+from invariant_rag.audit.run import Questions, check_extras
+from invariant_rag.audit.screen import ANOTHER, FIRST, OTHER
+from invariant_rag.audit.systems import ToInput, as_system
 from invariant_rag.checks import check_real
 from invariant_rag.errors import AuditFailed, InvalidChoice, NoiseWarning
-from invariant_rag.evaluation.audit.auditing import Questions, check_extras
-from invariant_rag.evaluation.audit.calling import Answer, Patience, make_calls
-from invariant_rag.evaluation.audit.choices import AuditChoices
-from invariant_rag.evaluation.audit.grading import FAILED, Grader, resolve_metric
-from invariant_rag.evaluation.audit.judging import AnswerJudge, warn_unjudged
-from invariant_rag.evaluation.audit.plan import Call, has_orders, placebo, screen_calls
-from invariant_rag.evaluation.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.evaluation.audit.screen import ANOTHER, FIRST, OTHER
-from invariant_rag.evaluation.audit.systems import ToInput, as_system
 from invariant_rag.shown import counted
 
 SHOWN = 5

@@ -12,10 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from invariant_rag import __version__
+from invariant_rag.audit.order_check import OrderCheck
 from invariant_rag.cli import app
 from invariant_rag.cli.ask import _print_check, _print_citations, _print_counts
 from invariant_rag.cli.console import print_table, print_text
-from invariant_rag.evaluation.order_check import OrderCheck
 from invariant_rag.generation.citations import Citation
 from invariant_rag.interventions import INTERVENTIONS
 from invariant_rag.methods import METHODS

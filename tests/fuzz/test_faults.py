@@ -17,16 +17,16 @@ from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from invariant_rag.audit.line_file import LineFile
 from invariant_rag.errors import FileInUse, InvalidRun, UnusableFile
-from invariant_rag.evaluation.line_file import LineFile
 
 ROOT = Path(__file__).parents[2]
 Rounds = Callable[[], Iterator[random.Random]]
 CHILD = """
 import pathlib
 import sys
-sys.path.insert(0, "tests/evaluation/audit")
-from invariant_rag.evaluation.audit import audit
+sys.path.insert(0, "tests/audit")
+from invariant_rag.audit import audit
 from known import first, records
 
 def told(question, segments):

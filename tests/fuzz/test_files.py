@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from invariant_rag.audit.folder import AnswerFile
+from invariant_rag.audit.questions import read_questions
 from invariant_rag.errors import DocumentSkipped, InvariantRAGError
-from invariant_rag.evaluation.audit.folder import AnswerFile
-from invariant_rag.evaluation.audit.questions import read_questions
 from invariant_rag.rag.documents import chunk_documents, load_documents
-from tests.evaluation.test_line_file import ANSWER
+from tests.audit.test_line_file import ANSWER
 from tests.fuzz.mutations import mutated
 from tests.rag.test_documents import write_pdf
 

@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from invariant_rag import RAG, InvariantModel, Segment
-from invariant_rag.evaluation.order_check import check_order
+from invariant_rag.audit.order_check import check_order
 from invariant_rag.models.embedded import EMBEDDED, model_card
 from invariant_rag.models.hub import hub_reachable
 from invariant_rag.orderings import MonoT5

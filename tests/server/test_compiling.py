@@ -14,6 +14,7 @@ import torch
 from xgrammar import GrammarMatcher, allocate_token_bitmask
 
 from invariant_rag import InvariantModel
+from invariant_rag.errors import InvalidObject, InvalidSchema
 from invariant_rag.generation.json_schema import json_format, tag_of
 from invariant_rag.generation.structured import vocabulary
 from invariant_rag.server import InProcess, Settings, compiling
@@ -80,6 +81,28 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
     GrammarMatcher(words.compile(tag_of(json_format(LENGTHY)))).fill_next_token_bitmask(mine)
     GrammarMatcher(found[0]).fill_next_token_bitmask(theirs)
     assert torch.equal(mine, theirs)
+
+
+FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ("a" * 60 + "!", {"pattern": "^(a|a)*$"}),
+        ({"a" * 60 + "!": 1}, {"patternProperties": {"^(a|a)*$": {}}}),
+        (1, {"$ref": "#/$defs/d0", "$defs": {**FAN, "d60": {}}}),
+    ],
+    ids=["pattern", "names", "references"],
+)
+def test_a_validation_that_never_ends_is_stopped(
+    value: Any, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "VALIDATION_SECONDS", 0.3)
+    with pytest.raises(InvalidSchema, match="0.3 seconds"):
+        compiling.validate(value, schema, Event())
+    with pytest.raises(InvalidObject):
+        compiling.validate(value, {"type": "null"}, Event())
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "schema and stop": (CHAT, chat(response_format=form({}), stop="a"), 400, "response_format", "without stop and"),
     "schema": (CHAT, chat(response_format=form({"type": 3})), 400, "response_format", "JSON schema"),
     "xgrammar": (CHAT, chat(response_format=form(BOUNDARY)), 400, "response_format", "ord boundary"),
-    "broken schema": (CHAT, chat(response_format=form(TWICE)), 422, "response_format", "non-unique"),
+    "keyword": (CHAT, chat(response_format=form(TWICE)), 400, "response_format", "uniqueItems"),
     "parameters": (CHAT, chat(tools=[tool({"type": 3})]), 400, "tools", "JSON schema"),
     "arguments": (CHAT, chat(tools=[tool(TWICE)], tool_choice="required", max_tokens=80), 422, "tools", "non-unique"),
     "tool": (CHAT, chat(tools=[tool({}, colour=1)]), 400, "tools[0].function.colour", "unknown field"),

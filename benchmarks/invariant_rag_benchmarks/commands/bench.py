@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from invariant_rag.audit.progress import no_progress
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.evaluation.progress import no_progress
 
 from invariant_rag_benchmarks import BENCHMARKS, Benchmark
 from invariant_rag_benchmarks.commands.load import load

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
+from invariant_rag.audit.metrics import normalise_answer, token_f1
 from invariant_rag.errors import InvalidDataset, UnknownName
-from invariant_rag.evaluation.metrics import normalise_answer, token_f1
 from pydantic import Field
 
 from invariant_rag_benchmarks.base import (

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer
 from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset
-from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
 

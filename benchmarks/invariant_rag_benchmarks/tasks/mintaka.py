@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
 from invariant_rag.errors import InvalidDataset
-from invariant_rag.evaluation.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
 from pydantic import Field
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example

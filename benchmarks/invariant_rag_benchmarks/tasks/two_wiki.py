@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from invariant_rag.evaluation.metrics import normalise_answer, token_f1
+from invariant_rag.audit.metrics import normalise_answer, token_f1
 from pydantic import Field
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
+from invariant_rag.audit import Audit, audit
+from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import AuditFailed
-from invariant_rag.evaluation.audit import Audit, audit
-from invariant_rag.evaluation.audit.systems import as_system
 from langchain_classic.chains import create_retrieval_chain
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.llms import LLM

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from invariant_rag.audit import Question, audit
+from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
-from invariant_rag.evaluation.audit import Question, audit
-from invariant_rag.evaluation.audit.systems import as_system
 from invariant_rag.segments import Segment
 from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate

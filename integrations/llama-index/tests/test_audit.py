@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
+from invariant_rag.audit import Audit, Question, audit
+from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.evaluation.audit import Audit, Question, audit
-from invariant_rag.evaluation.audit.systems import as_system
 from invariant_rag.segments import Segment
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel, MicroBatcher, Segment
+from invariant_rag.audit import Question, audit
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.evaluation.audit import Question, audit
 from invariant_rag.generation.identity import identity
 from langchain_core.messages import HumanMessage
 from langchain_invariant_rag import ChatInvariant, InvariantLLM

@@ -1,0 +1,171 @@
+"""The advice of an audit, in sentences: does the order matter, what do users get today, what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invariant_rag.audit.grading import LONG_GOLD, RIGHT, SAME_MEANING, resolve_metric
+from invariant_rag.audit.screen import CALLS
+from invariant_rag.shown import counted, shown
+
+if TYPE_CHECKING:
+    from invariant_rag.audit.measures import Comparison
+    from invariant_rag.audit.result import Audit
+    from invariant_rag.audit.statistics import Estimate
+
+
+def percent(estimate: Estimate, sign: str = "") -> str:
+    """Return an estimate in per cent, with its interval.
+
+    >>> from invariant_rag.audit.statistics import Estimate
+    >>> percent(Estimate(0.25, 0.2, 0.31))
+    '25.0% [20.0%, 31.0%]'
+    """
+    value, low, high = (f"{100 * each:{sign}.1f}%" for each in (estimate.value, estimate.low, estimate.high))
+    return f"{value} [{low}, {high}]"
+
+
+def points(estimate: Estimate) -> str:
+    """Return a difference in points, with its interval."""
+    value, low, high = (f"{100 * each:+.1f}" for each in (estimate.value, estimate.low, estimate.high))
+    return f"{value} points [{low}, {high}]"
+
+
+def advise(audit: Audit) -> list[tuple[str, str]]:
+    """Return title and text of each paragraph that a report begins with."""
+    found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
+    notes = " ".join([*_about_grading(audit), *_about_the_judge(audit), *_about_calls(audit)])
+    return [*found, ("To know", notes)] if notes else found
+
+
+def _finding(audit: Audit) -> str:
+    screen = audit.screen
+    asked = counted(screen.asked, "question")
+    early = f" The audit stopped after {asked} of {audit.planned:,}." if screen.asked < audit.planned else ""
+    net = f"net sensitivity {points(screen.net)}"
+    noise = f"between orders {screen.between:.1%} of the outcomes differ, in one order {screen.within:.1%}"
+    p = p_value(screen.p)
+    if screen.outcome == "order matters":
+        return f"The order matters: {noise}, {net} ({p}, {asked}).{early}"
+    if screen.outcome == "order does not matter":
+        return (
+            f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and below "
+            f"{100 * screen.bound:.1f} with 95% confidence; the margin is {100 * screen.margin:g} ({asked}).{early}"
+        )
+    return (
+        f"Cannot tell yet: {noise}, {net} ({p}, {asked}). Ask about {screen.more:,} questions more, "
+        f"{counted(CALLS * screen.more, 'call')}, or set a wider margin than {100 * screen.margin:g} points."
+    )
+
+
+def _today(audit: Audit) -> str:
+    today, orders = (audit.measures.get(name) for name in ("accuracy_today", "accuracy_over_orders"))
+    if today is None or orders is None:
+        return "No gold answers are known, so no answer is right or wrong: only what changes was measured."
+    worst = audit.measures.get("worst_slot")
+    return (
+        f"In the order that your retriever gives, {percent(today)} of the answers are right; in random orders "
+        f"{percent(orders)}"
+        + (f"; with the answer in the worst part of the prompt {percent(worst)}." if worst is not None else ".")
+    )
+
+
+def _recommendation(audit: Audit) -> str:
+    said = {answer.text for each in audit.asked for answer in each.answers}
+    if len(said) == 1 and len(audit.asked) > 1:
+        return f"Look at the call first: every answer was the same, {shown(said.pop())}. Does it read these documents?"
+    compared = [each for each in audit.comparisons if each.gain is not None]
+    best = max(compared, key=lambda each: each.gain.value if each.gain else 0.0, default=None)
+    if best is not None and best.is_better:
+        return f"Use {_named(best)}.{_steady(best)}"
+    if audit.screen.outcome == "order does not matter":
+        return "Leave it: change nothing for the sake of the order."
+    if audit.screen.outcome == "cannot tell yet":
+        return f"Decide nothing yet: ask about {audit.screen.more:,} questions more."
+    return _where_it_matters(audit, compared)
+
+
+def _where_it_matters(audit: Audit, compared: list[Comparison]) -> str:
+    """Return what to do where no remedy was shown to be right more often."""
+    margin = audit.choices.margin
+    safe = [each for each in compared if each.fixes and each.costs_less_than(margin)]
+    if safe:
+        steady = max(safe, key=lambda each: each.gain.low if each.gain else 0.0)
+        return f"For steadier answers use {_named(steady)}, no loss beyond the margin.{_steady(steady)}"
+    if not compared:
+        return (
+            "The order matters, and no remedy was compared: "
+            + ("name some (--remedy)." if "accuracy_today" in audit.measures else "that takes gold answers.")
+            + " `sort` gives every order the same answer, at no cost but perhaps accuracy."
+        )
+    if all(each.gain and each.gain.high < margin for each in compared):
+        return f"Leave it: no remedy gains {100 * margin:g} points. {_listed(compared)}"
+    return f"Cannot tell yet which remedy helps: ask more questions. {_listed(compared)}"
+
+
+def _named(each: Comparison) -> str:
+    """Return what a remedy is, and what it gains."""
+    return f"`{each.name}` ({each.about}): {points(each.gain)} of accuracy against today ({p_value(each.p)})"  # type: ignore[arg-type]
+
+
+def p_value(p: float) -> str:
+    """Return a p-value as people write it."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def _steady(each: Comparison) -> str:
+    return " After it, the order in which documents arrive changes nothing." if each.fixes else ""
+
+
+def _listed(compared: list[Comparison]) -> str:
+    return "Against today: " + "; ".join(f"{each.name} {points(each.gain)}" for each in compared if each.gain) + "."
+
+
+def _about_grading(audit: Audit) -> list[str]:
+    found = []
+    scored = [each.question for each in audit.asked if each.scored]
+    if scored and audit.judge is None:
+        found.append(f"An answer is right if {resolve_metric(audit.choices.metric)[1]}.")
+        long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.answers) for each in scored)
+        if 2 * long > len(scored) and audit.choices.metric == "match":
+            found.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
+    if len(scored) < len(audit.asked):
+        how = "by the judge" if audit.judge else "only if their words are the same"
+        how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else how
+        found.append(f"Without gold answers, two answers count as the same {how}.")
+    if scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
+        found.append(
+            "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
+        )
+    return found
+
+
+def _about_the_judge(audit: Audit) -> list[str]:
+    judge = audit.judge
+    if judge is None:
+        unused = sum(bool(each.question.rubrics) for each in audit.asked)
+        return [
+            f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
+        ] * bool(unused)
+    found = [f"The judge was asked {judge.calls:,} times."]
+    if judge.pairs:
+        found.append(
+            f"Asked in both orders, it contradicted itself on {judge.divided:,} of {judge.pairs:,} pairs of answers."
+        )
+    if judge.errors is not None:
+        found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
+    return found
+
+
+def _about_calls(audit: Audit) -> list[str]:
+    found, screen, errors = [], audit.screen, audit.measures["errors"]
+    if not screen.repeated and screen.within:
+        found.append(
+            f"Equal calls came back equal, but {screen.within:.1%} of the outcomes change with a space that cannot "
+            "matter: a cache or a fixed seed hides noise, which was counted all the same."
+        )
+    if errors.value:
+        found.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")
+    if audit.unordered:
+        found.append(f"{counted(audit.unordered, 'question')} with fewer than two different documents were not asked.")
+    return found

@@ -1,0 +1,223 @@
+"""Call a system: retries with growing pauses, timeouts, awaited answers, threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from threading import Event, Lock
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from invariant_rag.audit.systems import Reply
+from invariant_rag.errors import AuditFailed
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
+
+HOPELESS = 10
+"""Calls that fail, without a single answer, before an audit stops."""
+
+LONGEST_ERROR = 300
+"""Characters of an error that are kept: a server may answer with a page."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one call.
+
+    Attributes:
+        key: Which call it was.
+        text: The answer; None if every try failed.
+        tokens: Its tokens, if they are known.
+        seconds: How long the call took, retries included.
+        errors: Class and message of the error of each try that failed.
+    """
+
+    key: str
+    text: str | None
+    tokens: int | None = None
+    seconds: float = 0.0
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often and how long a call is tried.
+
+    Attributes:
+        retries: Tries after the first one.
+        timeout: Seconds after which a try counts as failed; None: never. A thread cannot be stopped: what it does goes
+            on, and its answer is dropped.
+    """
+
+    retries: int = 3
+    timeout: float | None = None
+
+    def call(self, key: str, function: Callable[[], Reply]) -> Answer:
+        """Call a function until it returns, or as often as it may be tried.
+
+        Raises:
+            AuditFailed: The system is none that can be audited. This is no error of a call, and is not tried again.
+        """
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt
+
+        errors: list[str] = []
+        started = perf_counter()
+        trying = Retrying(
+            stop=stop_after_attempt(self.retries + 1),
+            wait=self._wait,
+            retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
+            after=lambda state: errors.append(_described(state)),
+            retry_error_callback=lambda _: None,  # an error is an outcome
+        )
+        reply = trying(lambda: _try(function, self.timeout))
+        text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
+        return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
+
+    def _wait(self, state: RetryCallState) -> float:
+        """Return the seconds before the next try: what the server asks for, if that is longer."""
+        error = state.outcome.exception() if state.outcome is not None else None
+        asked = getattr(error, "retry_after", None) or 0.0
+        return float(max(asked, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (state.attempt_number - 1))))
+
+
+def _described(state: RetryCallState) -> str:
+    error = state.outcome.exception() if state.outcome is not None else None
+    return f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+
+
+def make_calls(
+    calls: Sequence[tuple[str, Callable[[], Reply]]],
+    patience: Patience,
+    workers: int,
+    on_answer: Callable[[Answer], object],
+    *,
+    answers_before: bool = False,
+) -> None:
+    """Make calls in threads of this process.
+
+    Args:
+        calls: Key and function of each call.
+        patience: Retries and timeout.
+        workers: Number of threads.
+        on_answer: Called with each answer, one at a time.
+        answers_before: Whether the system has answered before.
+
+    Raises:
+        AuditFailed: The system is none that can be audited, or never answers. Running calls are finished, no other is
+            started.
+    """
+    stopped, lock = Event(), Lock()
+    answered, failed = int(answers_before), 0
+
+    def make(key: str, function: Callable[[], Reply]) -> None:
+        nonlocal answered, failed
+        if stopped.is_set():
+            return
+        try:
+            answer = patience.call(key, function)
+            with lock:
+                on_answer(answer)
+                answered, failed = answered + (answer.text is not None), failed + (answer.text is None)
+                if failed >= min(HOPELESS, len(calls)) and not answered:
+                    raise AuditFailed(
+                        f"every call failed: {answer.errors[-1]}",
+                        hint="Call it once by itself. If it is given the wrong input, say what it is called with: "
+                        "to_input=lambda question, segments: ...",
+                    )
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for _ in pool.map(lambda call: make(*call), calls):
+                pass
+        except BaseException:  # one has raised, or somebody interrupts
+            stopped.set()
+            raise
+
+
+def settle(value: Any) -> Any:
+    """Return a value; of an awaitable, what it is awaited for.
+
+    All are awaited in one event loop, in a thread of its own: clients that keep connections belong to a loop.
+    """
+    if not inspect.isawaitable(value):
+        return value
+
+    async def awaited() -> tuple[Any, BaseException | None]:
+        try:
+            return await value, None
+        except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
+            return None, error
+
+    with _starting:
+        loop = _event_loop()
+    result, error = asyncio.run_coroutine_threadsafe(awaited(), loop).result()
+    if error is not None:
+        raise error
+    return result
+
+
+_starting = Lock()
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="audit-event-loop").start()
+    return loop
+
+
+def _try(function: Callable[[], T], timeout: float | None) -> T:
+    """Return what a function returns.
+
+    Raises:
+        RuntimeError: It would end the process: an audit goes on, and reports it like any other failure.
+        Exception: What it raised, or a TimeoutError.
+    """
+    try:
+        return function() if timeout is None else _within(timeout, function)
+    except SystemExit as error:
+        raise RuntimeError(
+            f"the system called sys.exit({'' if error.code is None else repr(error.code)}); expected an answer or an "
+            "error"
+        ) from error
+
+
+def _within(seconds: float, function: Callable[[], T]) -> T:
+    """Return what a function returns within so many seconds.
+
+    Raises:
+        TimeoutError: It has not returned.
+        Exception: What it raised.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()  # a thread of a pool would keep the process from ending
+    try:
+        return done.result(seconds)
+    except TimeoutError:
+        if done.done():
+            raise  # the function's own
+        raise TimeoutError(
+            f"no answer within {seconds:g} seconds, the timeout of one try; for slow answers raise timeout (--timeout) "
+            "or lower workers (--workers)"
+        ) from None

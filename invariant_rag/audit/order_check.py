@@ -1,0 +1,119 @@
+"""Check order invariance: generate from one prompt in many segment orders, and compare with the plain model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.audit.progress import Progress, no_progress
+from invariant_rag.checks import MOST_CALLS, check_kind, check_number
+from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.segments import Prompt
+from invariant_rag.shown import shown
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
+
+
+@dataclass(frozen=True)
+class OrderCheck:
+    """The result of `check_order`.
+
+    Attributes:
+        orders: Number of random orders, in addition to the given one.
+        seed: Seed of the random orders.
+        promised: Whether the model is invariant by design: its ordering gives one canonical order.
+        distinct: Number of distinct outputs: text, token ids and log-probabilities, compared bit for bit.
+        answers: The distinct texts with their counts, most frequent first; the given order is included.
+        plain_distinct: Number of distinct outputs of the plain model (`sequential` with ordering `given`).
+        plain_answers: Its distinct texts with their counts, for the same orders.
+    """
+
+    orders: int
+    seed: int
+    promised: bool
+    distinct: int
+    answers: tuple[tuple[str, int], ...]
+    plain_distinct: int
+    plain_answers: tuple[tuple[str, int], ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether all outputs are the same, bit for bit."""
+        return self.distinct == 1
+
+    @property
+    def broken(self) -> bool:
+        """Whether the model is invariant by design and its outputs differ."""
+        return self.promised and not self.identical
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "orders": self.orders,
+            "seed": self.seed,
+            "promised": self.promised,
+            "identical": self.identical,
+            "distinct": self.distinct,
+            "answers": [{"text": text, "count": count} for text, count in self.answers],
+            "plain_distinct": self.plain_distinct,
+            "plain_answers": [{"text": text, "count": count} for text, count in self.plain_answers],
+        }
+
+
+def check_order(
+    model: InvariantModel,
+    prompt: Prompt,
+    orders: int = 10,
+    *,
+    seed: int = 0,
+    progress: Progress = no_progress,
+    **generation: Any,
+) -> OrderCheck:
+    """Generate from `prompt` in the given and in `orders` random orders, with `model` and with the plain model.
+
+    Args:
+        model: The model under test.
+        prompt: The prompt. The orders are those of `prompt.shuffled`.
+        orders: Number of random orders.
+        seed: Seed of the orders.
+        progress: Shows a progress bar; one step for each of the `2 * (orders + 1)` generations.
+        generation: Keywords of `InvariantModel.generate`. With sampling, outputs differ whatever the order.
+
+    Raises:
+        InvalidPrompt: `orders` is below 1 or absurdly large, or `prompt` is none.
+        InvalidChoice: `model` is none, or the seed is no whole number.
+    """
+    check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
+    check_number("orders", orders, 1, MOST_CALLS, error=InvalidPrompt)
+    seed = check_number("seed", seed)
+    if not callable(getattr(model, "with_method", None)):
+        raise InvalidChoice(f"model: expected an InvariantModel, got {shown(model)}")
+    source = random.Random(seed)
+    prompts = [prompt, *(prompt.shuffled(source) for _ in range(orders))]
+
+    def outputs(
+        lm: InvariantModel, advance: Callable[[], None]
+    ) -> list[tuple[str, tuple[int, ...], tuple[float, ...]]]:
+        collected = []
+        for each in prompts:
+            result = lm.generate(each, **generation)
+            collected.append((result.text, tuple(result.token_ids), tuple(result.logprobs)))
+            advance()
+        return collected
+
+    with progress(f"Asking in {orders} orders", 2 * len(prompts)) as advance:
+        ours = outputs(model, advance)
+        plain = outputs(model.with_method("sequential", ordering="given"), advance)
+    return OrderCheck(
+        orders=orders,
+        seed=seed,
+        promised=model.invariant,
+        distinct=len(set(ours)),
+        answers=tuple(Counter(text for text, _, _ in ours).most_common()),
+        plain_distinct=len(set(plain)),
+        plain_answers=tuple(Counter(text for text, _, _ in plain).most_common()),
+    )

@@ -1,0 +1,116 @@
+"""The report of an audit: audit.json, answers.csv, and pages in HTML and Markdown that begin with the answer."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.audit.advice import p_value, percent, points
+from invariant_rag.audit.folder import RESULT
+from invariant_rag.audit.measures import ABOUT, flips
+from invariant_rag.files import encode_json, write_file
+from invariant_rag.shown import clean
+
+if TYPE_CHECKING:
+    from invariant_rag.audit.result import Audit
+    from invariant_rag.audit.statistics import Estimate
+
+SHOWN = 100
+"""Most questions on a page; those that flip come first."""
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&])")
+
+
+def write_report(audit: Audit, folder: Path) -> None:
+    """Write audit.json, answers.csv, report.html and report.md.
+
+    Raises:
+        UnusableFile: They cannot be written.
+    """
+    write_file(folder / RESULT, encode_json(audit.as_dict(), indent=1, default=str) + b"\n")
+    write_file(folder / "answers.csv", _csv(audit).encode("utf-8", "backslashreplace"))
+    for name in ("report.html", "report.md"):
+        write_file(folder / name, _page(audit, f"{name}.j2").encode("utf-8", "backslashreplace"))
+
+
+def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
+    """Return name, value and meaning of each measure that is known."""
+    rows = []
+    for name, about in ABOUT.items():
+        estimate = audit.measures.get(name)
+        if estimate is not None:
+            rows.append((name.replace("_", " "), _shown(name, estimate), about))
+    return rows
+
+
+def remedy_rows(audit: Audit) -> list[dict[str, Any]]:
+    """Return the figures of each remedy as text."""
+    return [
+        {
+            "name": each.name,
+            "about": each.about,
+            "accuracy": "" if each.accuracy is None else percent(each.accuracy),
+            "gain": "" if each.gain is None else points(each.gain).replace(" points", ""),
+            "p": "" if each.gain is None else p_value(each.p).removeprefix("p = ").removeprefix("p "),
+            "fixes": each.fixes,
+            "calls": each.calls,
+        }
+        for each in audit.comparisons
+    ]
+
+
+def described(audit: Audit) -> str:
+    """Return what describes this system alone, and is not to be compared with another."""
+    rate, always = flips(audit.asked)
+    text = f"Of the questions, {percent(rate)} flip in one of the three orders asked"
+    text += "" if always is None else f", and {percent(always)} are right in all three"
+    return f"{text}. Both grow with noise and with the number of orders: compare net sensitivity instead."
+
+
+def _shown(name: str, estimate: Estimate) -> str:
+    if name == "calls":
+        return f"{estimate.value:g}"
+    return points(estimate) if name == "net_sensitivity" else percent(estimate)
+
+
+def _page(audit: Audit, template: str) -> str:
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
+    loader = PackageLoader("invariant_rag.audit", "pages")
+    environment = Environment(
+        loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True, finalize=_cleaned
+    )
+    environment.filters["md"] = lambda text: _SPECIAL.sub(r"\\\1", " ".join(clean(str(text)).split()))
+    return environment.get_template(template).render(
+        audit=audit,
+        most=SHOWN,
+        measures=measure_rows(audit),
+        remedies=remedy_rows(audit),
+        described=described(audit),
+        percent=percent,
+    )
+
+
+def _cleaned(value: Any) -> Any:
+    """Return text without control characters: answers and documents are not trusted."""
+    return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _csv(audit: Audit) -> str:
+    """Return a row for each call of the screen. Cells that a spreadsheet would run as a formula begin with a quote."""
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["id", "question", "gold", "call", "order", "answer", "outcome", "flips", "tokens", "seconds"])
+    for each in audit.asked:
+        question = each.question
+        for (name, order, answer, outcome), said in zip(each.rows, each.answers, strict=True):
+            cells = [question.id, question.text, " | ".join(question.answers), name, order, answer, outcome]
+            rows.writerow([*map(_cell, cells), each.flips, said.tokens, round(said.seconds, 3)])
+    return text.getvalue()
+
+
+def _cell(value: str) -> str:
+    return f"'{value}" if value[:1] in {"=", "+", "-", "@"} else value

@@ -1,0 +1,228 @@
+"""The first stage of an audit: does the order matter, does it not, or is it too early to tell?
+
+Each question is asked five times: in the order of today, again, with a placebo (the same order and a change that
+cannot matter), and in two other orders. The test is exact and conditional. For a system that is blind to the order, the
+first call, the placebo and the two other orders are exchangeable, whether answers are random, cached or seeded. A
+repeat that a cache answers is no draw of its own: the first questions show whether repeats come back equal, and the
+test does not use these; from then on the repeat is a second placebo, and a draw. See `docs/explanation/audit.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import ceil, inf
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from invariant_rag.audit.statistics import Estimate, mean_difference
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Classes = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+FIRST, AGAIN, PLACEBO, OTHER, ANOTHER = range(5)
+"""Columns of the outcomes of a question."""
+
+CALLS = 5
+FALSE_ALARMS = 0.01
+"""How often, at most, an order-blind system is said to depend on the order, over all looks together."""
+
+WRONG_CLEARANCES = 0.05
+"""How often, at most, a system whose net sensitivity is the margin is said not to depend on it, over all looks."""
+
+STOPPED_TAIL = 0.01
+"""Of each bound of net sensitivity: who stops at an extreme misses more often than a formula knows."""
+
+POWER = 0.9
+REPEATED = 20
+"""Questions, the first ones, that are asked again without any change."""
+
+LOOKS = (20, 50, 100)
+"""After so many questions, then after each doubling, and at the end, a decision is tried."""
+
+Outcome = Literal["order matters", "order does not matter", "cannot tell yet"]
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What the first stage found.
+
+    Attributes:
+        outcome: One of three.
+        p: Exact p-value of the test that the order matters, over all looks.
+        net: Net sensitivity: disagreement between orders minus disagreement within the order of today.
+        between: Disagreement between orders.
+        within: Disagreement between the order of today and the same with the placebo.
+        repeated: Disagreement between two equal calls, of the first questions; 0 behind a cache or a fixed seed.
+        bound: What net sensitivity stays below, with the confidence that the looks leave (95% in all).
+        margin: What the bound must stay below for the order not to matter.
+        asked: Questions that were compared.
+        more: How many more would probably decide; 0 unless it is too early to tell.
+    """
+
+    outcome: Outcome
+    p: float
+    net: Estimate
+    between: float
+    within: float
+    repeated: float
+    bound: float
+    margin: float
+    asked: int
+    more: int = 0
+
+
+def looks(questions: int) -> list[int]:
+    """Return after how many questions a decision is tried.
+
+    >>> looks(30), looks(200), looks(500)
+    ([30], [20, 50, 100, 200], [20, 50, 100, 200, 500])
+    """
+    counts = list(LOOKS)
+    while counts[-1] * 2 < questions:
+        counts.append(counts[-1] * 2)
+    return [*(count for count in counts if count <= 0.6 * questions), questions]
+
+
+def spent(level: float, share: float) -> float:
+    """Return how much of a level may be spent when a share of the questions was asked (Lan and DeMets, 1983).
+
+    The spending function of O'Brien and Fleming: little at first, so that the last look loses almost nothing.
+
+    >>> round(spent(0.02, 0.5), 4), spent(0.02, 1.0)
+    (0.001, 0.02)
+    """
+    from scipy.stats import norm
+
+    return level if share >= 1 else float(2 * norm.sf(norm.isf(level / 2) / share**0.5))
+
+
+def screen(classes: Classes, two_orders: Sequence[bool], margin: float, planned: int) -> Screen:
+    """Decide after some of the planned questions.
+
+    Args:
+        classes: Classes of equal outcomes `[questions, 5]`, in the order in which the questions were asked; the columns
+            are `FIRST`, `AGAIN`, `PLACEBO`, `OTHER` and `ANOTHER`.
+        two_orders: For each question, whether it has two orders only, so that the last two columns are one order.
+        margin: Net sensitivity below which the order does not matter.
+        planned: How many questions will be asked if nothing is decided before.
+    """
+    asked = len(classes)
+    done = [count for count in looks(planned) if count <= asked]
+    p, rejected = _sequential_test(classes, done, planned)
+    between, within = disagreements(classes, two_orders)
+    bound = mean_difference(between, within, tail=_clearance(done, planned, margin)).high
+    cleared = bound < margin
+    outcome: Outcome = "order does not matter" if cleared else "order matters" if rejected else "cannot tell yet"
+    nets = between - within
+    return Screen(
+        outcome,
+        p,
+        mean_difference(between, within, tail=STOPPED_TAIL),
+        float(between.mean()),
+        float(within.mean()),
+        float((classes[:REPEATED, FIRST] != classes[:REPEATED, AGAIN]).mean()),
+        bound,
+        margin,
+        asked,
+        0 if outcome != "cannot tell yet" else max(1, _needed(nets, margin) - asked),
+    )
+
+
+def _clearance(done: Sequence[int], planned: int, margin: float) -> float:
+    """Return the level at which the last look may say that the order does not matter.
+
+    The looks share the level in proportion to the questions. One with too few of them to say so, whatever the answers
+    are, leaves its part to the next.
+    """
+    used, level = 0.0, WRONG_CLEARANCES
+    for count in done:
+        level = WRONG_CLEARANCES * count / planned - used
+        nothing = np.zeros(count)
+        if mean_difference(nothing, nothing, tail=level).high < margin:
+            used += level
+    return level
+
+
+def disagreements(classes: Classes, two_orders: Sequence[bool]) -> tuple[Floats, Floats]:
+    """Return the share of pairs that disagree, for each question: between orders, and within that of today.
+
+    Within leaves out the pair of two equal calls, which a cache or a seed makes equal. Between gives each pair of
+    orders the same weight.
+
+    >>> between, within = disagreements(np.array([[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]]), [False, False])
+    >>> between.round(3).tolist(), within.tolist()
+    ([0.667, 0.222], [0.0, 0.5])
+    """
+    today, others = classes[:, : PLACEBO + 1, None], classes[:, None, OTHER:]
+    apart = (today != others).mean(axis=1)  # [questions, 2]
+    last = (classes[:, OTHER] != classes[:, ANOTHER]).astype(float)
+    between = np.where(two_orders, apart.mean(axis=1), (apart.sum(axis=1) + last) / 3)
+    pairs = (classes[:, :PLACEBO] != classes[:, PLACEBO, None]).sum(axis=1)
+    again = (classes[:, FIRST] != classes[:, AGAIN]).astype(int)
+    within = np.where(np.arange(len(classes)) < REPEATED, pairs / 2, (pairs + again) / 3)
+    return between, within
+
+
+def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tuple[float, bool]:
+    """Test at every look whether calls in one order agree more often than chance alone would make them.
+
+    The answers of a question are given, and which call gave which is random under the null hypothesis. So the number of
+    pairs that disagree within the order of today is a sum of independent numbers of known distributions. Its own
+    distribution, over the paths that no earlier look stopped, is carried from look to look, exactly.
+
+    Returns:
+        The p-value in the stagewise order of the looks, and whether some look rejects.
+    """
+    odds, seen = _chances(classes)
+    totals = np.cumsum(seen)
+    going, used, start, p = np.ones(1), 0.0, 0, 1.0
+    for count in done or [len(classes)]:
+        for each in odds[start:count]:
+            going = np.convolve(going, each)
+        start, total = count, int(totals[count - 1])
+        tail = np.cumsum(going)
+        p = min(1.0, used + float(tail[total]))
+        allowed = spent(FALSE_ALARMS, count / planned) if done else 0.0
+        critical = int(np.searchsorted(tail, allowed - used, side="right"))  # so many values of the sum reject
+        if total < critical:
+            return p, True
+        used += float(tail[critical - 1]) if critical else 0.0
+        going[:critical] = 0.0
+    return p, False
+
+
+def _chances(classes: Classes) -> tuple[Floats, Classes]:
+    """Return how likely 0 to 3 disagreeing pairs within the order of today are, `[questions, 4]`, and their number.
+
+    Of the first questions, two calls are draws in the order of today, and their disagreement counts as two pairs, as
+    that of one in three does.
+    """
+    early, late = classes[:REPEATED, [FIRST, PLACEBO, OTHER, ANOTHER]], classes[REPEATED:]
+    parts = []
+    for drawn, size, weight in ((early, 2, 2), (late, PLACEBO + 1, 1)):
+        pairs = [
+            sum((drawn[:, one] != drawn[:, other]).astype(int) for one, other in combinations(chosen, 2)) * weight
+            for chosen in combinations(range(drawn.shape[1]), size)
+        ]  # the calls of today come first
+        counts = np.stack(pairs, axis=1)
+        parts.append((np.stack([(counts == pairs).mean(axis=1) for pairs in range(4)], axis=1), counts[:, 0]))
+    (odds, seen), (more_odds, more_seen) = parts
+    return np.vstack([odds, more_odds]), np.concatenate([seen, more_seen])
+
+
+def _needed(nets: Floats, margin: float) -> int:
+    """Return how many questions probably decide, one way or the other, if the next ones are like those asked."""
+    from scipy.stats import norm
+
+    mean, variance, power = float(nets.mean()), float(nets.var()), float(norm.isf(1 - POWER))
+    shown = ((float(norm.isf(FALSE_ALARMS)) + power) / mean) ** 2 * variance if mean > 0 else inf
+    tail, gap = float(norm.isf(WRONG_CLEARANCES)), margin - max(mean, 0.0)
+    cleared = ((tail + power) / gap) ** 2 * variance if gap > 0 else inf
+    fewest = tail**2 * (1 - margin) / margin  # where nothing differs at all
+    return ceil(max(fewest, min(shown, cleared)))

@@ -1,0 +1,222 @@
+"""Wrap the system under audit, whatever it is, as a function from a question and listed segments to a reply.
+
+The classes of a framework are looked up in `sys.modules`: a caller who passes one of its objects has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.errors import AuditFailed, UnsupportedCombination
+from invariant_rag.prompts import DEFAULT_SYSTEM
+from invariant_rag.segments import Segment, document_rendering
+
+if TYPE_CHECKING:
+    from invariant_rag.audit.questions import Question, Retrieve
+    from invariant_rag.generation.model import InvariantModel
+
+ToInput = Callable[[str, Sequence[Segment]], Any]
+Ask = Callable[["Question", Sequence[Segment]], "Reply"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer of a system. A function may return one instead of a string, to report its tokens.
+
+    Attributes:
+        text: The answer.
+        tokens: Prompt and completion tokens; None if unknown.
+    """
+
+    text: str
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class System:
+    """A system under audit.
+
+    Attributes:
+        name: Name in reports.
+        ask: Calls the system with a question and its segments, listed in the order that it is to be given.
+        lm: The `InvariantModel` behind the system, if there is one: methods can be tried on it.
+        message: System message for `lm`; None for the default.
+        retrieve: Finds segments for a question, if the system has a retriever of its own.
+        generation: Keywords of `InvariantModel.generate`.
+        may_retrieve: Whether the system could replace the given segments by others.
+    """
+
+    name: str
+    ask: Ask
+    lm: InvariantModel | None = None
+    message: str | None = None
+    retrieve: Retrieve | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    may_retrieve: bool = False
+
+
+def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[str, Any] | None = None) -> System:
+    """Wrap a system of any supported kind.
+
+    Args:
+        system: An `InvariantModel` or a `RAG`; a chat model, an LLM, an agent or any other Runnable of
+            LangChain; an LLM, query engine, chat engine, synthesizer or agent of LlamaIndex; an `Endpoint`, or its URL;
+            or anything callable, which may be async. A framework's wrapper around an `InvariantModel` is audited as
+            that model, with the wrapper's parameters.
+        to_input: Makes the input of the system from question and segments. By default it follows from what the system
+            declares; see `invariant_rag.audit.inputs`.
+        generation: Keywords of `InvariantModel.generate`; they override a wrapper's parameters.
+
+    Raises:
+        UnsupportedCombination: The system is none of these, or an argument does not apply to it.
+    """
+    found = _invariant_rag(system, generation or {})
+    if found is not None:
+        refuse(to_input, "to_input", "one of our models, which takes segments as they are")
+        return found
+    refuse(generation, "generation keywords", "a system that is not one of our models")
+    from invariant_rag.audit.frameworks import from_callable, from_langchain, from_llama_index
+
+    for wrap in (_endpoint, from_langchain, from_llama_index, from_callable):
+        found = wrap(system, to_input)
+        if found is not None:
+            return found
+    raise UnsupportedCombination(
+        f"expected a system that answers questions, got {type(system).__name__}",
+        hint="Wrap it in a function (question, segments) -> answer.",
+    )
+
+
+def as_reply(said: Any, tokens: int | None = None) -> Reply:
+    """Return the answer in whatever a system returns: text, a message, a mapping or an object that holds one.
+
+    Raises:
+        AuditFailed: No answer is found in it.
+    """
+    if isinstance(said, Reply):
+        return said
+    if isinstance(said, str):
+        return Reply(said, tokens)
+    usage = getattr(said, "usage_metadata", None)
+    if isinstance(usage, Mapping):
+        tokens = usage.get("total_tokens", tokens)
+    content = said.get("content") if isinstance(said, Mapping) else getattr(said, "content", None)
+    if isinstance(content, list) and content:  # blocks of a message
+        parts = [each if isinstance(each, str) else each.get("text", "") for each in content]
+        return Reply("".join(part for part in parts if isinstance(part, str)), tokens)
+    if isinstance(said, Mapping) and isinstance(said.get("messages"), Sequence) and said["messages"]:
+        return as_reply(said["messages"][-1], tokens)
+    for name in _ANSWERS:
+        found = said.get(name) if isinstance(said, Mapping) else getattr(said, name, None)
+        if isinstance(found, str):
+            return Reply(found, tokens)
+        if found is not None and not callable(found) and not isinstance(found, int | float | list | tuple):
+            return as_reply(found, tokens)
+    what = f"a mapping with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
+    raise AuditFailed(
+        f"expected an answer as text, a message, or a mapping with one of {', '.join(_ANSWERS)}; got {what}",
+        hint="Return a string, or a Reply with its tokens.",
+    )
+
+
+_ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")
+"""Names under which answers are returned."""
+
+
+def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
+    """Return the name of a model together with everything that its answers depend on."""
+    options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
+    options += "" if message is None else f", system={message!r}"
+    hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(lm.method).items()))
+    loaded = f"{lm.backend.name}, {str(lm.model.dtype).removeprefix('torch.')}"
+    loaded += "" if lm.overflow == "error" else f", {lm.overflow}"
+    longest = lm.max_segment_tokens
+    loaded += "" if longest is None else f", max_segment_tokens={longest}"
+    loaded += "" if lm.intervention is None else f", {lm.intervention!r}"
+    return f"{lm.name} ({lm.method.name}{hyper}, {lm.ordering!r}, {loaded}{options})"
+
+
+def prompt_text(
+    question: str, segments: Sequence[Segment], rendering: Callable[[Segment], str] = document_rendering
+) -> str:
+    """Return the default prompt for a language model of a framework: the documents, then the question."""
+    documents = "".join(map(rendering, segments))
+    return f"{DEFAULT_SYSTEM}\n\n{documents}\nQuestion: {question}\nAnswer:"
+
+
+def _endpoint(system: Any, to_input: ToInput | None) -> System | None:
+    from invariant_rag.audit.endpoint import Endpoint
+
+    if isinstance(system, str) and system.startswith(("http://", "https://")):
+        system = Endpoint(system)
+    if not isinstance(system, Endpoint):
+        return None
+    refuse(to_input, "to_input", "an endpoint, which is sent a message")
+    return System(f"{system.served} at {system.url}", system.ask)
+
+
+def refuse(value: Any, what: str, where: str) -> None:
+    """Refuse an argument that means nothing to a system."""
+    if value:
+        raise UnsupportedCombination(f"{what} mean nothing to {where}")
+
+
+def loaded(module: str, *names: str) -> tuple[Any, ...]:
+    """Return the classes of a module if the module is imported, as a tuple for isinstance."""
+    found = (getattr(sys.modules.get(module), name, None) for name in names)
+    return tuple(each for each in found if each is not None)
+
+
+def is_language_model(value: Any) -> bool:
+    """Return whether a value is a language model of LangChain or LlamaIndex."""
+    models = (("langchain_core.language_models", "BaseLanguageModel"), ("llama_index.core.llms", "LLM"))
+    return any(isinstance(value, loaded(*each)) for each in models)
+
+
+def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
+    """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper around an `InvariantModel`."""
+    models = loaded("invariant_rag.generation.model", "InvariantModel")
+    if isinstance(system, models):
+        return _from_lm(system, None, generation)
+    if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
+        found = _from_lm(system.model, system.system, generation)
+        return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
+    lm = getattr(system, "lm", None)
+    if not is_language_model(system) or not isinstance(lm, models):
+        return None
+    return _from_lm(lm, getattr(system, "system_prompt", None), {**_wrapper_parameters(system), **generation})
+
+
+def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
+    name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
+    return System(name, ask, lm, message, generation=generation)
+
+
+def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
+    """Return the parameters of a framework's wrapper as keywords of `InvariantModel.generate`."""
+    options = {"max_new_tokens": wrapper.max_tokens, **wrapper.generation_kwargs}
+    if wrapper.temperature:
+        sampling = {name: getattr(wrapper, name) for name in ("temperature", "top_p", "top_k", "seed")}
+        options = {"do_sample": True, **options, **{name: each for name, each in sampling.items() if each is not None}}
+    if wrapper.stop:
+        options["stop_strings"] = list(wrapper.stop)
+    return options
+
+
+def lm_ask_function(
+    lm: InvariantModel, message: str | None, generation: Mapping[str, Any]
+) -> Callable[[Question, Sequence[Segment]], Reply]:
+    """Return the function that asks an `InvariantModel` through its chat template. Answers end before a stop string."""
+    from invariant_rag.generation.streaming import trim_at_stop_string
+
+    stops = generation.get("stop_strings") or ()
+    stops = [stops] if isinstance(stops, str) else stops
+
+    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
+        result = lm.generate(lm.chat_prompt(question.text, segments, message), **generation)
+        return Reply(trim_at_stop_string(result.text, stops), result.usage.total_tokens)
+
+    return ask

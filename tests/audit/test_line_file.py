@@ -1,0 +1,122 @@
+"""Claims about files of lines that are continued: one writer, whole lines, and nothing lost when the disk is full."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from invariant_rag.audit.calling import Answer
+from invariant_rag.audit.folder import AnswerFile
+from invariant_rag.audit.line_file import LineFile
+from invariant_rag.errors import AuditFailed, FileInUse, InvalidRun, UnusableFile
+
+ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "errors": []}
+
+
+def lines(path: Path) -> LineFile[object]:
+    return LineFile(path, lambda line, _: line, InvalidRun)
+
+
+def test_a_second_process_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    child = f"""
+from pathlib import Path
+from invariant_rag.errors import FileInUse
+from invariant_rag.audit.folder import AnswerFile
+try:
+    AnswerFile(Path({str(path.parent)!r}))
+except FileInUse as error:
+    print("refused")
+"""
+    with lines(path) as file:
+        file.append([ANSWER])
+        done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
+        assert done.stdout == "refused\n"
+        with pytest.raises(FileInUse, match="is being written by another process"):
+            lines(path)
+        assert LineFile(path, lambda line, _: line, InvalidRun, writes=False).lines == [ANSWER]  # who only reads may
+    with lines(path) as file:
+        assert file.lines == [ANSWER]
+
+
+def test_a_writer_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    child = f"""
+import os, signal
+from pathlib import Path
+from invariant_rag.audit.folder import AnswerFile
+AnswerFile(Path({str(path.parent)!r}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == -signal.SIGKILL
+    AnswerFile(path.parent).close()
+
+
+def test_a_full_disk_is_an_error_and_tears_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with lines(path) as file:
+        file.append(["kept"])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # room for a part of the next line
+        try:
+            with pytest.raises(UnusableFile, match="cannot be written"):
+                file.append(["x" * 100])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert path.read_text() == '"kept"\n'
+        file.append(["later"])
+    with lines(path) as file:
+        assert file.lines == ["kept", "later"]
+
+
+def test_half_a_surrogate_pair_is_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with lines(path) as file:
+        file.append([{"é \ud800": "\u2028\r\n"}])
+    path.read_bytes().decode("utf-8")
+    with lines(path) as file:
+        assert file.lines == [{"é \ud800": "\u2028\r\n"}]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(UnusableFile, match=f"expected a file, got a (named )?{kind}"):
+        AnswerFile(path.parent)
+
+
+WRONG = [None, 5, True, "x", [], {}, [1], {"a": "b"}, float("nan"), 10**400, "\ud800"]
+
+
+@pytest.mark.parametrize("name", ANSWER)
+def test_an_answer_with_a_value_of_another_type_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    allowed = {"tokens": [None, 5, 10**400], "seconds": [5, 10**400], "errors": [[]]}.get(name, ["x", "\ud800"])
+    for value in WRONG:
+        path.write_text(json.dumps({**ANSWER, name: value}) + "\n")
+        if (value in allowed and not isinstance(value, bool)) or (name == "seconds" and isinstance(value, float)):
+            AnswerFile(path.parent).close()
+        else:
+            with pytest.raises(AuditFailed, match="line 1"):
+                AnswerFile(path.parent)
+    path.write_text(json.dumps({key: each for key, each in ANSWER.items() if key != name}) + "\n")
+    with pytest.raises(AuditFailed, match="line 1"):
+        AnswerFile(path.parent)
+
+
+def test_threads_of_one_store_still_share_it(tmp_path: Path) -> None:
+    store = AnswerFile(tmp_path)
+    store.add(Answer("k", "t"))
+    store.close()
+    again = AnswerFile(tmp_path)
+    again.close()
+    assert again.answers == store.answers

@@ -1,0 +1,77 @@
+"""Claims about asking in many orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pytest
+
+from invariant_rag import InvariantModel, Prompt
+from invariant_rag.audit.order_check import check_order
+from invariant_rag.errors import InvalidPrompt
+from invariant_rag.orderings import Given
+
+PROMPT = Prompt("Documents: ", ["salt and copper ", "the river Senn ", "a mill in Brenn ", "noon "], "Where? ")
+
+
+class Pretended(Given):
+    """Says that it is invariant, and keeps the order given."""
+
+    name: ClassVar[str] = "pretended"
+    invariant: ClassVar[bool] = True
+
+
+def test_an_invariant_model_gives_one_output_and_the_plain_model_several(model: InvariantModel) -> None:
+    check = check_order(model, PROMPT, 6, max_new_tokens=8)
+    assert check.promised
+    assert check.identical
+    assert not check.broken
+    assert [count for _, count in check.answers] == [7]
+    assert check.plain_distinct >= len(check.plain_answers) > 1
+    assert sum(count for _, count in check.plain_answers) == 7
+
+
+def test_a_model_that_promises_nothing_breaks_nothing(model: InvariantModel) -> None:
+    check = check_order(model.with_method("sequential", ordering="given"), PROMPT, 6, max_new_tokens=8)
+    assert not check.promised
+    assert not check.identical
+    assert not check.broken
+    assert check.answers == check.plain_answers
+
+
+def test_a_broken_promise_is_seen(model: InvariantModel) -> None:
+    check = check_order(model.with_method("rotor", ordering=Pretended()), PROMPT, 6, max_new_tokens=8)
+    assert check.promised
+    assert check.broken
+    assert check.distinct > 1
+
+
+def test_equal_texts_with_other_logprobs_are_not_identical(model: InvariantModel) -> None:
+    # One token: the order changes its probability long before it changes the token.
+    check = check_order(model.with_method("sequential", ordering="given"), PROMPT, 10, max_new_tokens=1)
+    assert check.distinct > len(check.answers)
+
+
+def test_one_seed_gives_the_same_orders_every_time(model: InvariantModel) -> None:
+    plain = model.with_method("sequential", ordering="given")
+    first, again, other = (check_order(plain, PROMPT, 4, seed=seed, max_new_tokens=8) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_progress_is_told_after_every_generation(model: InvariantModel) -> None:
+    calls: list[None] = []
+
+    @contextmanager
+    def progress(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
+        yield lambda: calls.append(None)
+
+    check_order(model, PROMPT, 2, progress=progress, max_new_tokens=1)
+    assert len(calls) == 6
+
+
+def test_no_order_is_refused(model: InvariantModel) -> None:
+    with pytest.raises(InvalidPrompt, match="at least 1, got 0"):
+        check_order(model, PROMPT, 0)

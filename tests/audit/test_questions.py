@@ -1,0 +1,338 @@
+"""Claims about where questions come from: files of any tool, tables, mappings and retrievers; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from invariant_rag.audit import audit
+from invariant_rag.audit.questions import Question, as_retrieve_function, parse_questions, read_questions
+from invariant_rag.errors import FieldWarning, InvalidQuestion, UnknownName, UnsupportedCombination
+from invariant_rag.rag.retrieval import BM25Retriever
+from invariant_rag.segments import Segment
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ["It was Ann.", "Nobody."]
+EXPECTED = Question("Who?", tuple(map(Segment, TEXTS)), ("Ann",), (0,), id="0")
+FULL = Question(
+    "Who?", (Segment("It was Ann.", "Page", score=0.5), Segment("Nobody.", score=0.25)), ("Ann", "Anna"), (0,), id="7"
+)
+
+RECORDS: list[dict[str, Any]] = [
+    {"user_input": "Who?", "retrieved_contexts": TEXTS, "reference": "Ann", "response": "Bo"},  # ragas
+    {"question": "Who?", "contexts": TEXTS, "ground_truth": "Ann", "answer": "Bo"},
+    {"question": "Who?", "contexts": TEXTS, "ground_truths": ["Ann"], "answer": "Bo"},
+    {"input": "Who?", "retrieval_context": TEXTS, "expected_output": "Ann", "actual_output": "x"},  # deepeval
+    {"input": "Who?", "target": "Ann", "metadata": {"contexts": TEXTS}},  # inspect
+    {"input": [{"role": "user", "content": "Who?"}], "target": ["Ann"], "documents": TEXTS},
+    {"question": "Who?", "context": TEXTS, "answers": {"text": ["Ann"], "answer_start": [7]}},  # SQuAD
+]
+DOCUMENTS: list[dict[str, Any]] = [
+    {"question": ["Who?"], "contexts": [TEXTS], "ground_truth": ["Ann"], "answer": ["Bo"]},  # columns
+    {"user_input": {"0": "Who?"}, "retrieved_contexts": {"0": TEXTS}, "reference": {"0": "Ann"}},
+    {"version": "1", "questions": [{"question": "Who?", "contexts": TEXTS, "expected": "Ann"}]},
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record: Any, tmp_path: Path) -> None:
+    assert read_questions([record], None) == [EXPECTED]
+    (tmp_path / "q.jsonl").write_text(json.dumps(record))
+    assert read_questions(tmp_path / "q.jsonl", None) == [EXPECTED]
+    if all(isinstance(each, str | list) for each in record.values()) and "documents" not in record:
+        table = tmp_path / "q.csv"  # as pandas writes lists: the texts of Python
+        cells = ['"' + str(each).replace('"', '""') + '"' for each in record.values()]
+        table.write_text(f"{','.join(record)}\n{','.join(cells)}\n")
+        assert read_questions(table, None) == [EXPECTED]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_columns_and_a_list_in_a_document_are_read(document: dict[str, Any], tmp_path: Path) -> None:
+    assert read_questions(document, None) == [EXPECTED]
+    for name in ("q.json", "q.jsonl", "q.yaml"):  # a document of JSON is one of YAML
+        (tmp_path / name).write_text(json.dumps(document))
+        assert read_questions(tmp_path / name, None) == [EXPECTED]
+
+
+def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_unless_all_do() -> None:
+    record = {"user_input": "Who?", "retrieved_contexts": ["a", "b"], "reference_contexts": ["b"], "reference": "x"}
+    assert read_questions([record], None)[0].gold == (1,)
+
+    def gold(*segments: str) -> tuple[int, ...]:
+        return read_questions([{"question": "q", "answer": "Ann", "segments": segments}], None)[0].gold
+
+    assert gold("none", "the ANN!", "ann") == (1, 2)
+    assert gold("Ann", "Ann too") == gold("nobody") == ()
+
+
+PROMPTFOO = """
+description: Who did it
+defaultTest:
+  vars: {tone: dry}
+tests:
+  - description: the first
+    vars:
+      question: Who?
+      context: [It was Ann., Nobody.]
+    assert:
+      - {type: icontains, value: Ann}
+      - {type: llm-rubric, value: is polite}
+      - {type: similar, value: Ann}
+      - {type: latency}
+  - file://more.csv
+"""
+
+
+def test_tests_of_promptfoo_are_read_with_their_checks_and_what_takes_a_judge_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "promptfooconfig.yaml"
+    path.write_text(PROMPTFOO)
+    (tmp_path / "more.csv").write_text('question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
+    with pytest.warns(FieldWarning, match=r"'tone', 'unread_checks'"):
+        first, second = read_questions(path, None)
+    assert first == replace(EXPECTED, rubrics=("is polite", "It means the same as: Ann"))
+    assert (first.extra["tone"], first.extra["unread_checks"]) == ("dry", ["latency"])
+    assert (second.text, second.answers, second.gold) == ("When?", ("June",), (1,))
+    with pytest.warns(FieldWarning, match="1 question with checks that take a judge .* 1 of them") as caught:
+        advice = dict(audit(lambda question, segments: "Ann", [replace(first, answers=())]).advice)
+    assert "without --judge" in advice["To know"]
+    assert "--judge" in caught[0].message.hint  # type: ignore[union-attr]
+    path.write_text("tests: [{vars: {question: \"Who?\", context: 'It was Ann. Nobody.'}}]")
+    with pytest.raises(InvalidQuestion, match="test 1: expected segments in a list, got one text") as refused:
+        read_questions(path, None)
+    assert "context: [first, second]" in refused.value.hint
+    path.write_text("""tests: [{vars: {query: "Who?", context: '["It was Ann.", "Nobody."]', expected: Ann}}]""")
+    assert read_questions(path, None) == [EXPECTED]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_folder_of_a_saved_dataset_is_read(streamed: bool, tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import ipc, parquet
+
+    table = pa.Table.from_pylist([RECORDS[-1]])
+    if streamed:  # as `save_to_disk` of datasets does
+        (tmp_path / "train").mkdir()
+        with ipc.new_stream(str(tmp_path / "train" / "data-00000-of-00001.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        parquet.write_table(table, tmp_path / "train-00000-of-00001.parquet")
+    assert read_questions(tmp_path, None) == [EXPECTED]
+
+
+def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path: Path) -> None:
+    lines, rows = tmp_path / "questions.jsonl", tmp_path / "questions.csv"
+    lines.write_text(json.dumps(FULL.as_dict()) + "\n\n")
+    header = "id,question,segment,title,score,gold,answer"
+    rows.write_text(f"{header}\n7,Who?,It was Ann.,Page,0.5,1,Ann|Anna\n7,Who?,Nobody.,,0.25,0,\n")
+    first = {"text": "It was Ann.", "title": "Page", "score": 0.5, "gold": True}
+    mapping = {"id": 7, "question": "Who?", "answers": ["Ann", "Anna"], "segments": [first, FULL.segments[1]]}
+    assert read_questions(lines, None) == read_questions(rows, None) == read_questions([mapping], None) == [FULL]
+
+
+ROWS = "question;segment;score;gold;answer\nWho?;It was Ann.;0,5;1;Ann\nWho?;Nobody.;0,25;;\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_what_spreadsheets_write_is_read(encoding: str, delimiter: str, tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_bytes(ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
+    (found,) = read_questions(tmp_path / "q.csv", None)
+    assert found.answers == EXPECTED.answers
+    assert [each.score for each in found.segments] == [0.5, 0.25]
+    lines = tmp_path / "q.jsonl"
+    lines.write_bytes('{"question": "Wer?", "segments": ["Ä", "b"]}'.encode(encoding))
+    assert read_questions(lines, None)[0].segments[0].text == "Ä"
+
+
+@pytest.mark.parametrize("separator", [";", ",", "\t"])
+@pytest.mark.parametrize("names", ["Question|Context 1|Context 2|Answer", "QUESTION| segment_1|Segment_2 |Reference"])
+def test_a_table_with_a_column_per_document_is_read_whatever_the_case_of_its_names(
+    names: str, separator: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text(f"{names}|Page\nWho?|It was Ann.|Nobody.|Ann|3\nWhen?|In May.||May|4\n".replace("|", separator))
+    with pytest.warns(FieldWarning, match="'Page'"):
+        one, other = read_questions(path, None)
+    assert one == EXPECTED
+    assert (other.segments, other.answers, other.extra) == ((Segment("In May."),), ("May",), {"Page": "4"})
+
+
+@pytest.mark.parametrize(("name", "write"), [("q.xlsx", "to_excel"), ("q.parquet", "to_parquet"), ("q.tsv", "to_csv")])
+def test_tables_of_spreadsheets_and_data_frames_are_read(name: str, write: str, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip({"q.xlsx": "openpyxl", "q.parquet": "pyarrow"}.get(name, "pandas"))
+    rows = {"Question": ["Who?", "Who?"], "segment": TEXTS, "answer": ["Ann", ""], "gold": [1, 0]}
+    options = {"sep": "\t"} if name == "q.tsv" else {}
+    getattr(pandas.DataFrame(rows), write)(tmp_path / name, index=False, **options)
+    assert read_questions(tmp_path / name, None) == [EXPECTED]
+
+
+def test_cells_hold_any_character_but_a_line_break_and_numbers_are_answers_too(tmp_path: Path) -> None:
+    rows = tmp_path / "questions.csv"
+    rows.write_text("question,segment\nWho?,page one\x0cpage\u2028two\x85\n", encoding="utf-8")
+    assert read_questions(rows, None)[0].segments[0].text == "page one\x0cpage\u2028two\x85"
+    one = {"question": "q", "answer": 42, "segments": ["42", "x"]}
+    (found, several) = read_questions([one, {"question": "q", "answers": [4.5, "x"], "segments": ["a"]}], None)
+    assert (found.answers, found.gold, several.answers) == (("42",), (0,), ("4.5", "x"))
+
+
+def test_segments_come_live_from_a_retriever() -> None:
+    retriever = BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")])
+    (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))
+    assert (question.segments[0].text, len(question.segments)) == ("a ferry", 2)
+    (question,) = read_questions([{"question": "ferry"}], as_retrieve_function(lambda text: [text, "b"], 2))
+    assert [each.text for each in question.segments] == ["ferry", "b"]
+    with pytest.raises(UnsupportedCombination):
+        as_retrieve_function(3, 2)
+
+
+def test_a_field_map_names_the_fields_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"frage": "Who?", "texte": TEXTS, "loesung": "Ann"}))
+    fields = {"question": "frage", "segments": "texte", "answers": "loesung"}
+    assert read_questions(path, None, fields) == [EXPECTED]
+    with pytest.raises(InvalidQuestion, match="expected 'prompt' for question"):
+        read_questions(path, None, {"question": "prompt"})
+    with pytest.raises(UnknownName, match="unknown field 'qestion'"):
+        read_questions(path, None, {"qestion": "frage"})
+
+
+def test_fields_that_mean_nothing_are_named_once_with_what_was_meant(tmp_path: Path) -> None:
+    asked = [{"question": "Who?", "segmnets": ["a"], "anwsers": ["Ann"], "page": 3} for _ in range(3)]
+    path = tmp_path / "q.json"
+    path.write_text(json.dumps(asked))
+    with pytest.warns(FieldWarning) as caught:
+        parsed = [question for _, question in parse_questions(path)]
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert "'anwsers' is no field of a question: did you mean 'answers'?" in message
+    assert "'segmnets' is no field of a question: did you mean 'segments'?" in message
+    assert message.endswith("with the questions: 'page'.")
+    with pytest.raises(InvalidQuestion, match=r"q\.json, test 1: no segments"):  # a warning would be an error here
+        read_questions(parsed, None)
+    with pytest.warns(FieldWarning) as caught:  # who builds records knows what else is in them
+        read_questions(asked, lambda question: ["a", "b"])
+    assert "page" not in str(caught[0].message)
+    read_questions([{"question": "q", "question_id": 3, "segments": ["a", "b"], "response": "x"}], None)
+
+
+def test_the_questions_of_the_cookbook_are_read_with_all_of_their_fields() -> None:
+    with pytest.warns(FieldWarning, match=r"questions\.jsonl: Not used, but kept with the questions: 'article'\.$"):
+        questions = read_questions(ROOT / "cookbook" / "data" / "questions.jsonl", lambda question: ["a", "b"])
+    assert len(questions) == 42
+    assert (questions[0].answers, questions[0].extra) == (("orange and black",), {"article": "gesthaven.txt"})
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"question": "q", "segments": "abc"}, "segments in a list"),
+        ({"question": "q", "segments": ["a"], "gold": "1"}, "gold as an index"),
+        ({"question": "q", "segments": ["a"], "gold": [True]}, "gold as an index"),
+        ({"question": "q", "segments": ["a"], "answers": {"a": 1}}, "answers as a text"),
+        ({"question": "q"}, "no retriever"),
+        ({"prompt": "q"}, "expected a mapping"),
+        ({"qestion": "q"}, "did you mean 'question'"),
+        ("q", "got str"),
+        ({"question": "q", "segments": ["a"], "gold": [1]}, "below 1"),
+        ({"question": "q", "segments": [{"body": "a"}]}, "expected a segment with text"),
+        ({"question": "q", "segments": [3]}, "got int"),
+    ],
+)
+def test_what_is_no_question_is_named(record: Any, message: str) -> None:
+    with pytest.raises(InvalidQuestion, match=message):
+        read_questions([record], None)
+
+
+TEST = "tests:\n- question: Who?\n  segments: [a]\n  "
+LAUGHS = "x: &a0 [l, l, l, l, l, l, l, l, l, l]\n" + "".join(
+    f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
+)
+LAUGHS_IN = ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata: {x: *a8}}]")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("q.txt", "", "expected a file of .jsonl, .json, .yaml"),
+        ("q.jsonl", "{", "line 1: expected JSON"),
+        ("q.jsonl", "\n", r"q\.jsonl: expected at least one question, got none"),
+        (
+            "q.jsonl",
+            '{"question": "a", "segments": ["x"]}\n\n{"question": "b", "segments": ["x"], "gold": [4]}',
+            "line 3",
+        ),
+        ("q.jsonl", '{"question": "a", "segments": [{"text": "x", "metadata": 3}]}', "line 1: metadata"),
+        ("q.jsonl", '{"question": "a", "segments": [{"text": "x", "score": "high"}]}', "line 1: score"),
+        ("q.jsonl", '{"question": "a", "segments": [3]}', "A line of a .jsonl file"),
+        ("q.jsonl", '{\n"question": "a"}', "name it .json"),
+        ("q.json", '[{"vars": {"context": "x"}}]', "test 1: expected a mapping with keys"),
+        ("q.json", '[{"question": "a"}]', "a retriever, or documents"),
+        ("q.json", '{"question": ["a", "b"], "contexts": [["x"]]}', "columns of 2 rows each, .* 'contexts' has others"),
+        ("q.csv", "Frage;Kontext\na;b\n", r"with question; got \['Frage', 'Kontext'\]"),
+        ("q.CSV", "text\nx\n", "A table has a row per segment"),
+        ("q.csv", "question,segment\na,b,c\n", "expected a table"),
+        ("q.csv", "question,segment,gold\na,b,maybe\n", "1 or 0"),
+        ("q.csv", 'question,segment,score\n"a\nb",x,1\nc,y,high\n', "row 2: expected a number"),
+        ("q.csv", b"question,segment\ncaf\xe9,b\n", "Save it as UTF-8"),
+        ("q.csv", 'question,segments\nWho?,"[{[]: 1}]"\n', r"q\.csv, row 1: expected segments in a list"),
+        ("q.csv", 'question,segments\nWho?,"[{{}}]"\n', r"q\.csv, row 1: expected segments in a list"),
+        ("q.yaml", "tests: [3]", "test 1: expected a mapping"),
+        ("q.yaml", "tests: [", "cannot be parsed"),
+        ("q.yaml", TEST + 'n: !!int ""', r"q\.yaml: (.|\n)*int(.|\n)*line 4"),
+        ("q.yaml", TEST + 'n: !!float ""', r"q\.yaml: (.|\n)*float(.|\n)*line 4"),
+        ("q.yaml", TEST + "n: !!bool x", r"q\.yaml: (.|\n)*bool(.|\n)*line 4"),
+        ("q.yaml", TEST + "n: !!timestamp x", r"q\.yaml: (.|\n)*timestamp(.|\n)*line 4"),
+        ("q.yaml", TEST + "n: 2001-99-99", r"q\.yaml: (.|\n)*timestamp(.|\n)*line 4"),
+        ("q.yaml", TEST + "n: &n [*n]", r"q\.yaml: (.|\n)*alias(.|\n)*line 4"),
+        ("q.yaml", "[" * 2000, r"q\.yaml: .*nested"),
+        ("q.yaml", f"tests:\n- file://{'a' * 5000}.json", r"aaa\.json: cannot be read"),
+        *(("q.yaml", f"{LAUGHS}tests:\n- question: Who?\n  {use}\n", r"alias(.|\n)*line \d") for use in LAUGHS_IN),
+        ("q.csv", "," * 100_000, "expected columns"),
+        ("q.csv", f"question,segment,gold\na,b,{'1' * 5000}\n", "1 or 0"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place_and_what_to_do(
+    name: str, content: str | bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InvalidQuestion) as caught:
+        read_questions(tmp_path / name, None)
+    assert re.search(message, f"{caught.value} {caught.value.hint}")
+    assert len(str(caught.value)) < 5000
+
+
+@pytest.mark.parametrize("name", ["gone.jsonl", "gone.csv", "gone"])
+def test_a_missing_file_is_said_to_be_missing_and_nothing_else(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidQuestion) as refused:
+        read_questions(tmp_path / name, None)
+    assert (str(refused.value), refused.value.hint) == (f"no such file: {tmp_path / name}", "")
+
+
+def test_an_empty_folder_is_no_dataset_and_a_long_path_gives_a_short_message(tmp_path: Path) -> None:
+    with pytest.raises(InvalidQuestion, match=r"expected a folder with \.arrow"):
+        read_questions(tmp_path, None)
+    with pytest.raises(InvalidQuestion) as caught:
+        read_questions(tmp_path / f"{'d' * 200}/{'e' * 9000}.csv", None)
+    assert len(str(caught.value)) < 5000
+
+
+def test_aliases_of_a_yaml_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("- {question: Who, segments: &both [a, b]}\n- {question: Where, segments: *both}\n")
+    first, second = read_questions(path, None)
+    assert first.segments == second.segments == (Segment("a"), Segment("b"))
+
+
+def test_a_message_about_a_value_that_stands_for_many_is_made_at_once() -> None:
+    value: Any = ["l"] * 10
+    for _ in range(20):
+        value = [value] * 10
+    with pytest.raises(InvalidQuestion, match=r"expected gold .*, got list \[\[") as caught:
+        parse_questions([{"question": "Who?", "segments": ["a"], "gold": value}])
+    assert len(str(caught.value)) < 200

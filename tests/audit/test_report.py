@@ -1,0 +1,84 @@
+"""Claims about the report: the answer first, then what flips; readable by everybody, and safe."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from invariant_rag.audit import audit
+from invariant_rag.audit.diff import diff_audits
+from invariant_rag.errors import AuditFailed
+from invariant_rag.segments import Segment
+from tests.audit.known import first, records, symmetric
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("reports") / "first"
+    audit(first, records(30), out=found)
+    return found
+
+
+def test_the_page_begins_with_the_answer_and_shows_flips_before_anything_else(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    places = [page.index(each) for each in ("Finding:", "Recommendation:", "Questions whose outcome", ">Measures<")]
+    assert places == sorted(places)
+    assert page.rindex("flips: What is") < page.index("same: What is")
+
+
+def test_the_page_is_dark_where_that_is_wanted_and_is_read_aloud(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert "prefers-color-scheme: dark" in page
+    assert '<html lang="en">' in page
+    assert page.count("<caption>") == page.count("<table>") > 0
+    assert 'scope="col"' in page
+    assert 'scope="row"' in page
+    (title,) = re.findall(r"<svg role=\"img\"[^>]*><title>([^<]+)</title>", page)
+    assert "net sensitivity" in title
+    assert "%" in title
+
+
+def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
+    assert not re.findall(r"(?:src|href)=", (folder / "report.html").read_text())
+
+
+def test_markup_and_control_characters_of_answers_stay_text(tmp_path: Path) -> None:
+    def hostile(question: str, segments: Sequence[Segment]) -> str:
+        return "<script>alert(1)</script> {{ 7 * 7 }} \x1b[31m \ud83d | a" + segments[0].text[:3]
+
+    audit(hostile, records(4), out=tmp_path / "out")
+    page, text = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md"))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "49" not in re.sub(r"\d{2,}", "", page)
+    assert "\x1b" not in page + text
+    assert "<script>" not in text
+
+
+def test_the_table_has_a_row_for_each_call_and_runs_no_formula(tmp_path: Path) -> None:
+    audit(lambda question, segments: "=1+1", records(2), out=tmp_path / "out")
+    rows = list(csv.DictReader((tmp_path / "out" / "answers.csv").read_text().splitlines()))
+    assert len(rows) == 10
+    assert {each["answer"] for each in rows} == {"'=1+1"}
+    assert [each["call"] for each in rows[:5]] == ["today", "today again", "placebo", "another order", "a third order"]
+
+
+def test_two_audits_are_compared_by_accuracy_and_never_by_flips(folder: Path, tmp_path: Path) -> None:
+    audit(symmetric, records(30), out=tmp_path / "symmetric")
+    found = diff_audits(folder, tmp_path / "symmetric")
+    assert found.gain.low > 0
+    assert found.p < 0.05
+    assert len(found.fixed) == round(found.gain.value * found.common)
+    assert not found.broken
+    assert "flip" not in str(found)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 1}', '{"schema_version": 0, "system": "a"}'])
+def test_a_folder_without_a_result_is_refused_by_its_path(content: str, tmp_path: Path) -> None:
+    (tmp_path / "audit.json").write_text(content)
+    with pytest.raises(AuditFailed, match=r"audit\.json: no audit"):
+        diff_audits(tmp_path, tmp_path)

@@ -1,0 +1,116 @@
+"""Claims about the statistics of an audit: exact where they say so, right in simulated worlds, stopped early."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from invariant_rag.audit.screen import FALSE_ALARMS, REPEATED, Screen, disagreements, looks, screen, spent
+from invariant_rag.audit.statistics import mean_difference, mean_of_shares
+from tests.audit.worlds import BLIND, DEPENDS, RIGHT, World, draw, expected, ten_points
+
+AUDITS = 40
+
+
+def run(world: World, questions: int, source: np.random.Generator) -> tuple[Screen, int]:
+    """Simulate one screen, and return what it found after how many questions."""
+    drawn = draw(world, questions, source)
+    two = [world.two] * questions
+    for count in looks(questions):
+        found = screen(drawn.classes[:count], two[:count], 0.05, questions)
+        if found.outcome != "cannot tell yet":
+            break
+    return found, count
+
+
+@pytest.mark.parametrize("calls", [4, 5])
+def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
+    source = np.random.default_rng(calls)
+    classes = source.integers(0, 2, (4, 5))
+    if calls == 5:  # from here on, the second call is a draw
+        classes = np.vstack([np.zeros((REPEATED, 5), dtype=int), classes])
+    columns = [0, 2, 3, 4] if calls == 4 else range(5)
+    rows = [row[columns] for row in classes[-4:]]
+
+    def pairs(row: tuple[int, ...]) -> int:
+        today = row[:2] if calls == 4 else row[:3]
+        return sum(one != other for index, one in enumerate(today) for other in today[:index])
+
+    sums = np.zeros(1)
+    for row in rows:
+        counts = np.bincount([pairs(each) for each in permutations(row)], minlength=4)
+        sums = np.convolve(sums, counts / counts.sum()) if len(sums) > 1 else counts / counts.sum()
+    seen = sum(pairs(tuple(row)) for row in rows)
+    found = screen(classes, [False] * len(classes), 0.05, len(classes))
+    assert found.p == pytest.approx(min(1.0, sums[: seen + 1].sum()))
+
+
+def test_what_was_spent_at_earlier_looks_is_not_spent_again() -> None:
+    shares = [count / 200 for count in looks(200)]
+    assert spent(FALSE_ALARMS, shares[0]) < 1e-9
+    assert [spent(FALSE_ALARMS, each) for each in shares] == sorted(spent(FALSE_ALARMS, each) for each in shares)
+    assert spent(FALSE_ALARMS, 1.0) == FALSE_ALARMS
+
+
+@pytest.mark.parametrize("world", BLIND, ids=lambda world: world.name)
+def test_a_blind_system_is_not_said_to_depend_on_the_order(world: World) -> None:
+    source = np.random.default_rng(3)
+    found = [run(world, questions, source)[0] for questions in (20, 50, 200) for _ in range(AUDITS)]
+    assert sum(each.outcome == "order matters" for each in found) <= 0.04 * len(found)  # 2 of 120 or so by chance
+
+
+@pytest.mark.parametrize("world", DEPENDS, ids=lambda world: world.name)
+def test_ten_points_at_200_questions_are_found(world: World) -> None:
+    source = np.random.default_rng(4)
+    found = [run(ten_points(world), 200, source)[0].outcome for _ in range(AUDITS)]
+    assert found.count("order matters") >= 0.82 * AUDITS  # 90% and more in calibrate-audit, with 200 audits
+    assert "order does not matter" not in found
+
+
+@pytest.mark.parametrize("world", [BLIND[3], BLIND[5], DEPENDS[0], DEPENDS[5]], ids=lambda world: world.name)
+def test_intervals_hold_the_truth(world: World) -> None:
+    source, truth = np.random.default_rng(5), expected(world, 100_000)
+    missed = {"net": 0, "today": 0, "gain": 0}
+    for _ in range(2 * AUDITS):
+        drawn = draw(world, 100, source)
+        between, within = disagreements(drawn.classes, [world.two] * 100)
+        today, remedy = ((each == RIGHT).mean(axis=1) for each in (drawn.classes[:, [0, 2]], drawn.remedy))
+        for name, estimate in {
+            "net": mean_difference(between, within),
+            "today": mean_of_shares(today),
+            "gain": mean_difference(remedy, today),
+        }.items():
+            missed[name] += not estimate.low <= truth[name] <= estimate.high
+    assert max(missed.values()) <= 0.11 * 2 * AUDITS, missed
+
+
+def test_a_cache_hides_no_noise() -> None:
+    cached = next(each for each in BLIND if each.copies and each.noise == 0.1)
+    found, _ = run(cached, 200, np.random.default_rng(0))
+    assert found.repeated == 0.0
+    assert found.within > 0.1
+    assert found.outcome != "order matters"
+
+
+def test_a_clear_case_stops_early_and_a_system_without_noise_is_cleared() -> None:
+    source = np.random.default_rng(1)
+    assert run(DEPENDS[0], 200, source)[1] <= 100
+    found, count = run(BLIND[0], 200, source)
+    assert (found.outcome, count) == ("order does not matter", 100)
+    assert run(BLIND[0], 20, source)[0].outcome == "cannot tell yet"
+
+
+def test_who_cannot_tell_yet_says_how_many_questions_more_and_those_decide() -> None:
+    found = screen(draw(BLIND[3], 50, np.random.default_rng(2)).classes, [False] * 50, 0.05, 50)
+    assert found.outcome == "cannot tell yet"
+    total = 50 + found.more
+    again = [run(BLIND[3], total, np.random.default_rng(seed))[0].outcome for seed in range(10)]
+    assert again.count("order does not matter") >= 7
+
+
+def test_a_wider_margin_clears_what_a_narrow_one_does_not() -> None:
+    classes = draw(DEPENDS[8], 200, np.random.default_rng(6)).classes
+    outcomes = [screen(classes, [False] * 200, margin, 200).outcome for margin in (0.01, 0.2)]
+    assert outcomes[1] == "order does not matter" != outcomes[0]
