@@ -28,7 +28,7 @@ import torch
 from invariant_rag.checks import check_items, check_kind, check_name, check_real
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
+from invariant_rag.generation.options import check_options
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.segments import Prompt
@@ -271,7 +271,9 @@ class RoutedModel(InvariantModel):
         """
         check_options(kwargs, self.model)
         streamer = kwargs.pop("streamer", None)
-        stateful = {name: kwargs[name] for name in ("logits_processor", "stopping_criteria") if name in kwargs}
+        stateful: dict[str, Any] = {
+            name: kwargs[name] for name in ("logits_processor", "stopping_criteria") if name in kwargs
+        }
         plain = self.plain_branch.generate(prompt, **kwargs | _copy_stateful(stateful))
         invariant = self.invariant_branch.generate(prompt, **kwargs)
         single = isinstance(plain, Generation) and isinstance(invariant, Generation)

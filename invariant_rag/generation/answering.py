@@ -29,7 +29,6 @@ from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
 from invariant_rag.generation.ledger import ledger
-from invariant_rag.generation.logprobs import token_logprobs
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
@@ -38,6 +37,7 @@ from invariant_rag.generation.streaming import (
     TextStream,
     decode_keeping,
     stream_until_stop_string,
+    token_logprobs,
     trim_at_stop_string,
 )
 from invariant_rag.generation.structured import constrain
@@ -87,7 +87,11 @@ class Answering:
         self._calling: ToolCalling | None = None
         if request.prompt is not None:
             self.prompt = check_kind("prompt", request.prompt, Prompt, error=InvalidPrompt)
-        elif tools or (self._schema is None and template_format(self._tokenizer).reasoning):
+        elif (
+            tools
+            or choice not in ("auto", "none")
+            or (self._schema is None and template_format(self._tokenizer).reasoning)
+        ):
             calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
             self.prompt = calling.prompt(request.messages or (), request.question, **request.template_kwargs)
             self._calling = calling if self._schema is None else None
@@ -136,9 +140,10 @@ class Answering:
         for prompt, options in self.calls():
             options["keep_tokens"] = self._kept_tokens
             if queue is None:
-                stops = [] if abandoned is None else [StopOnEvent(abandoned)]
-                criteria = [*(options.get("stopping_criteria") or ()), *stops]
-                streams.append(self.lm.stream(prompt, **options, **({"stopping_criteria": criteria} if stops else {})))
+                if abandoned is not None:
+                    criteria = options.get("stopping_criteria") or ()
+                    options["stopping_criteria"] = [*criteria, StopOnEvent(abandoned)]
+                streams.append(self.lm.stream(prompt, **options))
             else:
                 streams.append(queue.stream(self.lm, prompt, options, batch_size=batch_size, abandoned=abandoned))
         return self._pieces(streams, abandoned)

@@ -81,7 +81,7 @@ def _ignored(node: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]
         or {"format", "pattern"} <= names
     ):
         yield "pattern"
-    if names & {"format", "pattern"}:
+    if "pattern" in names:
         yield from sorted(names & {"minLength", "maxLength"})
     if "multipleOf" in names and names & _BOUNDS:
         yield "multipleOf"
@@ -104,9 +104,12 @@ def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the format of xgrammar for JSON of a schema, with at most one white space between its parts.
 
     Optional groups of patterns are counted: xgrammar 0.2 lets `a(.b+)?` match `ab`, where the group ends with a loop.
+    It ignores lengths beside a format, which is an annotation, so lengths alone are followed then.
     """
     schema = json_schema(schema)
     for node in _nodes(schema):
+        if "format" in node and {"minLength", "maxLength"} & node.keys():
+            del node["format"]
         if isinstance(node.get("pattern"), str):
             node["pattern"] = _OPTIONAL_GROUP.sub(lambda found: found[1] or "){0,1}", node["pattern"])
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}

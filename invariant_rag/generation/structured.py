@@ -35,8 +35,7 @@ from invariant_rag.generation.json_schema import (
     tag_of,
 )
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import as_ids, is_set, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.options import as_ids, check_options, is_set, resolve_max_new_tokens, resolve_option
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.prompts import control_tokens
 

@@ -22,8 +22,7 @@ from invariant_rag.generation.answer_parsing import AnswerParser
 from invariant_rag.generation.answers import Answer
 from invariant_rag.generation.json_schema import json_format, tag_of
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import resolve_max_new_tokens
+from invariant_rag.generation.options import check_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import decode_keeping
 from invariant_rag.generation.structured import Constraint, follow
@@ -147,7 +146,7 @@ class ToolCalling:
         text = {"type": "dispatch", "rules": [[written.trigger, calls]], "loop": False}
         if reasoning is None:
             return text
-        begin = [] if is_open else [{"type": "regex", "pattern": r"\s*"}, reasoning.open]
+        begin: list[Any] = [] if is_open else [{"type": "regex", "pattern": r"\s*"}, reasoning.open]
         return _either(
             text, _sequence(*begin, {"type": "tag", "begin": "", "content": _ANY, "end": reasoning.close}, text)
         )

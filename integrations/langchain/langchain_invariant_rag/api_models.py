@@ -11,7 +11,7 @@ from uuid import UUID
 
 from invariant_rag.api_models import PlainRequest, PlainRequests, ask_all, content_ordering
 from invariant_rag.errors import UnsupportedModel
-from invariant_rag.generation.identity import describe_choice, describe_data
+from invariant_rag.generation.digest import describe
 from invariant_rag.orderings import Ordering
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -101,7 +101,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        ordering = describe_choice(content_ordering(self.ordering))
+        ordering = describe(content_ordering(self.ordering))
         return {"model": self.model._get_llm_string(), "ordering": ordering}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -285,7 +285,7 @@ class VotingChatModel(CanonicalChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        more = {"votes": self.votes, "seed": self.seed, "answer_of": describe_data(self.answer_of)}
+        more = {"votes": self.votes, "seed": self.seed, "answer_of": describe(self.answer_of)}
         return {**super()._identifying_params, **more}
 
     @property

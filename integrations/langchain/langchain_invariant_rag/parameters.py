@@ -345,9 +345,9 @@ class InvariantParameters(RecognizesDocuments):
         """Everything else that can change an answer, for LangChain's cache. Loads the weights, and digests them."""
         if self.base_url is not None:
             return {"method": self.method, "ordering": self.ordering}
-        from invariant_rag.generation.identity import describe_data, identity
+        from invariant_rag.generation.digest import describe, model_digest
 
-        return {"identity": identity(self.lm), "generation_kwargs": describe_data(self.generation_kwargs)}
+        return {"model_digest": model_digest(self.lm), "generation_kwargs": describe(self.generation_kwargs)}
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without any that the tokenizer puts around it."""
