@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from invariant_rag.arrangement import Arrangement, Layout
@@ -122,6 +123,7 @@ def prepare(
         offset += len(rank)
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
+    in_slots = any(map(attrgetter("slots"), prompt.sets))
     return PreparedPrompt(
         input_ids=tuple(input_ids),
         arrangement=choices.method.arrange(Layout(texts=tuple(map(len, tokens.texts)), sets=tuple(layout))),
@@ -129,7 +131,9 @@ def prepare(
         dropped=tuple(sorted(dropped)),
         trimmed=tuple(sorted(trimmed)),
         method=choices.method.name,
-        labels=labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
+        labels=labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)])
+        if in_slots
+        else {},
         invariant=verdict(map(len, ranks), sorts=choices.ordering.invariant),
     )
 
