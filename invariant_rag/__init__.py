@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.outputs import Generation
-    from invariant_rag.judge import Judge, Verdict
-    from invariant_rag.judge_calibration import CapCal
+    from invariant_rag.judge import CapCal, Judge, Verdict
     from invariant_rag.prompts.literal_text import Trusted
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.remote import RemoteModel
@@ -40,8 +39,7 @@ _HOMES = {
     "generation.kv_cache": "KeyValueCache",
     "generation.model": "InvariantModel",
     "generation.outputs": "Generation",
-    "judge": "Judge Verdict",
-    "judge_calibration": "CapCal",
+    "judge": "CapCal Judge Verdict",
     "prompts.literal_text": "Trusted",
     "rag.pipeline": "RAG Answer",
     "remote": "RemoteModel",
