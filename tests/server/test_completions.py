@@ -9,10 +9,11 @@ import openai
 import pytest
 
 from invariant_rag import InvariantModel, Prompt, Segment, __version__
+from invariant_rag.methods import METHODS
 from invariant_rag.segments import document_rendering
 from invariant_rag.server import InProcess
 from tests.generation.test_batching import batch_sizes
-from tests.server.conftest import FLAGS, QUESTION, content_of, serving
+from tests.server.conftest import CHAT, FLAGS, QUESTION, body, content_of, serving
 
 
 def test_a_completion_is_that_of_the_library(client: openai.OpenAI, embedded: InvariantModel) -> None:
@@ -106,3 +107,21 @@ def test_all_answers_to_a_request_are_one_batch(
         body = {**asked, "max_tokens": 8, "logit_bias": {"1": 0.1}, "stream": stream}
         assert http.post("/v1/completions", json=body).status_code == 200
     assert set(sizes) == {rows}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_that_is_listed_answers(method: str, http: httpx.Client) -> None:
+    assert method in http.get("/v1/models").json()["data"][0]["invariant"]["methods"]
+    replies = [
+        http.post(CHAT, json=body(max_tokens=2, documents=each, invariant={"method": method})).json()
+        for each in (FLAGS, FLAGS[::-1])
+    ]
+    assert replies[0]["choices"][0]["message"]["content"] == replies[1]["choices"][0]["message"]["content"]
+
+
+def test_scores_of_a_retriever_order_documents(http: httpx.Client) -> None:
+    documents = [{"id": str(score), "text": text, "score": score} for score, text in enumerate(FLAGS)]
+    for sign in (1, -1):
+        wanted = [{**each, "score": sign * each["score"]} for each in (documents[2:] + documents[:2])]
+        reply = http.post(CHAT, json=body(max_tokens=2, documents=wanted, invariant={"ordering": "score"})).json()
+        assert reply["invariant"]["order"] == ["0", "1", "2", "3"][::sign]

@@ -27,9 +27,9 @@ from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.errors import UpstreamFailed
 from invariant_rag.server.settings import EngineConfig
 from tests.server.conftest import FLAGS, QUESTION, ask, content_of, serving
+from tests.server.hostile import check_refusal
 from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
 from tests.server.test_chat import COLOUR, SEARCH
-from tests.server.test_hostile import check_refusal
 
 CHAT = "/v1/chat/completions"
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
