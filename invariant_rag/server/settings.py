@@ -20,7 +20,7 @@ OPERATOR_KEY_VARIABLE = "INVARIANT_RAG_OPERATOR_KEY"
 UPSTREAM_KEY_VARIABLE = "INVARIANT_RAG_UPSTREAM_KEY"
 """The environment variable with the key of the vLLM or of the API behind a server."""
 
-_IN_PROCESS = ("dtype", "device_map", "deterministic", "cache_gb", "cache_folder", "redis_url", "together")
+_IN_PROCESS = ("dtype", "device_map", "deterministic", "cache_gb", "cache_folder", "together")
 _MEANINGLESS = {"vllm": (*_IN_PROCESS, "votes"), "upstream": (*_IN_PROCESS, "overflow"), None: ("votes",)}
 """Fields that say nothing of an engine on vLLM, of one behind an API, and of one in process."""
 
@@ -66,9 +66,6 @@ class EngineConfig:
     )
     cache_gb: float = _option(1.0, "Keys and values kept in memory, for all tenants.", min=0)
     cache_folder: Path | None = _option(None, "Keep them on disk, too.")  # noqa: RUF009 - a field
-    redis_url: str | None = _option(
-        None, "Or in a Redis. A password stands in a variable: redis://:$PASSWORD@host:6379/0."
-    )
     together: int = _option(
         8,
         "Requests to decode as one batch. Under load, what else is in it may change log-probabilities by rounding, "

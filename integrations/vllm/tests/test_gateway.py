@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from invariant_rag import InvariantModel, Judge, Segment
-from invariant_rag.generation.logprobs import token_logprobs
+from invariant_rag.generation.streaming import token_logprobs
 from invariant_rag.server import InProcess, Settings, create_app
 from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.serving import in_thread, server_of

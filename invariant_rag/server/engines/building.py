@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
-from string import Template
 from typing import TYPE_CHECKING
 
 from invariant_rag.errors import ExtraRequired, InvalidChoice
@@ -40,14 +38,11 @@ def _in_process(config: EngineConfig, settings: Settings) -> Engine:
     from invariant_rag.server.engines.model_engine import InProcess
 
     choices = {name: getattr(config, name) for name in ("ordering", "overflow", "dtype", "device_map", "deterministic")}
-    redis_url = _filled(config.redis_url)
     lm = InvariantModel.from_pretrained(config.model, method=config.method or "rotor", **choices)
     tenants = sorted(set(settings.keys.values())) or [""]
     size = int(config.cache_gb * (1 << 30) / len(tenants))
-    caches = {}
-    if size or config.cache_folder is not None or redis_url is not None:
-        store = {"folder": config.cache_folder, "redis_url": redis_url}
-        caches = {each: KeyValueCache(size, namespace=each, **store) for each in tenants}  # type: ignore[arg-type]
+    kept = size or config.cache_folder is not None
+    caches = {each: KeyValueCache(size, folder=config.cache_folder, namespace=each) for each in tenants} if kept else {}
     most = settings.max_prompt_tokens
     return InProcess(lm, config.served_name, caches=caches, together=config.together, max_prompt_tokens=most)
 
@@ -91,17 +86,6 @@ def _upstream(config: EngineConfig, settings: Settings) -> Engine:
         together=settings.max_requests,
         timeout=settings.timeout,
     )
-
-
-def _filled(address: str | None) -> str | None:
-    """Return an address with its environment variables: `ps` shows a command line, so no password belongs into it."""
-    try:
-        return None if address is None else Template(address).substitute(os.environ)
-    except (KeyError, ValueError) as error:
-        raise InvalidChoice(
-            f"redis_url: expected the environment variables that it names to be set, got none for {error}",
-            hint="A dollar sign itself is $$.",
-        ) from error
 
 
 def build_reranker(name: str | None) -> Relevance:

@@ -30,7 +30,7 @@ from invariant_rag.generation.answers import Answer, AnswerDelta, ModelAnswer, R
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.grammar import CACHE_BYTES, compile_elsewhere
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.penalties import TokenPenalties
+from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.schema_validation import validate_value
 from invariant_rag.generation.structured import check_complete
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
