@@ -113,6 +113,13 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "a picture": (CHAT, said({"type": "image_url"}), 400, "messages[0].content[0]", "Input tag"),
     "nobody asks": (CHAT, body(messages=[{"role": "system", "content": "a"}]), 400, "documents", "a user message"),
     "schema and stop": (CHAT, chat(response_format=form({}), stop="a"), 400, "response_format", "without stop and"),
+    "any object and stop": (
+        CHAT,
+        chat(response_format={"type": "json_object"}, stop="a"),
+        400,
+        None,
+        "without stop and",
+    ),
     "no schema": (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format", "expected json_schema"),
     "wrong schema": (CHAT, asked_for({"type": 3}), 400, "response_format", "JSON schema"),
     "a schema elsewhere": (CHAT, asked_for({"$ref": "https://a.org/s"}), 400, "response_format", "nothing is fetched"),
@@ -122,6 +129,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "keyword": (CHAT, asked_for(TWICE), 400, "response_format", "uniqueItems"),
     "parameters": (CHAT, chat(tools=[tool(parameters={"type": 3})]), 400, "tools", "JSON schema"),
     "arguments": (CHAT, chat(tools=[tool("f", TWICE)], tool_choice="required", max_tokens=80), 422, "tools", "non-uni"),
+    "no function": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools[0].function", "Field required"),
     "tools": (CHAT, chat(tools=[tool(), tool()]), 400, "tools", "distinct names"),
     "many tools": (CHAT, chat(tools=[tool(str(n)) for n in range(129)]), 400, "tools", "at most 128 tools"),
     "long tools": (CHAT, chat(tools=[tool(description="a" * 70_000)]), 400, "tools", "65,536 bytes"),
@@ -129,6 +137,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "tool_choice": (CHAT, chat(tools=[tool()], tool_choice=NAMED), 400, "tool_choice", "unknown tool_choice 'g'"),
     "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
     "own variable": (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs", "messages"),
+    "length": (CHAT, chat(documents=["word " * 1500], max_tokens=2999), 400, None, "context"),
     "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
     "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
     "many documents": (CHAT, chat(documents=["a"] * 1001), 400, "documents", "at most 1000 items"),
@@ -174,6 +183,8 @@ def test_an_error_names_the_field_and_what_to_do_over_http(name: str, http: http
     assert len(error["message"]) < 1000
     shown = (error["message"] + error["hint"]).replace("chat_template_kwargs:", "")
     assert not [each for each in PYTHON if each in shown], error
+    if path == CHAT and status == 400:
+        assert http.post(path, json={**sent, "stream": True}).json()["error"] == error
 
 
 NESTED = [
