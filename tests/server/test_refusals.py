@@ -23,7 +23,7 @@ from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.base import Call, Emit, EngineReply
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
-from tests.server.conftest import CHAT, FLAGS, QUESTION, body, client_of, exchanged
+from tests.server.conftest import CHAT, FLAGS, QUESTION, body, client_of, exchanged, wait_until
 from tests.server.hostile import SECRET, check_refusal
 
 TEXT, JUDGE = "/v1/completions", "/v1/judge"
@@ -230,6 +230,7 @@ def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
     fault = {"messages": [{"role": "user", "content": "fault"}]}
     with caplog.at_level(logging.INFO):
         responses = [http.post(CHAT, json=fault | {"stream": stream}) for stream in (False, True)]
+        wait_until(lambda: sum(each.getMessage() == "request" for each in caplog.records) >= 2)  # as it ends
     for response in responses:
         assert (response.status_code, "secret" in response.text) == (500, False)
         fields = [getattr(each, "fields", {}) for each in caplog.records]
