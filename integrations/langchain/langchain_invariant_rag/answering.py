@@ -163,7 +163,11 @@ def report_of(answer: ModelAnswer, reply: Reply, model_name: str) -> dict[str, A
 
     Segments are named by their content hash, which is the id of their content block.
     """
-    report = {"model_name": model_name, "model_provider": PROVIDER, "finish_reason": answer.finish_reason}
+    report: dict[str, Any] = {
+        "model_name": model_name,
+        "model_provider": PROVIDER,
+        "finish_reason": answer.finish_reason,
+    }
     report |= reply.ledger
     if answer.logprobs is not None:
         tokens = [

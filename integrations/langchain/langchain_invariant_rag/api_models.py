@@ -35,7 +35,7 @@ _TAKEN_OVER = (
 )  # fmt: skip
 
 
-class CanonicalChatModel(RecognizesMessages, BaseChatModel):
+class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[misc]  # one `generate` for messages and texts
     """A chat model that gets segments in canonical order, once or in several orders; made by `canonical` and `vote`."""
 
     model: BaseChatModel

@@ -32,7 +32,7 @@ _own = attrgetter(*_OWN)
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
 
-class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
+class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # type: ignore[misc]  # as `api_models`
     """A chat model whose answer does not depend on the order in which segments are listed.
 
     Segments are content blocks, as `SegmentsPlaceholder` writes them, with `"segment": True` in their `extras`. Text
@@ -76,9 +76,19 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         return {"api_key": "INVARIANT_RAG_API_KEY"}
 
     def _resolve_model_profile(self) -> ModelProfile | None:
-        profile = ModelProfile(name=self.model_name, open_weights=True, max_output_tokens=self.max_tokens)
-        profile.update(text_inputs=True, image_inputs=False, pdf_inputs=False, audio_inputs=False, video_inputs=False)
-        profile.update(text_outputs=True, tool_calling=True, structured_output=True)
+        profile = ModelProfile(
+            name=self.model_name,
+            open_weights=True,
+            max_output_tokens=self.max_tokens,
+            text_inputs=True,
+            image_inputs=False,
+            pdf_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            text_outputs=True,
+            tool_calling=True,
+            structured_output=True,
+        )
         if self.context_window is not None:
             profile["max_input_tokens"] = self.context_window
         return profile

@@ -207,7 +207,7 @@ class InvariantParameters(RecognizesDocuments):
             UnknownName: The update has a method, an ordering or a backend that does not exist.
             UnknownParameter: It has a parameter that does not exist.
         """
-        changes = self._check_names(update or {})
+        changes = self._check_names(update or {})  # type: ignore[operator]  # a validator is callable all the same
         copied = super().model_copy(update=changes, deep=deep)
         if self.base_url is not None or copied.base_url is not None:
             return type(self)(**{**{name: getattr(copied, name) for name in copied.model_fields_set}, **changes})
@@ -259,7 +259,7 @@ class InvariantParameters(RecognizesDocuments):
             return None
 
     @property
-    def _order_rules(self) -> OrderRules:  # type: ignore[override]
+    def _order_rules(self) -> OrderRules:
         runs = self._resolve()
         by_content, reason = runs.ordering.invariant, ""
         if getattr(runs.in_memory, "plain_order", None) == "given":

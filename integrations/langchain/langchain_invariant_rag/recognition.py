@@ -75,12 +75,12 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
     def generate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
         """Generate for each prompt; see LangChain's `generate`."""
         model, found, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
-        return super(RecognizesDocuments, model).generate(found, stop, callbacks, **rest)
+        return super(RecognizesDocuments, model).generate(found, stop, callbacks, **rest)  # type: ignore[misc]
 
     async def agenerate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
         """Generate for each prompt; see LangChain's `agenerate`."""
         model, found, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
-        return await super(RecognizesDocuments, model).agenerate(found, stop, callbacks, **rest)
+        return await super(RecognizesDocuments, model).agenerate(found, stop, callbacks, **rest)  # type: ignore[misc]
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # noqa: A002
         """Stream; see LangChain's `stream`."""
