@@ -12,14 +12,19 @@ from llama_index.core.tools import BaseTool
 from pydantic_core import from_json
 
 from invariant_rag.checks import check_tools
-from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import InvalidPrompt, InvariantRAGError, UnsupportedCombination
 from invariant_rag.prompts.tools import choice_of
-from llama_index.llms.invariant_rag.errors import NoToolCall
 
 ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
 
 CHAT_KEYWORDS = ("tools", "tool_choice", "allow_parallel_tool_calls", "template_kwargs")
 """Keywords of a chat, which a completion does not take."""
+
+
+class NoToolCall(InvariantRAGError, RuntimeError):
+    """A call of a tool was expected, and the answer holds none."""
+
+    hint = "Set tool_required=True or tool_choice: then every answer is a call. Or error_on_no_tool_call=False."
 
 
 def chat_options(keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is retrieved in a run of LlamaIndex, for LLMs of this package that are asked in the same run.
+"""What a run of LlamaIndex retrieves, and what LLMs of this package report of their answers in it.
 
 A run is an outermost span, such as a query, a chat or a workflow; it ends with that span. What it retrieved for no LLM,
 as `retriever.retrieve(...)` does, is then only a reason to warn of texts that hold it: see `outside_retrievals`.
@@ -6,17 +6,93 @@ as `retriever.retrieve(...)` does, is then only a reason to warn of texts that h
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing, closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any
 
-from invariant_rag.prompts import Outside, begin_outside
+from llama_index.core.base.base_retriever import BaseRetriever
+
+from invariant_rag.prompts import Outside, Retrieval, begin_outside, find_set
+from invariant_rag.segments import SegmentSet
 from llama_index.llms.invariant_rag.nodes import Retrieved
-from llama_index.llms.invariant_rag.reports import Reports
 
-T = TypeVar("T")
+METADATA_KEY = "invariant_rag"
+"""Where the metadata of a response holds the report."""
+
+
+class Reports:
+    """What all LLMs that are asked below one engine report, in the metadata of its response."""
+
+    def __init__(self) -> None:
+        self._noted: list[Mapping[str, Any]] = []
+        self._response: Any = None
+        self._below: list[Any] = []  # responses of engines below, which report on them
+        self._lock = Lock()
+
+    def note(self, report: Mapping[str, Any]) -> None:
+        """Add a report. Of a stream, it comes after the response."""
+        with self._lock:
+            self._noted.append(report)
+            self._show()
+
+    def show_in(self, response: Any, around: Iterable[Reports] = ()) -> None:
+        """Write what is reported, now or later, into the metadata of a response.
+
+        A response that an engine below returned says what was read by the calls that wrote it. But it is invariant only
+        if all calls are, such as those of a reranker.
+
+        Args:
+            response: The response.
+            around: The reports of engines around this one, which may return the same response.
+        """
+        for each in around:
+            each._below.append(response)
+        with self._lock:
+            self._response = response
+            self._show()
+
+    def _show(self) -> None:
+        if self._response is None or not self._noted:
+            return
+        metadata = getattr(self._response, "metadata", None) or {}
+        if all(each is not self._response for each in self._below):
+            metadata[METADATA_KEY] = joined(self._noted)
+            self._response.metadata = metadata
+        if METADATA_KEY in metadata:
+            report = metadata[METADATA_KEY]
+            report["invariant"] = verdict([report["invariant"], *(each["invariant"] for each in self._noted)])
+
+
+def verdict(of_calls: Iterable[bool | None]) -> bool | None:
+    """Return whether an answer is invariant: if all calls that read documents are; None if none read any.
+
+    >>> verdict([True, None]), verdict([True, False]), verdict([None])
+    (True, False, None)
+    """
+    known = [each for each in of_calls if each is not None]
+    return all(known) if known else None
+
+
+def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several reports as one: all sets, all tokens, one verdict; else what the last one says.
+
+    >>> joined([{"sets": [1], "invariant": True}, {"sets": [], "invariant": None}])
+    {'sets': [1], 'invariant': True}
+    """
+    found = dict(reports[-1])
+    for name, last in reports[-1].items():
+        every = [report[name] for report in reports if name in report]
+        if name in ("sets", "order", "dropped", "trimmed"):
+            found[name] = [item for each in every for item in each]
+        elif name == "cached_tokens":
+            found[name] = sum(every)
+        elif name == "usage":
+            found[name] = {count: sum(each[count] for each in every) for count in last}
+        elif name == "invariant":
+            found[name] = verdict(every)
+    return found
 
 
 @dataclass
@@ -59,6 +135,25 @@ class Scope:
         """Where LLMs report, innermost engine first."""
         return tuple(each.reports for each in self.path() if each.reports is not None)
 
+    @property
+    def known(self) -> list[Retrieval]:
+        """What was retrieved in the run, the last one first, in every form in which LLMs are shown it."""
+        inside = self.innermost(BaseRetriever) is not None
+        return [replace(form, one_by_one=inside) for each in reversed(self.retrievals) for form in each.forms]
+
+    def find(self, slot: str, *, is_context: bool = False) -> SegmentSet | None:
+        """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
+        return find_set(slot, [replace(each, query="") for each in self.known] if is_context else self.known)
+
+    def is_set(self, query: str) -> bool:
+        """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
+        return self.find(query, is_context=True) is not None
+
+    def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
+        """Return what is not whole in these texts of segments."""
+        found = [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
+        return [replace(each, query="") if self.is_set(each.query) else each for each in found]
+
 
 _scope: ContextVar[Scope | None] = ContextVar("invariant_rag_scope", default=None)
 
@@ -91,36 +186,3 @@ def leave(scope: Scope, *, failed: bool = False) -> None:
         if scope.retrievals and not failed:
             scope.outside.retrievals = [] if scope.asked else [form for each in scope.retrievals for form in each.forms]
         scope.retrievals.clear()
-
-
-def keep(scope: Scope) -> Scope:
-    """Return a copy of a span that does not end with its run: for a stream that is read later."""
-    return replace(scope, retrievals=list(scope.retrievals), ended=False)
-
-
-def carried(pieces: Generator[T, None, None], kept: Scope) -> Generator[T, None, None]:
-    """Read a stream in the span that returned it: an LLM may be asked when it is read, after that span has ended."""
-    with closing(pieces):
-        while True:
-            token = _scope.set(kept)
-            try:
-                piece = next(pieces)
-            except StopIteration:
-                return
-            finally:
-                _scope.reset(token)
-            yield piece
-
-
-async def acarried(pieces: AsyncGenerator[T, None], kept: Scope) -> AsyncGenerator[T, None]:
-    """Read an asynchronous stream in the span that returned it."""
-    async with aclosing(pieces):
-        while True:
-            token = _scope.set(kept)
-            try:
-                piece = await anext(pieces)
-            except StopAsyncIteration:
-                return
-            finally:
-                _scope.reset(token)
-            yield piece

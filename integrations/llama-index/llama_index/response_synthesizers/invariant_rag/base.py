@@ -28,8 +28,7 @@ from invariant_rag.segments import Segment, SegmentSet, document_rendering
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
 from llama_index.llms.invariant_rag.nodes import has_media, relabelled, segment_of
 from llama_index.llms.invariant_rag.reading import refuse_media
-from llama_index.llms.invariant_rag.reports import METADATA_KEY
-from llama_index.llms.invariant_rag.runs import current_scope
+from llama_index.llms.invariant_rag.runs import METADATA_KEY, current_scope
 from llama_index.llms.invariant_rag.slots import Part, SetText, SlotBlock, SlotReader
 
 dispatcher = get_dispatcher(__name__)
@@ -184,7 +183,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         segments = [
             segment_of(each, text) if each else Segment(text) for (each, _), text in zip(read, plain, strict=True)
         ]
-        context = SetText.of(SegmentSet(segments), "\n\n".join(plain))
+        context = SetText("\n\n".join(plain), SegmentSet(segments))
         values = {**variables, "query_str": without_marks(query_str), "context_str": context}
         template = self._text_qa_template.partial_format(**values)
         return self._with_media(template, media) if media else template
