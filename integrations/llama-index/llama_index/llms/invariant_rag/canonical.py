@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Mapping, Sequence
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -161,40 +160,39 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def _about_votes(self, responses: Sequence[Any], vote: Vote) -> dict[str, Any]:
         return {}
 
-    def _ask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
-        return self._answered(ask_all(ballots.calls(getattr(self.llm, method), **kwargs)), ballots)
+    def _ask(self, ask: Callable[..., R], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(ask_all(ballots.calls(ask, **kwargs)), ballots)
 
-    async def _aask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
-        return self._answered(await _all(ballots.calls(getattr(self.llm, f"a{method}"), **kwargs)), ballots)
+    async def _aask(self, ask: Callable[..., Awaitable[R]], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(await _all(ballots.calls(ask, **kwargs)), ballots)
 
     def _stream(self, method: str, ballots: _Ballots, **kwargs: Any) -> Generator[Any, None, None]:
         if len(ballots.inputs) > 1:
-            context = copy_context()
-            return (_whole(context.run(self._ask, each, ballots, **kwargs)) for each in [method])
+            return (piece for piece in [_whole(self._ask(getattr(self.llm, method), ballots, **kwargs))])
         ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"stream_{method}")
         return (_with_ledger(piece, ledger) for piece in stream(ballots.inputs[0], **kwargs))
 
     async def _astream(self, method: str, ballots: _Ballots, **kwargs: Any) -> AsyncGenerator[Any, None]:
         if len(ballots.inputs) > 1:
-            return _one_piece(_whole(await self._aask(method, ballots, **kwargs)))
+            return _one_piece(_whole(await self._aask(getattr(self.llm, f"a{method}"), ballots, **kwargs)))
         ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"astream_{method}")
         return (_with_ledger(piece, ledger) async for piece in await stream(ballots.inputs[0], **kwargs))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
-        return self._ask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        return self._ask(self.llm.complete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        return self._ask("chat", self._messages(messages, kwargs), **kwargs)
+        return self._ask(self.llm.chat, self._messages(messages, kwargs), **kwargs)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        return await self._aask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        return await self._aask(self.llm.acomplete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        return await self._aask("chat", self._messages(messages, kwargs), **kwargs)
+        return await self._aask(self.llm.achat, self._messages(messages, kwargs), **kwargs)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
@@ -224,7 +222,8 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, prompt_args)
         ask = partial(self.llm.structured_predict, output_cls, llm_kwargs=llm_kwargs)
-        return self._object(ask_all(ballots.calls(ask)), ballots)
+        made: list[Model] = ask_all(ballots.calls(ask))
+        return self._object(made, ballots)
 
     async def astructured_predict(
         self,
@@ -236,7 +235,8 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, prompt_args)
         ask = partial(self.llm.astructured_predict, output_cls, llm_kwargs=llm_kwargs)
-        return self._object(await _all(ballots.calls(ask)), ballots)
+        made: list[Model] = await _all(ballots.calls(ask))
+        return self._object(made, ballots)
 
     def _of_template(self, prompt: BasePromptTemplate, values: Mapping[str, Any]) -> _Ballots:
         ballots = self._messages(self._get_messages(prompt, **values), {})
@@ -349,8 +349,8 @@ def vote(
         InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
     PlainRequests(ordering, votes, seed)  # checks them
-    reading = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    return VotingLLM(llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **reading)
+    reading: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return VotingLLM(llm=llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **reading)
 
 
 def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:

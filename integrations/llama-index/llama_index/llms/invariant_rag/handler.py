@@ -23,11 +23,12 @@ from llama_index_instrumentation.span_handlers import BaseSpanHandler
 from invariant_rag.prompts import Finding, has_marks, report
 from llama_index.llms.invariant_rag.nodes import Retrieved
 from llama_index.llms.invariant_rag.reading import knows_segments
-from llama_index.llms.invariant_rag.runs import Reports, Scope, enter, leave
+from llama_index.llms.invariant_rag.runs import METADATA_KEY, Reports, Scope, enter, leave
 
 _ANSWERING = (BaseSynthesizer, BaseQueryEngine, BaseChatEngine)
 _RESPONSES = (AgentChatResponse, StreamingAgentChatResponse)  # the latter gets its metadata here
 _RETURNS_NODES = ("retrieve", "aretrieve", "_postprocess_nodes", "_apostprocess_nodes")
+_NOTHING_READ: Mapping[str, Any] = {"sets": [], "order": [], "dropped": [], "trimmed": [], "invariant": None}
 _QUERIES = ("str_or_query_bundle", "query", "query_bundle", "query_str")
 
 
@@ -72,6 +73,9 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
         if scope.reports is not None and (hasattr(result, "metadata") or isinstance(result, _RESPONSES)):
             own, *others = scope.sinks
             own.show_in(result, others)
+            by_ours = isinstance(instance, BaseSynthesizer) and knows_segments(instance._llm)
+            if by_ours and not hasattr(result, "response_gen"):  # no LLM was asked, if nothing is there
+                result.metadata = {METADATA_KEY: dict(_NOTHING_READ), **(result.metadata or {})}
         leave(self._scopes.pop(id_))
 
     def prepare_to_drop_span(self, id_: str, *args: Any, **kwargs: Any) -> None:

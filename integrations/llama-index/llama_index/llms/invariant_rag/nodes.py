@@ -19,14 +19,9 @@ _LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a retriever or postprocessor returned, or a synthesizer was given.
+    """What a retriever or postprocessor returned, or a synthesizer was given."""
 
-    Attributes:
-        query: What was asked; empty if that is not known.
-        nodes: The nodes.
-    """
-
-    query: str
+    query: str  # empty if that is not known
     nodes: Sequence[NodeWithScore]
 
     @cached_property

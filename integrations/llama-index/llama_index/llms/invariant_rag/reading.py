@@ -42,34 +42,20 @@ _FIXES: tuple[tuple[tuple[type, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What was asked.
-
-    Attributes:
-        turns: The conversation; its segments are in sets.
-        recognized: Whether every node in it is known to be a segment.
-        query: What the nodes were retrieved for; None if that is not known.
-        sinks: Where to report the answer.
-    """
+    """What was asked: a conversation whose segments are in sets."""
 
     turns: Sequence[Turn]
-    recognized: bool
-    query: str | None
-    sinks: Sequence[Reports]
+    recognized: bool  # whether every node in it is known to be a segment
+    query: str | None  # what the nodes were retrieved for
+    sinks: Sequence[Reports]  # where to report the answer
 
 
 class SegmentReader(SlotReader):
     """An LLM that knows segments: those that are declared, and slots of prompts that are sets."""
 
-    find_documents: bool = Field(
-        default=True,
-        description="Whether slots of the prompt that are nothing but nodes retrieved in the same run are sets.",
-    )
-    strict: bool = Field(
-        default=False, description="Whether to raise an OrderWarning where the order of nodes may change an answer."
-    )
-    require_segments: bool = Field(
-        default=False, description="Whether to raise an OrderWarning for a prompt without any segment."
-    )
+    find_documents: bool = Field(True, description="Whether slots that are nothing but nodes of the same run are sets.")
+    strict: bool = Field(False, description="Whether to raise an OrderWarning where it is issued.")
+    require_segments: bool = Field(False, description="Whether to raise it for a prompt without any segment, too.")
 
     def _read(
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
@@ -77,21 +63,18 @@ class SegmentReader(SlotReader):
         """Find the sets in a conversation, and say what is none.
 
         Args:
-            turns: The conversation. Texts are `Part`s; strings among the parts are not examined.
+            turns: The conversation. Texts are `Part`s; strings among the parts are no slots.
             promises: Whether the order of segments is meant to be without effect. If not, there is nothing to warn of.
-            routed: Whether a router may answer with a plain model that reads the order given.
-            text_only: Whether nodes with images and other media are refused.
-
-        Raises:
-            InvalidPrompt: A synthesizer was given nodes that hold other media than text, and only text can be read.
-            OrderWarning: Nothing is a segment, and `require_segments` is set; or there is a finding, and `strict` is.
+            routed: Whether a router may answer with a plain model that attends to the order given.
+            text_only: Whether to refuse nodes with images and other media.
         """
         scope = current_scope()
         if text_only and scope.given:
             refuse_media(scope.given.nodes)
         searched = scope if self.find_documents else None
         read = [Turn(turn.role, tuple(_resolved(turn, searched))) for turn in turns]
-        in_sets = [segment.text for turn in read for segment in _segments(turn)]
+        declared = [part for turn in read for part in turn.parts if isinstance(part, Segment | SegmentSet)]
+        in_sets = [each.text for part in declared for each in SegmentSet([part] if isinstance(part, Segment) else part)]
         found = recognize(read, [*scope.missing(in_sets), *outside_retrievals()] if self.find_documents else ())
         forget_outside(found.texts)
         known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
@@ -101,10 +84,10 @@ class SegmentReader(SlotReader):
         fix = asker_fix or _MARKS
         if self.require_segments and not has_sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=fix)
-        query = scope.given.query or None if scope.given else None
+        query = (scope.given.query or None) if scope.given else None
         if not promises:
             return Reading(known, not findings, query, scope.sinks)
-        if not has_sets and not findings and self.find_documents and (count := _given_elsewhere(scope)):
+        if not has_sets and not findings and self.find_documents and (count := _given_elsewhere(scope)) > 1:
             message = f"the {count} nodes of a response synthesizer are not one slot of this call."
             findings.append(Finding("no_segments", message))
         comparing = scope.innermost(PairwiseComparisonEvaluator)
@@ -127,8 +110,7 @@ def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
     if media := [each.node.node_id for each in nodes if has_media(each.node)]:
         raise InvalidPrompt(
             f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
-            hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads images: "
-            "InvariantSynthesizer(canonical(llm)).",
+            hint="Segments are text. Give a TextNode with a description instead.",
         )
 
 
@@ -147,14 +129,8 @@ def _plain(part: Any) -> Any:
     return part.text if isinstance(part, Part) else part
 
 
-def _segments(turn: Turn) -> Iterator[Segment]:
-    for part in turn.parts:
-        yield from part if isinstance(part, SegmentSet) else [part] if isinstance(part, Segment) else []
-
-
 def _given_elsewhere(scope: Scope) -> int:
-    """Return how many nodes the synthesizer was given that asks; 0 if it shows none, or if their order is no matter."""
+    """Return how many nodes the synthesizer was given that asks; 0 if it shows none."""
     asking = scope.innermost(BaseSynthesizer, BaseNodePostprocessor, BaseRetriever)
     shows = isinstance(asking, BaseSynthesizer) and not isinstance(asking, Generation)
-    count = len(scope.given.nodes) if shows and scope.given else 0
-    return count if count > 1 else 0
+    return len(scope.given.nodes) if shows and scope.given else 0

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,30 +62,17 @@ def no_swallowed_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model, in this process or on a server.
-
-    Attributes:
-        request: What is asked.
-        sinks: The engines around, which report the answer.
-        model: Returns the model of this process; or the model on a server.
-        choices: What to ask a server for: method, ordering and overflow.
-        batcher: Where to wait for concurrent calls; None: nowhere.
-        batch_size: The most calls to decode together.
-    """
+    """One call of a model, in this process or on a server."""
 
     request: AnswerRequest
-    sinks: Sequence[Reports]
-    model: Callable[[], InvariantModel] | RemoteModel
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    batcher: MicroBatcher | None = None
+    sinks: Sequence[Reports]  # of the engines around
+    model: Callable[[], InvariantModel] | RemoteModel  # the former loads it
+    choices: Mapping[str, Any] = field(default_factory=dict)  # of a server: method, ordering and overflow
+    batcher: MicroBatcher | None = None  # where to wait for concurrent calls
     batch_size: int = 8
 
     def reply(self, abandoned: Event | None = None) -> Reply:
-        """Ask, and return the reply.
-
-        Raises:
-            AnswerFailed: The call failed with a `ValueError` or `TypeError`.
-        """
+        """Ask, and return the reply."""
         with no_swallowed_errors():
             if isinstance(self.model, RemoteModel):
                 return self.model.reply(self.request, choices=self.choices)
@@ -104,13 +92,7 @@ class Call:
     def stream(self, whole: Callable[[Reply, Call, str], R]) -> Generator[R, None, None]:
         """Yield a response with all that was written so far for every piece; the last one adds usage and `raw` alone.
 
-        Nothing is loaded before it is read.
-
-        Args:
-            whole: `as_chat` or `as_completion`.
-
-        Raises:
-            AnswerFailed: As for `reply`.
+        Nothing is loaded before it is read. `whole` is `as_chat` or `as_completion`.
         """
         growing = _Growing()
         grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
@@ -129,9 +111,9 @@ class Call:
 async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
     """Iterate over a generator in a worker thread that has this context; closing this iterator closes the generator."""
     loop, worker = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="invariant-rag")
-    context = copy_context()
+    step: Callable[[], T | None] = partial(copy_context().run, lambda: next(pieces, None))
     try:
-        while (piece := await loop.run_in_executor(worker, context.run, next, pieces, None)) is not None:
+        while (piece := await loop.run_in_executor(worker, step)) is not None:
             yield piece
     finally:
         worker.submit(pieces.close)  # runs after a step that is still in progress

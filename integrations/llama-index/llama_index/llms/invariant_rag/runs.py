@@ -38,14 +38,10 @@ class Reports:
             self._show()
 
     def show_in(self, response: Any, around: Iterable[Reports] = ()) -> None:
-        """Write what is reported, now or later, into the metadata of a response.
+        """Write what is reported, now or later, into the metadata of a response, which engines around may return, too.
 
         A response that an engine below returned says what was read by the calls that wrote it. But it is invariant only
         if all calls are, such as those of a reranker.
-
-        Args:
-            response: The response.
-            around: The reports of engines around this one, which may return the same response.
         """
         for each in around:
             each._below.append(response)
@@ -58,29 +54,21 @@ class Reports:
             return
         metadata = getattr(self._response, "metadata", None) or {}
         if all(each is not self._response for each in self._below):
-            metadata[METADATA_KEY] = joined(self._noted)
+            metadata[METADATA_KEY] = _joined(self._noted)
             self._response.metadata = metadata
         if METADATA_KEY in metadata:
             report = metadata[METADATA_KEY]
-            report["invariant"] = verdict([report["invariant"], *(each["invariant"] for each in self._noted)])
+            report["invariant"] = _verdict([report["invariant"], *(each["invariant"] for each in self._noted)])
 
 
-def verdict(of_calls: Iterable[bool | None]) -> bool | None:
-    """Return whether an answer is invariant: if all calls that read documents are; None if none read any.
-
-    >>> verdict([True, None]), verdict([True, False]), verdict([None])
-    (True, False, None)
-    """
+def _verdict(of_calls: Iterable[bool | None]) -> bool | None:
+    """Return whether an answer is invariant: if all calls that read documents are; None if none read any."""
     known = [each for each in of_calls if each is not None]
     return all(known) if known else None
 
 
-def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several reports as one: all sets, all tokens, one verdict; else what the last one says.
-
-    >>> joined([{"sets": [1], "invariant": True}, {"sets": [], "invariant": None}])
-    {'sets': [1], 'invariant': True}
-    """
+def _joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several reports as one: all sets, all tokens, one verdict; else what the last one says."""
     found = dict(reports[-1])
     for name, last in reports[-1].items():
         every = [report[name] for report in reports if name in report]
@@ -91,32 +79,21 @@ def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif name == "usage":
             found[name] = {count: sum(each[count] for each in every) for count in last}
         elif name == "invariant":
-            found[name] = verdict(every)
+            found[name] = _verdict(every)
     return found
 
 
 @dataclass
 class Scope:
-    """One span, in the run to which it belongs.
+    """One span, in the run to which it belongs."""
 
-    Attributes:
-        instance: The object whose method it is.
-        around: The span around it.
-        retrievals: What was retrieved in the run, the last ones last.
-        given: What a synthesizer was given; else that of the span around.
-        reports: What LLMs report below an engine; None if it is none.
-        outside: Where to note, when a run ends, what it retrieved for no LLM.
-        asked: Whether an LLM was asked in a run.
-        ended: Whether it is over.
-    """
-
-    instance: object
+    instance: object  # whose method it is
     around: Scope | None
-    retrievals: list[Retrieved]
-    given: Retrieved | None = None
-    reports: Reports | None = None
-    outside: Outside | None = None
-    asked: bool = False
+    retrievals: list[Retrieved]  # of the whole run, the last ones last
+    given: Retrieved | None = None  # what a synthesizer was given; else that of the span around
+    reports: Reports | None = None  # of LLMs below an engine
+    outside: Outside | None = None  # of a run: where to note, when it ends, what it retrieved for no LLM
+    asked: bool = False  # whether an LLM was asked in a run
     ended: bool = False
 
     def path(self) -> Iterator[Scope]:
@@ -160,18 +137,15 @@ _scope: ContextVar[Scope | None] = ContextVar("invariant_rag_scope", default=Non
 
 def current_scope() -> Scope:
     """Return the innermost span of now that has not ended; outside of any, an empty one."""
-    return _open() or Scope(None, None, [])
-
-
-def _open() -> Scope | None:
     inner = _scope.get()
-    return None if inner is None else next((each for each in inner.path() if not each.ended), None)
+    spans = inner.path() if inner is not None else ()
+    return next((each for each in spans if not each.ended), Scope(None, None, [], ended=True))
 
 
 def enter(instance: object) -> Scope:
     """Begin a span in the run of now, or a run."""
-    around = _open()
-    if around is not None:
+    around = current_scope()
+    if not around.ended:
         scope = Scope(instance, around, around.retrievals, around.given)
     else:
         scope = Scope(instance, None, [], outside=begin_outside())

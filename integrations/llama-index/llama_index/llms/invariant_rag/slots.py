@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from weakref import finalize
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
@@ -49,18 +49,14 @@ _PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
 class Part:
     """A piece of text, as far as it is known what it is.
 
-    Attributes:
-        text: The text.
-        kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
-            `finished`, of which nothing is known.
-        segments: The set that it is; None if it is none.
-        block: The block of a message that a finished text is.
+    It is the `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
+    `finished`, of which nothing is known.
     """
 
     text: str
     kind: Literal["value", "words", "template", "finished"]
-    segments: SegmentSet | None = None
-    block: TextBlock | None = None
+    segments: SegmentSet | None = None  # the set that a value is
+    block: TextBlock | None = None  # of the message that a finished text is
 
 
 _KEPT: dict[int, tuple[str, SegmentSet]] = {}
@@ -86,20 +82,10 @@ def find_in(scope: Scope, part: Part) -> SegmentSet | None:
 
 
 class SetText(str):
-    """A value for a variable of a template that is declared to be a set of segments.
-
-    Attributes:
-        segments: The set.
-    """
+    """A value of a template's variable that is declared to be a set: its text, for LLMs that know no segments."""
 
     __slots__ = ("segments",)
     segments: SegmentSet
-
-    def __new__(cls, text: str, segments: SegmentSet) -> Self:
-        """Return a set, with the text for LLMs that know no segments."""
-        declared = super().__new__(cls, text)
-        declared.segments = segments
-        return declared
 
 
 class SlotText(str):
@@ -113,18 +99,6 @@ class SlotBlock(TextBlock):
     """A text block that a template wrote. It is an ordinary one for all but the LLMs of this package."""
 
     _parts: tuple[Part, ...] = PrivateAttr(default=())
-
-    @classmethod
-    def of(cls, *parts: Part) -> SlotBlock:
-        """Return a block of these parts."""
-        block = cls(text="".join(each.text for each in parts))
-        block._parts = parts
-        return block
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of its text."""
-        return self._parts
 
 
 class SlotReader(LLM):
@@ -192,7 +166,9 @@ class _Filled:
         parts = self.parts(plain.text, placed.text) if _PLACE.search(placed.text) else None
         if parts is None:
             return plain  # no value is in it: a message that somebody has finished
-        return SlotBlock.of(*parts)
+        block = SlotBlock(text=plain.text)
+        block._parts = parts
+        return block
 
     def parts(self, plain: str, placed: str) -> tuple[Part, ...] | None:
         """Return the parts of a text; None if it is not the values with text between them, such as after a filter."""
