@@ -23,7 +23,7 @@ from llama_index_instrumentation.span_handlers import BaseSpanHandler
 from invariant_rag.prompts import Finding, has_marks, report
 from llama_index.llms.invariant_rag.nodes import Retrieved
 from llama_index.llms.invariant_rag.reading import knows_segments
-from llama_index.llms.invariant_rag.runs import METADATA_KEY, Reports, Scope, enter, leave
+from llama_index.llms.invariant_rag.runs import METADATA_KEY, Reports, Scope, carry, enter, leave
 
 _ANSWERING = (BaseSynthesizer, BaseQueryEngine, BaseChatEngine)
 _RESPONSES = (AgentChatResponse, StreamingAgentChatResponse)  # the latter gets its metadata here
@@ -59,7 +59,8 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
         elif isinstance(instance, LLM):
             *_, run = scope.path()
             run.asked = True
-            if scope.retrievals and not any(knows_segments(each.instance) for each in scope.path()):
+            asked = id_.partition("-")[0].endswith(("chat", "complete"))
+            if asked and scope.retrievals and not any(knows_segments(each.instance) for each in scope.path()):
                 _check_marks(instance, given)
 
     def prepare_to_exit_span(
@@ -73,9 +74,11 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
         if scope.reports is not None and (hasattr(result, "metadata") or isinstance(result, _RESPONSES)):
             own, *others = scope.sinks
             own.show_in(result, others)
-            by_ours = isinstance(instance, BaseSynthesizer) and knows_segments(instance._llm)
-            if by_ours and not hasattr(result, "response_gen"):  # no LLM was asked, if nothing is there
-                result.metadata = {METADATA_KEY: dict(_NOTHING_READ), **(result.metadata or {})}
+            if isinstance(instance, BaseSynthesizer) and knows_segments(instance._llm):
+                if hasattr(result, "response_gen"):
+                    carry(result, scope)
+                else:  # no LLM was asked, if nothing is there
+                    result.metadata = {METADATA_KEY: dict(_NOTHING_READ), **(result.metadata or {})}
         leave(self._scopes.pop(id_))
 
     def prepare_to_drop_span(self, id_: str, *args: Any, **kwargs: Any) -> None:

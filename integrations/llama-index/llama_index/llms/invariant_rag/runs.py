@@ -6,9 +6,11 @@ as `retriever.retrieve(...)` does, is then only a reason to warn of texts that h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -160,3 +162,28 @@ def leave(scope: Scope, *, failed: bool = False) -> None:
         if scope.retrievals and not failed:
             scope.outside.retrievals = [] if scope.asked else [form for each in scope.retrievals for form in each.forms]
         scope.retrievals.clear()
+
+
+def carry(response: Any, scope: Scope) -> None:
+    """Let an LLM that is asked when a response is read, after its span has ended, know the run."""
+    pieces = getattr(response, "response_gen", None)
+    kept = replace(scope, retrievals=list(scope.retrievals), ended=False)
+    if isinstance(pieces, Generator):
+        context = copy_context()
+        context.run(_scope.set, kept)
+        response.response_gen = (piece for piece in iter(partial(context.run, next, pieces, None), None))
+    elif isinstance(pieces, AsyncGenerator):
+        response.response_gen = _carried(pieces, kept)
+
+
+async def _carried(pieces: AsyncGenerator[str, None], kept: Scope) -> AsyncGenerator[str, None]:
+    async with aclosing(pieces):
+        while True:
+            token = _scope.set(kept)
+            try:
+                piece = await anext(pieces, None)
+            finally:
+                _scope.reset(token)
+            if piece is None:
+                return
+            yield piece
