@@ -116,6 +116,9 @@ test-lowest: $(LOWEST_VENV)/.lowest ## Run a part of the tests with the lowest v
 notebooks: $(VENV)/.notebooks ## Execute the notebooks of the cookbook, each within a minute
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/notebooks.py
 
+notebook-outputs: $(VENV)/.notebooks ## Execute the notebooks, and keep what they print and draw
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/notebooks.py --write
+
 lint: $(VENV)/.dev ## Check style (ruff) and the floor plan (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -80,7 +80,7 @@ class Layout:
 
 def _consecutive(start: int, lengths: Iterable[int]) -> tuple[Span, ...]:
     """Return spans of these lengths, one behind the other."""
-    return tuple(Span(a, b) for a, b in pairwise(accumulate(lengths, initial=start)))
+    return tuple(starmap(Span, pairwise(accumulate(lengths, initial=start))))
 
 
 @dataclass(frozen=True)

@@ -30,3 +30,8 @@ def check_cancelled() -> None:
     event = _cancelled.get()
     if event is not None and event.is_set():
         raise CancelledError
+
+
+def cancelled_event() -> Event:
+    """Return the event of `cancellable`, for work in another thread; outside of it, one that nobody sets."""
+    return _cancelled.get() or Event()

@@ -304,12 +304,6 @@ class UnusableFile(InvariantRAGError, OSError):
     hint = "Look at its permissions and at the space on its disk, or choose another folder with --out."
 
 
-class UnusableStore(InvariantRAGError, OSError):
-    """A server of keys and values that cannot be reached, or refuses."""
-
-    hint = "Look at its address and its log, and at what the user of its address may do."
-
-
 class DamagedEntry(InvariantRAGError, ValueError):
     """A file of a key-value cache is no entry, or not the one that its name says."""
 

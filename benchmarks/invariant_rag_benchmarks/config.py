@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import platform
@@ -117,10 +116,10 @@ class BenchmarkConfig:
     @property
     def choices(self) -> dict[str, Any]:
         """The choices of `InvariantModel.from_pretrained` that a config has, as its keywords."""
-        from invariant_rag.generation.choices import check_before_loading
+        from invariant_rag.generation.choices import Choices
 
-        ours, known = {each.name for each in fields(self)}, inspect.signature(check_before_loading).parameters
-        chosen = {name: getattr(self, name) for name in known if name in ours}
+        ours, known = {each.name for each in fields(self)}, [each.name for each in fields(Choices)]
+        chosen = {name: getattr(self, name) for name in (*known, "dtype", "device_map") if name in ours}
         return {**chosen, "intervention": resolve_intervention(self.intervention)}
 
     @property
@@ -141,8 +140,8 @@ class BenchmarkConfig:
 
     def configure(self, lm: InvariantModel) -> InvariantModel:
         """Return a loaded model with the choices of this config; its dtype and devices are those it was loaded with."""
-        chosen = inspect.signature(lm.with_method).parameters
-        return lm.with_method(**{name: value for name, value in self.choices.items() if name in chosen})
+        loading = ("dtype", "device_map")
+        return lm.with_method(**{name: value for name, value in self.choices.items() if name not in loading})
 
     def answering(self, lm: InvariantModel) -> Any:
         """Return what generates and scores: the model, routed, or an ensemble over it."""

@@ -225,3 +225,11 @@ def test_a_run_that_exists_is_refused_before_the_model_is_loaded(files: Path, tm
     assert invoke(*fixed).exit_code == 0
     monkeypatch.setattr(BenchmarkConfig, "load_model", lambda self: pytest.fail("loaded"))
     assert "--resume" in invoke(*fixed).stderr
+
+
+def test_load_on_a_server_is_measured_and_every_answer_is_that_of_the_request_alone():
+    done = invoke("bench", "serve", "--clients", 3, "--requests", 6, "--documents", 3, "--max-new-tokens", 4, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout[done.stdout.index("{") :])
+    assert (found["answered"], found["wrong"], found["failed"], found["rejected"]) == (6, 0, 0, 0)
+    assert 0 < found["latency"]["p50"] <= found["latency"]["max"]

@@ -19,9 +19,10 @@ def once_per_model(find: Callable[[Any], Fact]) -> Callable[[Any], Fact]:
 
     @wraps(find)
     def found(model: Any) -> Fact:
-        with lock:
-            if model not in known:
-                known[model] = find(model)
-            return known[model]
+        if model not in known:
+            with lock:
+                if model not in known:
+                    known[model] = find(model)
+        return known[model]
 
     return found

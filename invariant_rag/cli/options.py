@@ -1,9 +1,12 @@
-"""Command-line options that several commands share, each defined once."""
+"""Command-line options that several commands share, each defined once, and options that are fields of dataclasses."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -48,3 +51,49 @@ TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 # --- any command ------------------------------------------------------------------------------------------------------
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def with_fields(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, in place of its `**fields`, an option for each field of dataclasses that says what it means.
+
+    The metadata of such a field has `about`; `min`, `max` and `metavar`; `option`, if it has another name; `shown`, for
+    a default that no value is; and `argument` for what is no option.
+    """
+
+    def decorated(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        added = [_parameter(each, get_type_hints(kind)[each.name]) for kind in kinds for each in option_fields(kind)]
+        parameters = [*added, *own]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+        return function
+
+    return decorated
+
+
+def option_fields(kind: type[Any]) -> Iterable[dataclasses.Field[Any]]:
+    """Return the fields of a dataclass that are options."""
+    return [each for each in dataclasses.fields(kind) if "about" in each.metadata]
+
+
+def made(kind: type[Any], given: Mapping[str, Any], **more: Any) -> Any:
+    """Return a dataclass of the options that were given, and of more."""
+    values = {each.name: given[each.name] for each in option_fields(kind)}
+    sets = {name: frozenset(value) for name, value in values.items() if isinstance(value, list)}
+    return kind(**{name: value for name, value in {**values, **sets}.items() if value is not None}, **more)
+
+
+def _parameter(each: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
+    about = each.metadata
+    is_repeatable, is_flag = kind == frozenset[str], kind is bool
+    names = [about.get("option", f"--{each.name.replace('_', '-')}")]
+    bounds = {name: about[name] for name in ("min", "max", "metavar") if name in about}
+    shown: dict[str, Any] = {"help": about["about"], "show_default": about.get("shown", not is_flag), **bounds}
+    found = typer.Argument(**shown) if about.get("argument") else typer.Option(*names, **shown)
+    return inspect.Parameter(
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if is_repeatable else each.default,
+        annotation=Annotated[list[str] | None if is_repeatable else kind, found],
+    )

@@ -19,7 +19,6 @@ from invariant_rag.ensembles.permuted_prompt import in_slots
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Usage
-from invariant_rag.generation.scoring import continuation_logits
 from invariant_rag.segments import Prompt, Segment
 from invariant_rag.shown import shown
 
@@ -120,7 +119,7 @@ class ContextExperts(Ensemble[ExpertGeneration]):
         experts = self._experts(prompt, longest)
         with count_cost(self.model) as counter, lm.prefiller.exclusive():
             prepared = [lm.prepare_to_generate(each, longest) for each in experts.prompts]
-            rows = (continuation_logits(lm.prefiller, each, options).float() for each in prepared)
+            rows = (lm.prefiller.continuation_logits(each, options).float() for each in prepared)
             amateur = next(rows)
             contrasted = ((row, resolve_beta(self.beta, amateur[0, 0], row[0, 0])) for row in rows)
             fused, _ = fuse_experts(amateur, contrasted, experts.priors)

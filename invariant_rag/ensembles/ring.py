@@ -99,7 +99,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
 
     def _prefill_cuts(self, prepared: PreparedPrompt) -> tuple[DynamicCache, int]:
         """Prefill everything before the suffix; return its cache with one row per cut, and the number of cuts."""
-        prefix = prompt_prefix(prepared, self.lm.method)
+        prefix = prompt_prefix(prepared, self.lm.choices)
         if not prefix.input_ids:
             return DynamicCache(), 1
         prefilled = self.lm.prefiller.prefill_uncached([prefix])[0].cache

@@ -29,7 +29,6 @@ from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import CitedSpan, cite_spans
 from invariant_rag.generation.json_schema import json_schema
 from invariant_rag.generation.ledger import ledger
-from invariant_rag.generation.logprobs import token_logprobs
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
@@ -38,6 +37,7 @@ from invariant_rag.generation.streaming import (
     TextStream,
     decode_keeping,
     stream_until_stop_string,
+    token_logprobs,
     trim_at_stop_string,
 )
 from invariant_rag.generation.structured import constrain

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from threading import Event, Lock
 from time import monotonic
@@ -19,10 +19,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidOption
-from invariant_rag.generation.identity import identity
+from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
@@ -31,7 +30,7 @@ from invariant_rag.segments import Prompt
 _SHORT = 4
 """A request is short beside one of so many times its tokens."""
 _POLL_SECONDS = 0.02
-"""How often a waiting thread looks whether another one has generated for it."""
+"""How often a waiting thread checks whether another one has generated for it."""
 
 
 @dataclass(eq=False)
@@ -45,11 +44,6 @@ class _Request:
     events: tuple[Event, ...] = ()
     result: Future[Generation] = field(default_factory=Future)
     started: bool = False  # whether the streamer has got a token
-
-    @cached_property
-    def identity(self) -> str:
-        """What tells the model from others. It reads all weights, so it is asked for last, and once."""
-        return identity(self.lm)
 
     @property
     def samples_rows(self) -> bool:
@@ -68,7 +62,7 @@ class _Request:
 
     @property
     def max_new_tokens(self) -> int:
-        """How many tokens it may take."""
+        """Tokens of its answer, at most."""
         return resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
 
     def goes_before(self, running: _Request) -> bool:
@@ -76,7 +70,9 @@ class _Request:
 
         It is short beside it; or it is another tenant's, whose cache is another one, and no longer.
         """
-        own, other = self.max_new_tokens, running.max_new_tokens
+        own, other = (
+            resolve_max_new_tokens(each.options.get("max_new_tokens"), each.options) for each in (self, running)
+        )
         return _SHORT * own <= other or (self.lm.cache is not running.lm.cache and own <= other)
 
     def can_batch_with(self, other: _Request) -> bool:
@@ -86,13 +82,13 @@ class _Request:
         computes prompts one by one cannot, nor can requests with different caches: they may belong to tenants that must
         not see what the other one has stored.
         """
+        lm, its = self.lm, other.lm
         return (
             (self.samples_rows or not resolve_option(self.options, "do_sample"))
-            and not self.lm.prefiller.one_by_one
+            and not lm.prefiller.one_by_one
             and self.shared_options == other.shared_options
-            and self.lm.model is other.lm.model
-            and self.lm.cache is other.lm.cache
-            and (self.lm is other.lm or self.identity == other.identity)
+            and (lm.model is its.model and lm.tokenizer is its.tokenizer and lm.cache is its.cache)
+            and (lm is its or choices_digest(lm) == choices_digest(its))
         )
 
 
@@ -145,7 +141,9 @@ class MicroBatcher:
         """
         given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
         events = () if abandoned is None else (abandoned,)
-        return self._answer([_Request(lm, prompt, given, streamer, events)], batch_size)[0]
+        requests = [_Request(lm, prompt, given, streamer, events)]
+        self._queue(requests, batch_size)
+        return self._generations(requests, batch_size)[0]
 
     def generate_all(
         self,
@@ -168,10 +166,7 @@ class MicroBatcher:
             InvalidChoice: As for `generate`.
         """
         events = () if abandoned is None else (abandoned,)
-        return self._answer([_Request(lm, prompt, options, None, events) for prompt, options in calls], batch_size)
-
-    def _answer(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
-        """Generate for requests to one model."""
+        requests = [_Request(lm, prompt, options, None, events) for prompt, options in calls]
         self._queue(requests, batch_size)
         return self._generations(requests, batch_size)
 
@@ -179,7 +174,8 @@ class MicroBatcher:
         """Let requests wait, together."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
         for each in requests:
-            _check(each)
+            check_options(each.options, check_kind("lm", each.lm, InvariantModel).model)
+            _check_sequences(each)
         with self._waiting_lock:
             self._waiting += [each for each in requests if not each.lm.batches_calls]
 
@@ -223,9 +219,8 @@ class MicroBatcher:
         """
         closed = Event()
         events = (closed,) if abandoned is None else (closed, abandoned)
-        rest = {name: value for name, value in (options or {}).items() if name != "keep_tokens"}
-        kept = {name: value for name, value in (options or {}).items() if name == "keep_tokens"}
-
+        rest = dict(options or {})
+        kept = {"keep_tokens": rest.pop("keep_tokens", None)}
         request = _Request(lm, prompt, rest, events=events)
 
         def begin(streamer: BaseStreamer) -> None:
@@ -238,7 +233,7 @@ class MicroBatcher:
             return self._generations([request], batch_size)[0]
 
         check = lm.prefiller.shared.lock.check_new_thread
-        stream = stream_text(generate, lm.tokenizer, kept, check, closed, begin)
+        stream = stream_text(generate, lm.tokenizer, kept, check=check, closed=closed, begin=begin)
         finalize(stream, closed.set)  # nobody waits for a stream that is not there
         return stream
 
@@ -283,12 +278,6 @@ def generate_alone(
     if request.abandoned:
         raise CancelledError
     return generation
-
-
-def _check(request: _Request) -> None:
-    lm = check_kind("lm", request.lm, InvariantModel)
-    check_options(request.options, lm.model)
-    _check_sequences(request)
 
 
 def _check_sequences(request: _Request) -> None:

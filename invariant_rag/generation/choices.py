@@ -1,22 +1,21 @@
-"""The choices of one wrapper of a model, from names or instances to objects that fit each other."""
+"""The choices of a wrapper: one dataclass, from which its keywords, their defaults and its attributes come."""
 
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from invariant_rag.attention import resolve_backend
+from invariant_rag.attention.dynamic_rope import has_dynamic_rope
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import check_flag, check_name
-from invariant_rag.errors import ImmutableModel, InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.checks import check_flag, check_name, check_number
+from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.overflow import Overflow, TokenLimits
-from invariant_rag.generation.prefix_cache import check_cacheable
-from invariant_rag.generation.shared_state import shared_state
+from invariant_rag.generation.overflow import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
 from invariant_rag.models.loading import context_window, load_config, resolve_dtype
@@ -27,145 +26,147 @@ if TYPE_CHECKING:
 
     from invariant_rag.attention.call import Backend
 
-_ALIKE = 0.8
-"""From this similarity on, a keyword that is none of ours is a misspelt one. transformers' `cache_dir` has 0.71."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MISSPELT = 0.8
+"""Similarity from which an unknown keyword counts as a misspelt choice. transformers' `cache_dir` has 0.71."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The choices of an `InvariantModel`. They never change; another choice makes another wrapper.
+    """The choices of an `InvariantModel`, with their defaults; names are checked, and resolved for a model.
 
     Attributes:
-        method: How segments see each other.
-        ordering: Which segment goes where.
-        backend: What computes the attention.
-        limits: How long prompts may be, and what happens to longer ones.
-        intervention: A change to the plain model's attention; None for none.
-        cache: Keeps keys and values of prompt prefixes; None for none.
-        deterministic: Whether the prompts of a batch are computed one by one, so that they change no bit of each other.
+        method: Which segments each segment attends to: a name from `invariant-rag methods`, or a `Method`.
+        ordering: How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's
+            default (`lexical`, but `given` for `sequential`).
+        backend: The attention implementation: `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa` or `reference`.
+        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
+        overflow: Strategy for prompts that are too long: `error` raises; `drop_last` drops segments that do not fit
+            even alone, then those of the lowest rank; `trim_segments` truncates the longest segments at their ends,
+            all to the same length.
+        intervention: A change to the plain model's attention that reduces its position bias, for the method
+            `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It does
+            not make the output invariant; the ordering does.
+        cache: Stores keys and values of sets and segments for later prompts, in any order. None: no cache.
+        deterministic: Whether a prompt's answer changes no bit with what else is in its batch. Its prompts are then
+            computed one by one. Without it they are one batch, and answers may differ by rounding.
+
+    Raises:
+        UnknownName: Unknown method, ordering, backend, overflow or intervention.
+        InvalidChoice: Another choice has a wrong type or value.
+        ExtraRequired: A package that the ordering needs is not installed.
+    """
+
+    method: str | Method = "rotor"
+    ordering: str | Ordering | None = None
+    backend: str | Backend = "auto"
+    max_segment_tokens: int | None = None
+    overflow: Overflow = "error"
+    intervention: str | Intervention | None = None
+    cache: KeyValueCache | None = None
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        check_method_and_ordering(self.method, self.ordering)
+        resolve_backend(self.backend)
+        check_name("overflow", self.overflow, get_args(Overflow))
+        if self.max_segment_tokens is not None:
+            check_number("max_segment_tokens", self.max_segment_tokens, 1)
+        if isinstance(self.intervention, str):
+            check_name("intervention", self.intervention, INTERVENTIONS)
+        if not isinstance(self.cache, KeyValueCache | None):
+            raise InvalidChoice(
+                f"expected a KeyValueCache, got {type(self.cache).__name__}",
+                hint="For a folder: KeyValueCache(folder=...).",
+            )
+        check_flag("deterministic", self.deterministic)
+
+    def resolve(self, model: PreTrainedModel, *, has_alibi: bool = False) -> ResolvedChoices:
+        """Resolve names for a model.
+
+        Raises:
+            UnsupportedCombination: The intervention is not supported by the method or the model, the method by a model
+                with ALiBi, or the cache by the model or an intervention.
+        """
+        method = resolve_method(self.method)
+        if method.reads_later_positions and has_alibi:
+            raise UnsupportedCombination(
+                f"expected a method whose tokens attend to keys before their own position only, got {method.name!r}: "
+                f"{model.config.model_type} has ALiBi, which has no bias for later keys",
+                hint="Use a model with rotary positions, or another method, such as 'set-based'.",
+            )
+        resolved = ResolvedChoices(
+            method=method,
+            ordering=resolve_ordering(self.ordering, method.default_ordering),
+            backend=resolve_backend(self.backend, input_device(model)),
+            max_segment_tokens=self.max_segment_tokens,
+            overflow=self.overflow,
+            intervention=resolve_intervention(self.intervention, method, model),
+            cache=self.cache,
+            deterministic=bool(self.deterministic),
+            context_window=context_window(model.config),
+        )
+        if resolved.cache is not None:
+            _check_cacheable(model, resolved.intervention)
+        return resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedChoices(Choices):
+    """Choices whose names are resolved for one model.
+
+    Attributes:
+        context_window: Maximum number of positions of prompt and answer together; None: no limit.
     """
 
     method: Method
     ordering: Ordering
     backend: Backend
-    limits: TokenLimits
     intervention: Intervention | None = None
-    cache: KeyValueCache | None = None
-    deterministic: bool = False
+    context_window: int | None = None
 
-    @property
-    def stock_decoding(self) -> bool:
-        """Whether tokens after a prefilled prompt use the model's own attention."""
-        return self.method.stock_decoding and self.intervention is None
-
-    @classmethod
-    def resolve(
-        cls,
-        model: PreTrainedModel,
-        *,
-        method: str | Method,
-        ordering: str | Ordering | None,
-        backend: str | Backend,
-        max_segment_tokens: int | None,
-        overflow: Overflow,
-        intervention: str | Intervention | None,
-        cache: KeyValueCache | None,
-        deterministic: bool,
-    ) -> Self:
-        """Resolve the arguments of `InvariantModel`, which documents them and the errors."""
-        check_method_and_ordering(method, ordering)
-        method = resolve_method(method)
-        choices = cls(
-            method=method,
-            ordering=resolve_ordering(ordering, method.default_ordering),
-            backend=resolve_backend(backend, input_device(model)),
-            limits=TokenLimits(context_window(model.config), max_segment_tokens, overflow),
-            intervention=resolve_intervention(intervention, method, model),
-            deterministic=check_flag("deterministic", deterministic),
-        )
-        _check_positions(model, method)
-        return choices.with_cache(model, cache)
-
-    def with_method(
-        self,
-        model: PreTrainedModel,
-        *,
-        method: str | Method | None,
-        ordering: str | Ordering | None,
-        backend: str | Backend | None,
-        max_segment_tokens: int | None,
-        overflow: Overflow | None,
-        intervention: str | Intervention | None,
-        deterministic: bool | None,
-    ) -> Self:
-        """Return other choices; None keeps a choice. A new method brings its default ordering and no intervention."""
-        changes: dict[str, Any] = {}
-        if method is not None:
-            resolved = resolve_method(method)
-            _check_positions(model, resolved)
-            default = resolve_ordering(resolved.default_ordering)
-            changes |= {"method": resolved, "ordering": default, "intervention": None}
-        if ordering is not None:
-            changes["ordering"] = resolve_ordering(ordering)
-            changes["ordering"].check_installed()
-        if backend is not None:
-            changes["backend"] = resolve_backend(backend, input_device(model))
-        if max_segment_tokens is not None:
-            changes["limits"] = replace(self.limits, max_segment_tokens=max_segment_tokens)
-        if overflow is not None:
-            changes["limits"] = replace(changes.get("limits", self.limits), overflow=overflow)
-        if intervention is not None:
-            changes["intervention"] = resolve_intervention(intervention, changes.get("method", self.method), model)
-        if deterministic is not None:
-            changes["deterministic"] = check_flag("deterministic", deterministic)
-        return replace(self, **changes).with_cache(model, self.cache)
-
-    def with_cache(self, model: PreTrainedModel, cache: KeyValueCache | None) -> Self:
-        """Return the same choices with another cache, or with none.
-
-        Raises:
-            InvalidChoice: It is no cache.
-            UnsupportedCombination: Keys and values of this model, method or intervention cannot be reused.
-        """
-        _check_cache(cache)
-        if cache is not None:
-            check_cacheable(model, self.intervention)
-        return replace(self, cache=cache)
+    def change(self, model: PreTrainedModel, *, has_alibi: bool, **changes: Any) -> ResolvedChoices:
+        """Return other choices for the same model. A new method brings its default ordering and no intervention."""
+        if "method" in changes:
+            changes = {"ordering": None, "intervention": None, **changes}
+        given = {each.name: getattr(self, each.name) for each in fields(Choices)}
+        resolved = Choices(**{**given, **known_keywords(changes)}).resolve(model, has_alibi=has_alibi)
+        return replace(resolved, context_window=self.context_window)
 
 
-def _check_cache(cache: object) -> None:
-    if not isinstance(cache, KeyValueCache | None):
-        raise InvalidChoice(
-            f"expected a KeyValueCache, got {type(cache).__name__}", hint="For a folder: KeyValueCache(folder=...)."
-        )
+def known_keywords(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return keywords, all of which are choices.
+
+    Raises:
+        UnknownName: One is none.
+    """
+    names = [each.name for each in fields(Choices)]
+    for each in keywords:
+        check_name("keyword", each, names)
+    return keywords
 
 
-def _check_positions(model: PreTrainedModel, method: Method) -> None:
-    """Raise UnsupportedCombination if the model has no place for the keys that a method's tokens see."""
-    if method.reads_later_positions and shared_state(model).has_alibi:
-        raise UnsupportedCombination(
-            f"expected a method whose tokens see keys before their own position only, got {method.name!r}: "
-            f"{model.config.model_type} has ALiBi, whose biases say nothing of keys behind it",
-            hint="Use a model with rotary positions, or another method, such as 'set-based'.",
-        )
+def takes_choices(function: Function) -> Function:
+    """Show the choices that a function takes as `**choices` as keywords in its signature."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    rest = [each for each in signature.parameters.values() if each.name == "kwargs"]
+    ours = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(Choices)
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *ours, *rest])  # type: ignore[attr-defined]
+    return function
 
 
 def check_before_loading(
-    name: str | Path | None,
-    *,
-    method: str | Method = "rotor",
-    ordering: str | Ordering | None = None,
-    backend: str | Backend = "auto",
-    dtype: Any = "auto",
-    device_map: Any = "auto",
-    max_segment_tokens: int | None = None,
-    overflow: Overflow = "error",
-    intervention: str | Intervention | None = None,
-    cache: KeyValueCache | None = None,
-    deterministic: bool = False,
-    **others: Any,
-) -> None:
-    """Check what can be checked of the arguments of `InvariantModel.from_pretrained`, before anything is loaded.
+    name: str | Path | None, *, dtype: Any = "auto", device_map: Any = "auto", **keywords: Any
+) -> tuple[Choices, dict[str, Any]]:
+    """Check the keywords of `InvariantModel.from_pretrained`, as far as that is possible before anything is loaded.
+
+    Returns:
+        The choices, and the other keywords, which are for transformers.
 
     Raises:
         UnknownName: There is no method, ordering, backend, overflow or intervention of that name; or another keyword
@@ -174,77 +175,36 @@ def check_before_loading(
         ExtraRequired: A package that the ordering needs is not installed.
     """
     del device_map  # only loading tells which devices there are
-    check_method_and_ordering(method, ordering)
-    resolve_backend(backend)
     resolve_dtype(dtype)
-    TokenLimits(None, max_segment_tokens, overflow)
-    if isinstance(intervention, str):
-        check_name("intervention", intervention, INTERVENTIONS)
-    _check_cache(cache)
-    check_flag("deterministic", deterministic)
-    ours = [each for each in inspect.signature(check_before_loading).parameters if each not in {"name", "others"}]
-    misspelt = [each for each in others if get_close_matches(each, ours, 1, _ALIKE)]
+    names = [each.name for each in fields(Choices)]
+    choices = Choices(**{each: value for each, value in keywords.items() if each in names})
+    others = {each: value for each, value in keywords.items() if each not in names}
+    known = [*names, "dtype", "device_map"]
+    misspelt = [each for each in others if get_close_matches(each, known, 1, _MISSPELT)]
     config = load_config(name, **others) if misspelt else None
     for each in misspelt:
         if not hasattr(config, each):  # transformers takes what the configuration has, whatever it looks like
-            raise UnknownName("keyword", each, ours, hint="Those of transformers' from_pretrained are taken, too.")
+            raise UnknownName("keyword", each, known, hint="Those of transformers' from_pretrained are taken, too.")
+    return choices, others
 
 
-class ReadOnlyChoices(ABC):
-    """The choices of a wrapper as read-only attributes. Assigning one raises an error that names the right call."""
-
-    @property
-    @abstractmethod
-    def choices(self) -> Choices:
-        """All choices."""
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise ImmutableModel(name)
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise ImmutableModel(name)
-
-    @property
-    def method(self) -> Method:
-        """The method: which segments each segment attends to."""
-        return self.choices.method
-
-    @property
-    def ordering(self) -> Ordering:
-        """The ordering: how segments are ranked."""
-        return self.choices.ordering
-
-    @property
-    def backend(self) -> Backend:
-        """The attention implementation."""
-        return self.choices.backend
-
-    @property
-    def intervention(self) -> Intervention | None:
-        """The change to the plain model's attention, or None."""
-        return self.choices.intervention
-
-    @property
-    def cache(self) -> KeyValueCache | None:
-        """The cache of keys and values, or None."""
-        return self.choices.cache
-
-    @property
-    def context_window(self) -> int | None:
-        """Maximum number of tokens of prompt and answer together; None if the config has no limit."""
-        return self.choices.limits.context_window
-
-    @property
-    def overflow(self) -> Overflow:
-        """Strategy for prompts that are too long."""
-        return self.choices.limits.overflow
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether the prompts of a batch are computed one by one, so that they change no bit of each other."""
-        return self.choices.deterministic
-
-    @property
-    def max_segment_tokens(self) -> int | None:
-        """Maximum number of tokens of one segment; None: no limit."""
-        return self.choices.limits.max_segment_tokens
+def _check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -> None:
+    """Refuse a cache where keys and values of a prefix cannot be reused by other prompts."""
+    if intervention is not None:
+        raise UnsupportedCombination(
+            f"expected a model without an intervention for a key-value cache, got {intervention.name!r}",
+            hint="Use with_cache(None), or a model without an intervention.",
+        )
+    if has_dynamic_rope(model):
+        raise UnsupportedCombination(
+            "expected rotary frequencies that do not depend on the prompt length; this model's grow with it, so keys "
+            "cannot be reused by another prompt",
+            hint="Use this model without a cache.",
+        )
+    devices = set(map(str, getattr(model, "hf_device_map", {}).values()))
+    if len(devices) > 1 or any(each.is_meta for each in model.parameters()):
+        raise UnsupportedCombination(
+            "expected a model on one device, with its weights in memory, for a key-value cache, got one that is "
+            f"offloaded or spread over {', '.join(sorted(devices)) or 'devices'}",
+            hint="Load the model on one device (`device_map`), or use it without a cache.",
+        )

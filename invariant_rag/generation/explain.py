@@ -14,7 +14,6 @@ from invariant_rag.attention.hook import ArrangedAttention, PromptState, overrid
 from invariant_rag.attention.trace import Sight, TracingBackend
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.scoring import continuation_logits
 from invariant_rag.segments import Prompt, SegmentSet
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ def _confidence(lm: InvariantModel, prompt: Prompt, answer: Sequence[int]) -> fl
     """Return the mean probability of an answer's tokens after a prompt."""
     prepared = lm.prepare_to_generate(prompt, len(answer))
     with lm.prefiller.exclusive():
-        logits = continuation_logits(lm.prefiller, prepared, [tuple(answer)])
+        logits = lm.prefiller.continuation_logits(prepared, [tuple(answer)])
     logprobs = torch.log_softmax(logits[0].float(), dim=-1)
     return _mean_probability(logprobs[torch.arange(len(answer)), torch.tensor(answer)].tolist())
 

@@ -1,6 +1,6 @@
 """Files of keys and values: one entry each, bound to its key, private, within room, and safe from writers that die.
 
-The file of an entry is `FOLDER/STEM.kv`, where the stem is `stem_of(key, namespace)`: 64 hexadecimal digits. It is a
+The file of an entry is `FOLDER/STEM.kv`, where the stem is `digest_of(key, namespace)`: 64 hexadecimal digits. It is a
 safetensors file, so other programs can read it without a model, and without this library:
 
 - tensors `0.keys`, `0.values`, `1.keys`...: keys and values of each layer, `[H_kv, T, D]`, keys as they were rotated;
@@ -51,20 +51,6 @@ _MOST_HEADER_BYTES = 1 << 20
 _logger = logging.getLogger(__name__)
 
 
-def stem_of(key: str, namespace: str = "") -> str:
-    """Return the name of an entry's file, without `.kv`.
-
-    >>> len(stem_of("some key")), stem_of("some key") == stem_of("some key", "a tenant")
-    (64, False)
-    """
-    return digest_of(repr((key, namespace)))
-
-
-def digest_of(text: str) -> str:
-    """Return the SHA-256 of a text, in hexadecimal."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def checksum(stem: str, namespace: str, tensors: dict[str, torch.Tensor]) -> str:
     """Return the digest of an entry, in hexadecimal.
 
@@ -82,7 +68,7 @@ def checksum(stem: str, namespace: str, tensors: dict[str, torch.Tensor]) -> str
 
 def to_bytes(entry: Entry, stem: str, namespace: str = "") -> bytes:
     """Return the content of an entry's file. The namespace is that of the stem."""
-    namespace = digest_of(namespace)
+    namespace = _sha256(namespace)
     tensors = {
         f"{layer}.{name}": tensor.contiguous().cpu()
         for layer, pair in enumerate(entry)
@@ -99,29 +85,19 @@ def read_entry(path: Path) -> Entry:
         OSError: The file does not exist or cannot be read, or is no regular file.
         DamagedEntry: It holds no entry, or not the one that its name says.
     """
-    return from_bytes(read_bytes(path), path.stem)
-
-
-def from_bytes(content: bytes, stem: str) -> Entry:
-    """Parse and check what `to_bytes` returned, on the CPU.
-
-    Raises:
-        DamagedEntry: It holds no entry, or not that of the stem.
-    """
-    name = f"{stem}.kv"
+    content = read_bytes(path)
     try:
         metadata = _metadata(content)
         tensors = load(content)
     except (SafetensorError, ValueError) as error:
-        raise DamagedEntry(f"{name}: no safetensors file with metadata: {error}") from error
-    if metadata.get("format") != FORMAT or metadata.get("stem") != stem:
-        raise DamagedEntry(f"{name}: expected an entry of this name, got {shown(metadata)}")
-    if metadata.get("sha256") != checksum(stem, str(metadata.get("namespace")), tensors):
-        raise DamagedEntry(f"{name}: its checksum is another one")
-    layers = len(tensors) // 2
-    names = [(f"{layer}.keys", f"{layer}.values") for layer in range(layers)]
-    if not layers or {each for pair in names for each in pair} != set(tensors):
-        raise DamagedEntry(f"{name}: expected keys and values of each layer, got {sorted(tensors)[:4]}")
+        raise DamagedEntry(f"{path.name}: no safetensors file with metadata: {error}") from error
+    if metadata.get("format") != FORMAT or metadata.get("stem") != path.stem:
+        raise DamagedEntry(f"{path.name}: expected an entry of this name, got {shown(metadata)}")
+    if metadata.get("sha256") != checksum(path.stem, str(metadata.get("namespace")), tensors):
+        raise DamagedEntry(f"{path.name}: its checksum is another one")
+    names = [(f"{layer}.keys", f"{layer}.values") for layer in range(len(tensors) // 2)]
+    if not names or {each for pair in names for each in pair} != set(tensors):
+        raise DamagedEntry(f"{path.name}: expected keys and values of each layer, got {sorted(tensors)[:4]}")
     return [(tensors[keys], tensors[values]) for keys, values in names]
 
 
@@ -177,17 +153,6 @@ class DiskStore:
         with suppress(OSError):  # no permission: the file is used, but its age is not updated
             os.utime(path)
         return entry, None
-
-    def touch(self, stem: str) -> bool:
-        """Mark an entry as used now; return whether there is one."""
-        try:
-            os.utime(self._path(stem))
-        except FileNotFoundError:
-            return False
-        except OSError as error:  # no permission: it may be there, but what happens to it is up to others
-            _logger.warning("cannot mark %s as used: %s", stem, error)
-            return os.path.exists(self._path(stem))  # noqa: PTH110 - that of pathlib raises for a folder of others
-        return True
 
     def write(self, stem: str, entry: Entry) -> bool:
         """Write an entry, unless there is no room for it; return whether nothing failed."""
@@ -277,7 +242,11 @@ def _is_entry(path: Path, namespace: str | None = None) -> bool:
     except (OSError, ValueError):
         return False
     ours = (metadata.get("format"), metadata.get("stem")) == (FORMAT, path.stem)
-    return ours and (namespace is None or metadata.get("namespace") == digest_of(namespace))
+    return ours and (namespace is None or metadata.get("namespace") == _sha256(namespace))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _make_private(folder: Path) -> None:

@@ -13,28 +13,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, overload
 
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from invariant_rag.attention.dynamic_rope import private_dynamic_rope
-from invariant_rag.attention.hook import PromptState, own_attention
-from invariant_rag.attention.probe import input_device
+from invariant_rag.attention.hook import PromptState
+from invariant_rag.attention.probe import takes_position_ids
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
-from invariant_rag.errors import InvalidChoice, InvalidPrompt
-from invariant_rag.generation.choices import Choices, ReadOnlyChoices, check_before_loading
+from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidPrompt
+from invariant_rag.generation.choices import (
+    Choices,
+    ResolvedChoices,
+    check_before_loading,
+    known_keywords,
+    takes_choices,
+)
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.explain import Explanation, explain
 from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.option_checks import check_options, check_seed
-from invariant_rag.generation.options import generation_options, resolve_max_new_tokens
+from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, to_generations
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.generation.padding import batch_caches, left_pad, to_static
 from invariant_rag.generation.prefill import Prefiller
 from invariant_rag.generation.prepare import PreparedPrompt, prepare
-from invariant_rag.generation.scoring import score_continuations
 from invariant_rag.generation.shared_state import shared_state
 from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.interventions import Intervention
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from invariant_rag.routing import RoutedModel
 
 
-class InvariantModel(ReadOnlyChoices):
+class InvariantModel:
     """A causal LM whose output depends on the set of segments, not on their order.
 
     A wrapper is immutable: `with_method` and `with_cache` return a new wrapper of the same weights. The wrapped model
@@ -67,76 +70,49 @@ class InvariantModel(ReadOnlyChoices):
     Args:
         model: A causal LM of transformers.
         tokenizer: Its tokenizer. None: prompts must be token ids.
-        method: Which segments each segment attends to: a name from `invariant-rag methods`, or a `Method`.
-        ordering: How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's
-            default (`lexical`, but `given` for `sequential`).
-        backend: The attention implementation: `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa` or `reference`.
-        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
-        overflow: Strategy for prompts that are too long: `error`, `drop_last` or `trim_segments`.
-        intervention: A change to the plain model's attention that reduces its position bias, for the method
-            `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It does
-            not make the output invariant; the ordering does.
-        cache: Stores keys and values of sets and segments for later prompts, in any order. None: no cache.
-        deterministic: Whether a prompt's answer changes no bit with what else is in its batch. Its prompts are then
-            computed one by one. Without it they are one batch, and answers may differ by rounding.
+        **choices: The fields of `Choices`: `method`, `ordering`, `backend`, `max_segment_tokens`, `overflow`,
+            `intervention`, `cache`, `deterministic`.
 
     Raises:
         UnsupportedModel: The model failed the probe; the message gives the reason.
-        UnknownName: Unknown method, ordering, backend, overflow or intervention.
+        UnknownName: Unknown method, ordering, backend, overflow or intervention; or no such choice.
         UnsupportedCombination: The intervention is not supported by the method or the model, or the cache by either.
     """
 
     prefiller: Prefiller
     """Runs forward passes with arranged attention. It owns the model and the choices."""
 
+    tokenizer: PreTrainedTokenizerBase | None
+    """The model's tokenizer. None: prompts must be token ids."""
+
+    @takes_choices
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        method: str | Method = "rotor",
-        ordering: str | Ordering | None = None,
-        backend: str | Backend = "auto",
-        max_segment_tokens: int | None = None,
-        overflow: Overflow = "error",
-        intervention: str | Intervention | None = None,
-        cache: KeyValueCache | None = None,
-        deterministic: bool = False,
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **choices: Any
     ) -> None:
         check_model(model)
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise InvalidChoice(f"tokenizer: expected one of transformers, or None, got {shown(tokenizer)}")
-        choices = Choices.resolve(
-            model,
-            method=method,
-            ordering=ordering,
-            backend=backend,
-            max_segment_tokens=max_segment_tokens,
-            overflow=overflow,
-            intervention=intervention,
-            cache=cache,
-            deterministic=deterministic,
-        )
-        vars(self).update(_tokenizer=tokenizer, prefiller=Prefiller(model, choices, shared_state(model)))
+        given, shared = Choices(**known_keywords(choices)), shared_state(model)
+        resolved = given.resolve(model, has_alibi=shared.has_alibi)
+        vars(self).update(tokenizer=tokenizer, prefiller=Prefiller(model, resolved, shared))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self.model, self.tokenizer, self.choices)
 
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ImmutableModel(name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ImmutableModel(name)
+
     @classmethod
+    @takes_choices
     def from_pretrained(
         cls,
         name: str | Path | None = None,
         *,
-        method: str | Method = "rotor",
-        ordering: str | Ordering | None = None,
-        backend: str | Backend = "auto",
         dtype: str | torch.dtype = "auto",
         device_map: str | Mapping[str, Any] | None = "auto",
-        max_segment_tokens: int | None = None,
-        overflow: Overflow = "error",
-        intervention: str | Intervention | None = None,
-        cache: KeyValueCache | None = None,
-        deterministic: bool = False,
         **kwargs: Any,
     ) -> InvariantModel:
         """Load a model and its tokenizer. Without a tokenizer, prompts must be token ids; a warning is issued.
@@ -144,65 +120,29 @@ class InvariantModel(ReadOnlyChoices):
         Args:
             name: A hub id or a folder. None: the small model that is part of the package, which needs no network;
                 `native`: the same model, fine-tuned with RoToR attention.
-            method: As for `InvariantModel`.
-            ordering: As for `InvariantModel`.
-            backend: As for `InvariantModel`.
             dtype: As in transformers. For embedded models, `auto` is float32.
             device_map: As in transformers.
-            max_segment_tokens: As for `InvariantModel`.
-            overflow: As for `InvariantModel`.
-            intervention: As for `InvariantModel`.
-            cache: As for `InvariantModel`.
-            deterministic: As for `InvariantModel`.
-            **kwargs: Passed to `AutoModelForCausalLM.from_pretrained` (`revision`, `quantization_config`...).
+            **kwargs: The fields of `Choices`, as for `InvariantModel`; others are passed to
+                `AutoModelForCausalLM.from_pretrained` (`revision`, `quantization_config`...).
 
         Raises:
             ModelNotFound: The model does not exist, or is not a causal LM.
-            UnknownName: Unknown method, ordering, backend, overflow or intervention.
+            UnknownName: Unknown method, ordering, backend, overflow or intervention; or a misspelt choice.
             UnsupportedModel: The model failed the probe; the message gives the reason.
         """
-        choices: dict[str, Any] = {
-            "method": method,
-            "ordering": ordering,
-            "backend": backend,
-            "max_segment_tokens": max_segment_tokens,
-            "overflow": overflow,
-            "intervention": intervention,
-            "cache": cache,
-            "deterministic": deterministic,
-        }
-        check_before_loading(name, dtype=dtype, device_map=device_map, **choices, **kwargs)
-        model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **kwargs)
+        choices, others = check_before_loading(name, dtype=dtype, device_map=device_map, **kwargs)
+        model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **others)
         if tokenizer is not None:
             warn_of_unprotected_tokens(tokenizer)
-        return cls(model, tokenizer, **choices)
+        return cls(model, tokenizer, **vars(choices))
 
-    def with_method(
-        self,
-        method: str | Method | None = None,
-        *,
-        ordering: str | Ordering | None = None,
-        backend: str | Backend | None = None,
-        max_segment_tokens: int | None = None,
-        overflow: Overflow | None = None,
-        intervention: str | Intervention | None = None,
-        deterministic: bool | None = None,
-    ) -> Self:
-        """Return a wrapper of the same weights with other choices; cheap. Omitted arguments are unchanged.
+    def with_method(self, method: str | Method | None = None, **choices: Any) -> Self:
+        """Return a wrapper of the same weights with other choices; cheap. What is omitted or None is unchanged.
 
         A new method resets the ordering to its default and removes the intervention, unless they are given too.
         """
-        choices = self.choices.with_method(
-            self.model,
-            method=method,
-            ordering=ordering,
-            backend=backend,
-            max_segment_tokens=max_segment_tokens,
-            overflow=overflow,
-            intervention=intervention,
-            deterministic=deterministic,
-        )
-        return self._with(choices)
+        given = {name: value for name, value in {"method": method, **choices}.items() if value is not None}
+        return self._with(**given)
 
     def with_cache(self, cache: KeyValueCache | None) -> Self:
         """Return a wrapper of the same weights that stores keys and values in a cache. None: no cache.
@@ -212,9 +152,10 @@ class InvariantModel(ReadOnlyChoices):
             UnsupportedCombination: The model's rotary frequencies depend on the prompt length, the model is spread over
                 several devices, or there is an intervention.
         """
-        return self._with(self.choices.with_cache(self.model, cache))
+        return self._with(cache=cache)
 
-    def _with(self, choices: Choices) -> Self:
+    def _with(self, **changes: Any) -> Self:
+        choices = self.choices.change(self.model, has_alibi=self.prefiller.shared.has_alibi, **changes)
         other = object.__new__(type(self))
         vars(other).update(vars(self), prefiller=replace(self.prefiller, choices=choices))
         return other
@@ -240,21 +181,58 @@ class InvariantModel(ReadOnlyChoices):
         """The wrapped model."""
         return self.prefiller.model
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The model's tokenizer. None: prompts must be token ids."""
-        tokenizer: PreTrainedTokenizerBase | None = vars(self)["_tokenizer"]
-        return tokenizer
+    batches_calls: ClassVar[bool] = False
+    """Whether calls of several threads are batched anyhow, so that a `MicroBatcher` need not batch them."""
 
     @property
-    def batches_calls(self) -> bool:
-        """Whether calls of several threads run together anyhow, so that a `MicroBatcher` need not put them together."""
-        return False
-
-    @property
-    def choices(self) -> Choices:
-        """Method, ordering, backend, token limits, intervention and cache of this wrapper."""
+    def choices(self) -> ResolvedChoices:
+        """All choices of this wrapper."""
         return self.prefiller.choices
+
+    @property
+    def method(self) -> Method:
+        """Which segments each segment attends to."""
+        return self.prefiller.choices.method
+
+    @property
+    def ordering(self) -> Ordering:
+        """How segments are ranked."""
+        return self.prefiller.choices.ordering
+
+    @property
+    def backend(self) -> Backend:
+        """The attention implementation."""
+        return self.prefiller.choices.backend
+
+    @property
+    def intervention(self) -> Intervention | None:
+        """The change to the plain model's attention, or None."""
+        return self.prefiller.choices.intervention
+
+    @property
+    def cache(self) -> KeyValueCache | None:
+        """The cache of keys and values, or None."""
+        return self.prefiller.choices.cache
+
+    @property
+    def context_window(self) -> int | None:
+        """Maximum number of tokens of prompt and answer together; None if the config has no limit."""
+        return self.prefiller.choices.context_window
+
+    @property
+    def overflow(self) -> Overflow:
+        """Strategy for prompts that are too long."""
+        return self.prefiller.choices.overflow
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the prompts of a batch are computed one by one, so that they change no bit of each other."""
+        return self.prefiller.choices.deterministic
+
+    @property
+    def max_segment_tokens(self) -> int | None:
+        """Maximum number of tokens of one segment; None: no limit."""
+        return self.prefiller.choices.max_segment_tokens
 
     @property
     def invariant(self) -> bool:
@@ -269,7 +247,7 @@ class InvariantModel(ReadOnlyChoices):
     @property
     def device(self) -> torch.device:
         """Device of the input ids."""
-        return input_device(self.model)
+        return self.prefiller.device
 
     def __repr__(self) -> str:
         return (
@@ -332,7 +310,7 @@ class InvariantModel(ReadOnlyChoices):
                 f"expected a Prompt, got {shown(prompt)}", hint="Build one: lm.chat_prompt(question, texts)."
             )
         check_number("new_tokens", new_tokens, 0)
-        prepared = prepare(prompt, self.tokenizer, self.method, self.ordering, self.choices.limits, new_tokens)
+        prepared = prepare(prompt, self.tokenizer, self.prefiller.choices, new_tokens)
         self._check_vocabulary(prepared.input_ids)
         return prepared
 
@@ -388,7 +366,8 @@ class InvariantModel(ReadOnlyChoices):
         """
         check_seed(seed)
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
-        prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
+        is_single = not isinstance(prompt, Sequence) or isinstance(prompt, str)
+        prompts: Any = [prompt] if is_single else prompt
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
         generations: list[Generation] = []
         for batch in [[each] for each in prepared] if self.prefiller.one_by_one else [prepared]:
@@ -400,7 +379,7 @@ class InvariantModel(ReadOnlyChoices):
                 if seed is not None:
                     torch.manual_seed(seed)
                 generations += self._generate(batch, wanted, options)
-        return generations[0] if isinstance(prompt, Prompt) and len(generations) == 1 else generations
+        return generations[0] if is_single and len(generations) == 1 else generations
 
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
@@ -430,7 +409,7 @@ class InvariantModel(ReadOnlyChoices):
         check_seed(seed)
         resolve_max_new_tokens(max_new_tokens, kwargs)
         check_options({name: value for name, value in kwargs.items() if name != "keep_tokens"}, self.model)
-        return stream_text(generate, self.tokenizer, kwargs, self.prefiller.shared.lock.check_new_thread)
+        return stream_text(generate, self.tokenizer, kwargs, check=self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
         """Return the log-probability of each candidate as the continuation of the prompt.
@@ -448,7 +427,7 @@ class InvariantModel(ReadOnlyChoices):
             return []
         prepared = self.prepare_to_generate(prompt, max(map(len, options)))
         with self.prefiller.exclusive():
-            return score_continuations(self.prefiller, prepared, options)
+            return self.prefiller.score(prepared, options)
 
     def explain(self, prompt: Prompt, *, max_new_tokens: int | None = None) -> Explanation:
         """Answer a prompt, and return which segment saw which, at what distance, and what the answer owes to each.
@@ -522,7 +501,7 @@ class InvariantModel(ReadOnlyChoices):
         if len(lengths) > 1:
             raise InvalidPrompt(f"expected prompts of the same length in a batch, got {sorted(lengths)} tokens")
         attention = self.prefiller.arranged_attention([PromptState(prompt.arrangement) for prompt in prompts])
-        with self.prefiller.shared.lock.held(), private_dynamic_rope(self.model), own_attention(), attention:
+        with self.prefiller.exclusive(gradients=torch.is_grad_enabled()), attention:
             yield
 
     def _check_vocabulary(self, ids: TokenIds) -> None:
@@ -535,30 +514,33 @@ class InvariantModel(ReadOnlyChoices):
     ) -> list[Generation]:
         prefiller = self.prefiller
         batch = left_pad(prepared, options["pad_token_id"], prefiller.device)
-        if batch.positions is not None:
-            options |= prefiller.position_ids(batch.positions)
+        if batch.positions is not None and takes_position_ids(prefiller.model):
+            options["position_ids"] = batch.positions
         copies = max(options["num_beams"], options["num_return_sequences"])
         is_static, options["cache_implementation"] = options["cache_implementation"] == "static", None
         # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
         # it, several where there is no cache.
-        lengths = [len(each.input_ids) for each in prepared]
-        is_one = len(prepared) == 1 or (self.choices.cache is None and prefiller.can_read_together(lengths))
+        is_one = len(prepared) == 1 or (
+            prefiller.choices.cache is None and prefiller.shares_prefill([len(each.input_ids) for each in prepared])
+        )
         prefills = copies == 1 and not is_static and is_one
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
+        is_whole = prefills and not cache.get_seq_length()
         if is_static:
             cache = to_static(cache, self.model.config, batch.ids.shape[1] + max_new_tokens)
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
-        whole = prefills and not cache.get_seq_length()
-        attention = prefiller.generation_attention(states) if whole else prefiller.decoding_attention(states)
-        with attention:
-            decoded = decode(self.model, batch.ids, batch.mask, cache, max_new_tokens, options)
+        with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
+            decoded = decode(prefiller.model, batch.ids, batch.mask, cache, max_new_tokens, options)
         return to_generations(decoded, prepared, [each.cached_tokens for each in prefilled], self.tokenizer, options)
 
 
 def _unpickled(
-    kind: type[InvariantModel], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, choices: Choices
+    kind: type[InvariantModel],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    choices: ResolvedChoices,
 ) -> InvariantModel:
     lm = object.__new__(kind)
-    vars(lm).update(_tokenizer=tokenizer, prefiller=Prefiller(model, choices, shared_state(model)))
+    vars(lm).update(tokenizer=tokenizer, prefiller=Prefiller(model, choices, shared_state(model)))
     return lm

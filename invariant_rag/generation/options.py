@@ -1,65 +1,87 @@
-"""Options of `generate`: keyword arguments, defaults of the generation config, and unsupported combinations."""
+"""Keywords of `generate`: names, kinds and bounds, defaults of the generation config, and unsupported combinations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from numbers import Real
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import CompileConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    CompileConfig,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
-from invariant_rag.checks import check_number
-from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.option_checks import check_options, check_token_ids
+from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.checks import SEEDS, check_number, check_real, is_iterable
+from invariant_rag.errors import InvalidOption, InvariantRAGError, TokenizerRequired, UnsupportedCombination
+from invariant_rag.segments import replace_surrogates
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_INFINITY = float("inf")
+_WHOLE = {
+    **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), 1),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "top_k", "top_logprobs"), 0),
+    "encoder_no_repeat_ngram_size": 0,
+}
+"""Whole numbers, and the least that each may be."""
 
-_OWN_PREFILL = (
-    "assistant_model",
-    "prompt_lookup_num_tokens",
-    "assistant_early_exit",
-    "is_assistant",
-    "use_mtp",
-    "token_healing",
-)
-"""Options with which transformers prefills the prompt itself: assisted decoding and token healing."""
+_REAL = {
+    **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (-_INFINITY, _INFINITY)),
+    **dict.fromkeys(("max_time", "encoder_repetition_penalty", "repetition_penalty", "temperature"), (0, _INFINITY)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "top_h", "top_p", "typical_p"), (0, 1)),
+}
+"""Finite numbers, and the least and the most that each may be."""
 
-_OWN_INPUTS = (
-    "attention_mask",
-    "cache_config",
-    "cache_position",
-    "input_ids",
-    "inputs",
-    "inputs_embeds",
-    "labels",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "return_dict_in_generate",
-)
+_SWITCHES = {
+    *("compile", "disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "synced_gpus", "use_cache"),
+}
+_TOKENS = {
+    *("begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id"),
+    *("forced_eos_token_id", "suppress_tokens"),
+}
+_MOST = (1 << 63) - 1
+"""The largest whole number that PyTorch takes."""
+
+_LONGEST_STOP = 1000
+"""Characters of a stop string: transformers compares every token with every position in it."""
+
+_OWN_INPUTS = {
+    *("attention_mask", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
+    *("logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate"),
+}
 """Options of transformers' `generate` that the prompt and its arrangement determine."""
 
-_CACHES = (None, "dynamic", "static")
-"""Kinds of caches for decoding. What the model's own `generation_config` says is not asked."""
-
-_FOREIGN_CODE = (
-    "constraints",
-    "custom_generate",
-    "dola_layers",
-    "force_words_ids",
-    "num_beam_groups",
-    "penalty_alpha",
+_FOREIGN_CODE = {
+    *("constraints", "custom_generate", "dola_layers", "force_words_ids", "num_beam_groups", "penalty_alpha"),
     "trust_remote_code",
-)
+}
 """Options with which transformers runs another decoding loop, from a repository of a hub or of the caller."""
+
+_OWN_PREFILL = {
+    *("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "is_assistant", "use_mtp"),
+    "token_healing",
+}
+"""Options with which transformers prefills the prompt itself: assisted decoding and token healing."""
+
+_REFUSING = ("transformers.generation", "transformers.configuration", "transformers.utils", "huggingface_hub", "torch")
+"""Modules whose errors are about keywords. Those of models and callbacks are not among them."""
 
 
 def generation_options(
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
@@ -67,8 +89,8 @@ def generation_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments for transformers' `generate`.
 
-    Options that are not in `kwargs` come from its `generation_config`, and then from the model's. Decoding is greedy
-    unless `kwargs` or their `generation_config` enable sampling.
+    Options that are not in `kwargs` come from its `generation_config`, and then from the model's. Decoding is greedy,
+    from a cache that grows, unless `kwargs` or their `generation_config` say otherwise.
 
     Args:
         kwargs: Keyword arguments of `InvariantModel.generate`.
@@ -82,33 +104,30 @@ def generation_options(
         UnsupportedCombination: Assisted decoding, token healing, `use_cache=False` or chunked prefill; guidance or a
             static cache without `stock_decoding`; or a cache that is neither dynamic nor static, or not with `compile`.
     """
-    options = {name: value for name, value in kwargs.items() if value is not None}
-    defaults = model.generation_config
-    _refuse_own_prefill(options, defaults, stock_decoding)
-    options = {name: value for name, value in options.items() if name not in _OWN_PREFILL}  # False
+    given = _chosen(kwargs)
+    called = {**_chosen(given.get("generation_config")), **given}
+    known = {**_chosen(model.generation_config), **called}
+    _refuse_other_prefills(given, called, known)
+    options = {name: value for name, value in given.items() if name not in _OWN_PREFILL}
     check_options(options, model)
-    options["use_cache"] = True
-    if options.pop("compile", False):  # transformers compiles decoding from a static cache, and says where it cannot
-        options = {"cache_implementation": "static", "compile_config": CompileConfig(), **options}
-        _check_compiles(options)
-    options["cache_implementation"] = _cache_implementation(options, stock_decoding)
-    options["do_sample"] = bool(resolve_option(options, "do_sample"))
-    for name in ("num_beams", "num_return_sequences"):
-        options[name] = resolve_option(options, name, defaults) or 1
-    if options["num_beams"] > 1 and options.get("top_logprobs"):
-        raise UnsupportedCombination(
-            "expected one beam with top_logprobs: the steps of a beam are those of others",
-            hint="Leave one of them away.",
-        )
-    options["eos_token_id"] = resolve_option(options, "eos_token_id", defaults)
-    padding = (resolve_option(options, "pad_token_id", defaults), getattr(tokenizer, "pad_token_id", None))
-    candidates = [*padding, *as_ids(options["eos_token_id"]), 0]
+    if is_compiled := options.pop("compile", False):  # from a static cache; transformers says where it cannot
+        options.setdefault("compile_config", CompileConfig())
+    cache = called.get("cache_implementation", "static" if is_compiled else None)
+    _check_decoding(cache, called, known, stock_decoding=stock_decoding)
+    options |= {
+        "use_cache": True,
+        "cache_implementation": "static" if cache == "static" else None,
+        "do_sample": bool(called.get("do_sample")),
+        "num_beams": known.get("num_beams", 1) or 1,
+        "num_return_sequences": known.get("num_return_sequences", 1) or 1,
+        "eos_token_id": known.get("eos_token_id"),
+    }
     vocabulary = range(model.config.get_text_config(decoder=True).vocab_size)  # some configs say -1
-    options["pad_token_id"] = next(each for each in candidates if each is not None and each in vocabulary)
+    padding = (known.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *as_ids(options["eos_token_id"]), 0)
+    options["pad_token_id"] = next(filter(vocabulary.__contains__, padding))
     criteria = list(options.get("stopping_criteria") or ())
-    strings = resolve_option(options, "stop_strings", defaults)
     options.pop("stop_strings", None)
-    if strings:
+    if strings := known.get("stop_strings"):
         if tokenizer is None:
             raise TokenizerRequired("expected a model with a tokenizer, which stop strings need; got none")
         options.setdefault("tokenizer", tokenizer)
@@ -117,99 +136,72 @@ def generation_options(
     return options
 
 
-def _refuse_own_prefill(options: Mapping[str, Any], defaults: object, stock_decoding: bool) -> None:
-    """Raise for options with which transformers would prefill the prompt with the plain model's attention."""
-    if own := [name for name in _OWN_INPUTS if name in options]:
-        raise UnsupportedCombination(
-            f"expected options of decoding, got {', '.join(own)}, which the prompt and its arrangement determine",
-            hint="Remove the option. Token ids go into the Prompt.",
+def _chosen(source: Any) -> dict[str, Any]:
+    """Return the options of keywords, or of a `GenerationConfig`, that are not None."""
+    source = vars(source) if isinstance(source, GenerationConfig) else source
+    return {name: value for name, value in source.items() if value is not None} if isinstance(source, Mapping) else {}
+
+
+def _refuse_other_prefills(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise for options with which the prompt would be prefilled with the plain model's attention."""
+    reason, hint = "", "Remove the option."
+    if names := sorted(_OWN_INPUTS & given.keys()):
+        reason = f"options of decoding, got {', '.join(names)}, which the prompt and its arrangement determine"
+        hint = "Remove the option. Token ids go into the Prompt."
+    elif "max_length" in given:
+        reason = "the length of the answer, got max_length, which counts the prompt too"
+        hint = "Give max_new_tokens instead."
+    elif names := sorted(name for name in _FOREIGN_CODE & known.keys() if is_set(known[name])):
+        reason = (
+            f"a decoding loop of transformers itself, got {', '.join(names)}, for which it runs code from elsewhere"
         )
-    if "max_length" in options:
-        raise UnsupportedCombination(
-            "expected the length of the answer, got max_length, which counts the prompt too",
-            hint="Give max_new_tokens instead.",
+    elif names := sorted(name for name in _OWN_PREFILL & known.keys() if known[name] is not False):
+        reason = (
+            f"decoding that continues an arranged prefill, got {', '.join(names)}, with which transformers prefills "
+            "the prompt itself, with the plain model's attention"
         )
-    if refused := [name for name, value in _chosen(_FOREIGN_CODE, options, defaults).items() if is_set(value)]:
+    elif called.get("use_cache") is False:
+        reason = "decoding with a cache, got use_cache=False: the cache holds the arranged prefill"
+    elif "prefill_chunk_size" in known:
+        reason = (
+            f"a prefill in one forward pass, got prefill_chunk_size={shown(known['prefill_chunk_size'])}: arranged "
+            "attention needs all segments in one forward pass, and limits memory by computing attention in blocks"
+        )
+        hint = "Remove prefill_chunk_size; in the model's own generation_config, set it to None."
+    if reason:
+        raise UnsupportedCombination(f"expected {reason}", hint=hint)
+
+
+def _check_decoding(cache: Any, called: Mapping[str, Any], known: Mapping[str, Any], *, stock_decoding: bool) -> None:
+    """Raise for options that decoding after an arranged prefill cannot follow."""
+    if cache not in (None, "dynamic", "static"):
         raise UnsupportedCombination(
-            f"expected a decoding loop of transformers itself, got {', '.join(refused)}, for which it runs code from "
-            "elsewhere",
+            f"expected cache_implementation 'dynamic' or 'static', got {shown(cache)}: the cache starts with the "
+            "arranged prefill",
             hint="Remove the option.",
         )
-    if refused := [name for name, value in _chosen(_OWN_PREFILL, options, defaults).items() if value is not False]:
+    if called.get("compile") and (cache != "static" or called.get("disable_compile")):
         raise UnsupportedCombination(
-            f"expected decoding that continues an arranged prefill, got {', '.join(refused)}, with which transformers "
-            "prefills the prompt itself, with the plain model's attention",
-            hint="Remove the option.",
+            "expected a static cache, and not disable_compile, with compile=True",
+            hint="Leave cache_implementation and disable_compile away.",
         )
-    if resolve_option(options, "use_cache") is False:
+    if not stock_decoding and cache == "static":
         raise UnsupportedCombination(
-            "expected decoding with a cache, got use_cache=False: the cache holds the arranged prefill",
-            hint="Remove use_cache.",
+            "expected no static cache with a method or an intervention that changes attention while decoding: it would "
+            "attend to the room that is not filled yet",
+            hint="Remove cache_implementation and compile, or use a method with stock decoding, such as 'rotor'.",
         )
-    if (size := resolve_option(options, "prefill_chunk_size", defaults)) is not None:
-        raise UnsupportedCombination(
-            f"expected a prefill in one forward pass, got prefill_chunk_size={shown(size)}: arranged attention needs "
-            "all segments in one forward pass, and limits memory by computing attention in blocks",
-            hint="Remove prefill_chunk_size; in the model's own generation_config, set it to None.",
-        )
-    if not stock_decoding and resolve_option(options, "guidance_scale", defaults) not in (None, 1):
+    if not stock_decoding and known.get("guidance_scale", 1) != 1:
         raise UnsupportedCombination(
             "expected no guidance_scale with a method or an intervention that changes attention while decoding: the "
             "unconditional prompt would get the attention of this prompt",
             hint="Use a method with stock decoding, such as 'rotor', without an intervention.",
         )
-
-
-def _chosen(names: Iterable[str], options: Mapping[str, Any], defaults: object) -> dict[str, Any]:
-    """Return what is chosen of these options, anywhere where `resolve_option` looks."""
-    config, found = options.get("generation_config"), {}
-    for name in names:
-        for value in (options.get(name), getattr(config, name, None), getattr(defaults, name, None)):
-            if value is not None:
-                found[name] = value
-                break
-    return found
-
-
-def _check_compiles(options: Mapping[str, Any]) -> None:
-    if options["cache_implementation"] != "static" or options.get("disable_compile"):
+    if (known.get("num_beams") or 1) > 1 and known.get("top_logprobs"):
         raise UnsupportedCombination(
-            "expected a static cache, and not disable_compile, with compile=True",
-            hint="Leave cache_implementation and disable_compile away.",
+            "expected one beam with top_logprobs: the steps of a beam are those of others",
+            hint="Leave one of them away.",
         )
-
-
-def _cache_implementation(options: Mapping[str, Any], stock_decoding: bool) -> str | None:
-    """Return `static`, or None for a cache that grows."""
-    wanted = resolve_option(options, "cache_implementation")
-    if wanted not in _CACHES:
-        raise UnsupportedCombination(
-            f"expected cache_implementation 'dynamic' or 'static', got {wanted!r}: the cache starts with the arranged "
-            "prefill",
-            hint="Remove the option.",
-        )
-    if wanted == "static" and not stock_decoding:
-        raise UnsupportedCombination(
-            "expected no static cache with a method or an intervention that changes attention while decoding: it would "
-            "read the room that is not filled yet",
-            hint="Remove cache_implementation and compile, or use a method with stock decoding, such as 'rotor'.",
-        )
-    return "static" if wanted == "static" else None
-
-
-def is_set(value: Any) -> bool:
-    """Return whether an option is at another value than those that disable it: None, False, 0 and 1."""
-    return value is True or not (value is None or (isinstance(value, Real) and value in (0, 1)))
-
-
-def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
-    """Resolve the number of new tokens: the argument, then `generation_config`, else 64.
-
-    Raises:
-        InvalidOption: It is no whole number of at least 1.
-    """
-    resolved = resolve_option({**kwargs, "max_new_tokens": max_new_tokens}, "max_new_tokens")
-    return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
 
 
 def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> Any:
@@ -220,6 +212,84 @@ def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> 
             return value
         value = getattr(source, name, None)
     return value
+
+
+def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
+    """Resolve the number of new tokens: the argument, then `generation_config`, else 64.
+
+    Raises:
+        InvalidOption: It is no whole number of at least 1.
+    """
+    config = kwargs.get("generation_config")
+    resolved = getattr(config, "max_new_tokens", None) if max_new_tokens is None else max_new_tokens
+    return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
+
+
+def is_set(value: Any) -> bool:
+    """Return whether an option is at another value than those that disable it: None, False, 0 and 1."""
+    return value is True or not (value is None or (isinstance(value, Real) and value in (0, 1)))
+
+
+def as_ids(value: Any, name: str = "eos_token_id") -> list[int]:
+    """Return a token id, several (also as a tensor), or None as a list.
+
+    Raises:
+        InvalidOption: They are no token ids.
+    """
+    listed = value.flatten().tolist() if hasattr(value, "flatten") else [] if value is None else value
+    listed = list(listed) if is_iterable(listed) and not isinstance(listed, str | bytes) else [listed]
+    return [check_number(name, each, error=InvalidOption) for each in listed]
+
+
+def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
+    """Check names, kinds and bounds of keywords of `generate`, a seed among them, and of its `generation_config`.
+
+    Raises:
+        InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
+    """
+    check_seed(kwargs.get("seed"))
+    if kwargs:
+        _check_names(kwargs, model)
+    config = kwargs.get("generation_config")
+    if not isinstance(config, GenerationConfig | None):
+        raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
+    numbers = _WHOLE.keys() | _REAL.keys() | _SWITCHES
+    given = {name: value for name, value in _chosen(config).items() if name in numbers} | _chosen(kwargs)
+    for name in given.keys() & _WHOLE.keys():
+        if check_number(name, given[name], _WHOLE[name], error=InvalidOption) > _MOST:
+            raise _unexpected(name, "a whole number of 64 bits", given[name])
+    for name in given.keys() & _REAL.keys():
+        least, most = _REAL[name]
+        if not least <= check_real(name, given[name], error=InvalidOption) <= most:
+            raise _unexpected(name, f"at least {least}" if most == _INFINITY else f"{least} to {most}", given[name])
+    for name in given.keys() & _SWITCHES:
+        if not (isinstance(given[name], int) and given[name] in (0, 1)):
+            raise _unexpected(name, "True or False", given[name])
+    if given:
+        _check_tokens(given, model)
+        _check_others(given)
+
+
+def check_seed(seed: object) -> None:
+    """Check a seed of PyTorch; None is none.
+
+    Raises:
+        InvalidOption: It is no whole number, or beyond 64 bits.
+    """
+    least, most = SEEDS
+    if seed is not None and not least <= check_number("seed", seed, error=InvalidOption) <= most:
+        raise _unexpected("seed", f"a whole number from {least} to {most}", seed)
+
+
+def as_refusal(error: Exception) -> Exception:
+    """Return what transformers' own code of generation refuses as `InvalidOption`; errors of callbacks as they are."""
+    if isinstance(error, InvariantRAGError | MemoryError | torch.OutOfMemoryError):
+        return error
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)][1:]
+    within = next((at for at, name in enumerate(modules) if name.startswith("transformers.")), len(modules))
+    if within == len(modules) or not all(each.startswith(_REFUSING) for each in modules[within:]):
+        return error
+    return InvalidOption(f"expected keywords that transformers' generate takes; it says: {error}")
 
 
 class _StopRecorder(StoppingCriteria):
@@ -241,6 +311,58 @@ class _StopRecorder(StoppingCriteria):
         return stopped
 
 
-def as_ids(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
-    """Return token ids of a generation config (None, an int, a list or a tensor) as a list."""
-    return [] if value is None else check_token_ids("eos_token_id", value)
+@once_per_model
+def _parameters(model: PreTrainedModel) -> frozenset[str]:
+    """Return the keywords of transformers' `generate` and of the model, to which it passes others on."""
+    functions = (GenerationMixin.generate, model.forward)
+    names = {name for function in functions for name in inspect.signature(function).parameters}
+    names |= vars(GenerationConfig()).keys() | {"assistant_tokenizer", "compile", "seed", "tokenizer", "top_logprobs"}
+    return frozenset(names - {"args", "kwargs", "labels", "logits_to_keep", "self", "transformers_version"})
+
+
+def _check_names(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
+    known = _parameters(model)
+    for name in kwargs.keys() - known:
+        near = get_close_matches(str(name), known, 1)
+        raise InvalidOption(
+            f"expected keywords of generate, got {name!r}, which is none",
+            hint=f"Did you mean {near[0]!r}?" if near else "They are those of transformers' GenerationConfig.",
+        )
+
+
+def _check_tokens(given: Mapping[str, Any], model: PreTrainedModel) -> None:
+    for name in given.keys() & _TOKENS:
+        as_ids(given[name], name)
+    if "pad_token_id" in given:
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        if not 0 <= check_number("pad_token_id", given["pad_token_id"], error=InvalidOption) < vocabulary:
+            raise _unexpected("pad_token_id", f"0 to {vocabulary - 1}, a token of the model", given["pad_token_id"])
+
+
+def _check_others(given: Mapping[str, Any]) -> None:
+    """Check the keywords that have a kind of their own."""
+    for name in given.keys() & {"logits_processor", "stopping_criteria"}:
+        listed = given[name]
+        if not is_iterable(listed) or isinstance(listed, str | bytes) or not all(map(callable, listed)):
+            raise _unexpected(name, "a list of functions", listed)
+    strings = given.get("stop_strings", ())
+    listed = [strings] if isinstance(strings, str) else strings
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
+        raise _unexpected("stop_strings", "a text or a list of texts, none of them empty", strings)
+    if max(map(len, listed), default=0) > _LONGEST_STOP:
+        raise _unexpected("stop_strings", f"texts of at most {_LONGEST_STOP} characters", strings)
+    if any(replace_surrogates(each) != each for each in listed):
+        raise _unexpected("stop_strings", "texts without lone surrogates, which no model writes", strings)
+    if "streamer" in given and not all(callable(getattr(given["streamer"], name, None)) for name in ("put", "end")):
+        raise _unexpected("streamer", "an object with put and end", given["streamer"])
+    stopping = given.get("early_stopping", False)
+    if not (isinstance(stopping, int) and stopping in (0, 1)) and not (
+        isinstance(stopping, str) and stopping == "never"
+    ):
+        raise _unexpected("early_stopping", "True, False or 'never'", stopping)
+    if not callable(given.get("prefix_allowed_tokens_fn", _unexpected)):
+        raise _unexpected("prefix_allowed_tokens_fn", "a function", given["prefix_allowed_tokens_fn"])
+
+
+def _unexpected(name: str, expected: str, value: object) -> InvalidOption:
+    return InvalidOption(f"{name}: expected {expected}, got {shown(value)}")

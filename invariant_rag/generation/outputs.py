@@ -115,14 +115,12 @@ def to_generations(
 
 def trim_at_stop(row: int, decoded: Decoded, options: dict[str, Any]) -> tuple[list[int], bool]:
     """Return the generated tokens of a row up to its end, and whether it ended before `max_new_tokens`."""
-    from invariant_rag.generation.options import as_ids
+    from invariant_rag.generation.options import as_ids  # torch, which `Generation` does not need
 
-    generated = decoded.sequences[row][decoded.start :]
+    generated, end_tokens = decoded.sequences[row][decoded.start :], as_ids(options["eos_token_id"])
     if decoded.beam_lengths is not None:  # beams move between rows during the search, so recorded lengths do not apply
         generated = generated[: decoded.beam_lengths[row]]
-        ended = bool(generated) and generated[-1] in as_ids(options["eos_token_id"])
-        return generated, ended or len(generated) < decoded.max_new_tokens
-    end_tokens = as_ids(options["eos_token_id"])
+        return generated, generated[-1:] in [[each] for each in end_tokens] or len(generated) < decoded.max_new_tokens
     ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
     ends += [each.lengths[row] - decoded.start for each in options["stopping_criteria"] if row in each.lengths]
     return generated[: min(ends, default=None)], bool(ends)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
@@ -12,50 +11,46 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 from invariant_rag.generation.prepare import PreparedPrompt
 
 
-@dataclass(frozen=True)
-class PaddedBatch:
+class PaddedBatch(NamedTuple):
     """A batch of prompts, left-padded to one length.
 
     Attributes:
         ids: Input ids `[B, L]`.
         mask: Attention mask `[B, L]`.
         padding: Number of padding tokens of each row.
-        positions: Rotary positions `[B, L]`; None if the positions of every row are 0, 1, 2... after the padding.
+        positions: Rotary positions `[B, L]`, those of padding 0; None if every row has 0, 1, 2... after the padding.
     """
 
     ids: torch.Tensor
     mask: torch.Tensor
-    padding: tuple[int, ...]
+    padding: list[int]
     positions: torch.Tensor | None
-
-    def explicit_positions(self) -> torch.Tensor:
-        """Return the positions `[B, L]`, also where they count from 0; those of padding are 0."""
-        return (self.mask.cumsum(dim=1) - 1).clamp(min=0) if self.positions is None else self.positions
 
 
 def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device) -> PaddedBatch:
     """Left-pad prompts to the length of the longest."""
-    longest = max(len(each.input_ids) for each in prompts)
-    padding = tuple(longest - len(each.input_ids) for each in prompts)
-    rows = list(zip(prompts, padding, strict=True))
-    ids = [[pad_token_id] * count + list(each.input_ids) for each, count in rows]
-    mask = [[0] * count + [1] * len(each.input_ids) for each, count in rows]
-    positions = None
-    if not all(each.is_natural for each in prompts):
-        positions = torch.tensor([[0] * count + list(each.positions) for each, count in rows], device=device)
-    return PaddedBatch(torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, positions)
+    lengths = [len(each.input_ids) for each in prompts]
+    padding = [max(lengths) - length for length in lengths]
+    ids, mask, positions, is_natural = [], [], [], True
+    for prompt, count in zip(prompts, padding, strict=True):
+        ids.append([pad_token_id] * count + list(prompt.input_ids))
+        mask.append([0] * count + [1] * len(prompt.input_ids))
+        positions.append([0] * count + list(prompt.arrangement.positions))
+        is_natural = is_natural and prompt.is_natural
+    found = None if is_natural else torch.tensor(positions, device=device)
+    return PaddedBatch(torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found)
 
 
-def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int) -> DynamicCache:
+def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:
     """Batch the caches of single prompts, left-padded by `padding`; each row is repeated `copies` times."""
-    if len(caches) == 1:
-        cache = caches[0]
-    else:
+    cache = caches[0]
+    if len(caches) > 1:
         cache = DynamicCache()
         for index in range(len(caches[0].layers)):
             layers: list[Any] = [each.layers[index] for each in caches]
-            keys = [_left_pad_states(layer.keys, count) for layer, count in zip(layers, padding, strict=True)]
-            values = [_left_pad_states(layer.values, count) for layer, count in zip(layers, padding, strict=True)]
+            rows = list(zip(layers, padding, strict=True))
+            keys = [torch.nn.functional.pad(layer.keys, (0, 0, count, 0)) for layer, count in rows]
+            values = [torch.nn.functional.pad(layer.values, (0, 0, count, 0)) for layer, count in rows]
             cache.update(torch.cat(keys), torch.cat(values), index)
     if not cache.get_seq_length():
         return DynamicCache()  # of a prompt with one token; transformers does not repeat an empty cache
@@ -82,8 +77,3 @@ def to_static(cache: Cache, config: PreTrainedConfig, length: int) -> StaticCach
     for index, layer in enumerate(layers):
         static.update(layer.keys, layer.values, index)
     return static
-
-
-def _left_pad_states(states: torch.Tensor, count: int) -> torch.Tensor:
-    """Pad `[B, H, T, D]` with `count` zero tokens on the left."""
-    return torch.nn.functional.pad(states, (0, 0, count, 0))

@@ -15,19 +15,20 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
-from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
+from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device, takes_position_ids
 from invariant_rag.generation.padding import batch_caches, left_pad, unbatch_cache
-from invariant_rag.generation.prefix_cache import load_prefixes, prompt_prefix, warn_of_foreign_code
+from invariant_rag.generation.prefix_cache import PrefixCache, prompt_prefix, warn_of_foreign_code
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
 
 if TYPE_CHECKING:
     from invariant_rag.attention.positions import PositionEncoding
-    from invariant_rag.generation.choices import Choices
+    from invariant_rag.generation.choices import ResolvedChoices
     from invariant_rag.generation.shared_state import SharedState
+    from invariant_rag.segments import TokenIds
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,13 @@ class PrefillResult:
     cache: DynamicCache
     cached_tokens: int = 0
 
-    @property
-    def length(self) -> int:
-        """Tokens in the cache."""
-        return self.cache.get_seq_length()
-
 
 @dataclass(frozen=True)
 class Prefiller:
     """Runs a model over prompts with the attention that the choices arrange."""
 
     model: PreTrainedModel
-    choices: Choices
+    choices: ResolvedChoices
     shared: SharedState
 
     @property
@@ -68,27 +64,43 @@ class Prefiller:
         """The position encoding of each layer."""
         return self.shared.rotations
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether prompts are computed one by one, so that they change nothing of each other.
+
+        With rotary frequencies that depend on the length, the longest prompt of a batch would change all others.
+        """
+        return self.choices.deterministic or self.shared.has_dynamic_rope
+
     def stock_decoding(self, prompts: Iterable[PreparedPrompt | PromptState]) -> bool:
         """Return whether tokens after prefilled prompts use the model's own attention.
 
         With ALiBi, that attention takes indices for positions, so the prompts' positions must be their indices.
         """
-        if not (self.choices.stock_decoding and self.shared.has_alibi):
-            return self.choices.stock_decoding
-        arrangements = [each.arrangement for each in prompts]
-        return all(each.positions == natural_positions(each.layout) for each in arrangements)
+        is_stock = self.choices.method.stock_decoding and self.choices.intervention is None
+        if is_stock and self.shared.has_alibi:
+            arrangements = [each.arrangement for each in prompts]
+            return all(each.positions == natural_positions(each.layout) for each in arrangements)
+        return is_stock
 
-    def position_ids(self, positions: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the keyword that tells the model the positions `[B, T]` of tokens, if it has one."""
-        return {"position_ids": positions} if takes_position_ids(self.model) else {}
+    def shares_prefill(self, lengths: Sequence[int]) -> bool:
+        """Return whether prompts with so many uncached tokens share one padded forward pass.
+
+        They do not where most of the batch would be padding. And interventions and ALiBi know no padding.
+        """
+        if len(lengths) == 1:
+            return True
+        apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
+        return self.choices.backend.reads_together and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the model's lock, without gradients, with rotary frequencies that remember no earlier call.
+    def exclusive(self, *, gradients: bool = False) -> Iterator[None]:
+        """Hold the model's lock, by default without gradients, with rotary frequencies that remember no earlier call.
 
         A call within another one (of a logits processor, or in `lm.arranged`) has nothing of the other's attention.
         """
-        with self.shared.lock.held(), torch.no_grad(), private_dynamic_rope(self.model), own_attention():
+        rope = private_dynamic_rope(self.model) if self.shared.has_dynamic_rope else nullcontext()
+        with self.shared.lock.held(), torch.set_grad_enabled(gradients), rope, own_attention():
             yield
 
     def arranged_attention(
@@ -101,42 +113,21 @@ class Prefiller:
             last_text_only: Whether only the outputs of the last text are wanted.
             once: Whether the model gets its own attention back after one forward pass. An intervention stays.
         """
+        rotations = self.shared.rotations
         if self.choices.intervention is not None:
-            return self.choices.intervention.applied(self.model, PromptBatch(prompts, self.rotations))
-        if all(prompt.arrangement.is_plain for prompt in prompts):
+            return self.choices.intervention.applied(self.model, PromptBatch(prompts, rotations))
+        if not [prompt for prompt in prompts if not prompt.arrangement.is_plain]:
             return nullcontext()
-        attention = ArrangedAttention(prompts, self.choices.backend, self.rotations, last_text_only)
-        return override_attention(self.model, attention, until_layer=len(self.rotations) - 1 if once else None)
+        attention = ArrangedAttention(prompts, self.choices.backend, rotations, last_text_only)
+        return override_attention(self.model, attention, until_layer=len(rotations) - 1 if once else None)
 
     def decoding_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
         """Override the model's attention while it decodes after prefilled prompts; nothing with stock decoding."""
-        if self.stock_decoding(prompts):
-            return nullcontext()
-        return self.arranged_attention(prompts, last_text_only=True)
+        return nullcontext() if self.stock_decoding(prompts) else self.arranged_attention(prompts, last_text_only=True)
 
     def generation_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
         """Use arranged attention while prefilling whole prompts, then the decoding attention."""
-        if not self.stock_decoding(prompts):
-            return self.decoding_attention(prompts)
-        return self.arranged_attention(prompts, last_text_only=True, once=True)
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether prompts are computed one by one, so that they change nothing of each other.
-
-        With rotary frequencies that depend on the length, the longest prompt of a batch would change all others.
-        """
-        return self.choices.deterministic or has_dynamic_rope(self.model)
-
-    def can_read_together(self, lengths: Sequence[int]) -> bool:
-        """Return whether one forward pass may read so many tokens of each prompt: of one always, of several if it pays.
-
-        It does not where most of the batch would be padding. And interventions and ALiBi know no padding.
-        """
-        if len(lengths) == 1:
-            return True
-        apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
-        return self.choices.backend.reads_together and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
+        return self.arranged_attention(prompts, last_text_only=True, once=self.stock_decoding(prompts))
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
@@ -153,51 +144,67 @@ class Prefiller:
 
         The tokens of an `answer` follow the prompt, at positions that count on from its last.
         """
-        options |= self._keep_logits(keep)
-        ids = torch.tensor([[*prepared.input_ids[start:], *answer]], device=self.device)
-        if start or not prepared.is_natural:
-            last = prepared.positions[-1]
-            positions = (*prepared.positions[start:], *(last + count for count in range(1, len(answer) + 1)))
-            options |= self.position_ids(torch.tensor([positions], device=self.device))
-        if not start and not prepared.is_natural:
-            # With a mask, transformers does not take repeated positions for several packed sequences.
-            options["attention_mask"] = torch.ones_like(ids)
-        logits: torch.Tensor = self.model(input_ids=ids, **options).logits[0]
+        ids = [*prepared.input_ids[start:], *answer]
+        last = prepared.positions[-1]
+        positions = [*prepared.positions[start:], *range(last + 1, last + 1 + len(answer))]
+        # With a mask, transformers does not take repeated positions for several packed sequences.
+        is_masked = not start and not prepared.is_natural
+        mask = torch.ones((1, len(ids)), dtype=torch.long, device=self.device) if is_masked else None
+        return self._run([ids], [positions] if start or is_masked else None, mask, keep, **options)[0]
+
+    def _run(
+        self,
+        ids: Any,
+        positions: Any,
+        mask: torch.Tensor | None = None,
+        keep: int | None = 1,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on); return logits `[B, .., V]`.
+
+        Logits are of at least the last `keep` tokens; None: of all. The mask is over all tokens `[B, S]`.
+        """
+        if keep is not None and _takes_logits_to_keep(self.model):
+            options["logits_to_keep"] = max(keep, 1)
+        if positions is not None and takes_position_ids(self.model):
+            options["position_ids"] = torch.as_tensor(positions, device=self.device)
+        if mask is not None:
+            options["attention_mask"] = mask
+        logits: torch.Tensor = self.model(input_ids=torch.as_tensor(ids, device=self.device), **options).logits
         return logits
-
-    def forward_plain(self, tokens: Sequence[int], start: int, cache: DynamicCache) -> None:
-        """Run the model with its own attention over tokens at the positions from `start` on, after a cache."""
-        ids = torch.tensor([tokens], device=self.device)
-        options = self.position_ids(torch.arange(start, start + len(tokens), device=self.device)[None])
-        self.model(input_ids=ids, past_key_values=cache, use_cache=True, **options, **self._keep_logits(1))
-
-    def _keep_logits(self, count: int) -> dict[str, int]:
-        """Return the keyword that limits the logits to the last `count` tokens, if the model has one."""
-        return {"logits_to_keep": max(count, 1)} if _takes_logits_to_keep(self.model) else {}
 
     def load_cached_prefixes(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill everything before the last text of prompts, from the cache where it can; nothing without a cache."""
-        empty = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
-        cache, numbers = self.choices.cache, [number for number, each in enumerate(prompts) if _has_prefix(each)]
-        if cache is None or not numbers or warn_of_foreign_code(self.model):
-            return empty
-        prefixes = [prompt_prefix(prompts[number], self.choices.method) for number in numbers]
-        loaded = dict(zip(numbers, load_prefixes(self, cache, prefixes), strict=True))
-        return [
-            PrefillResult(each.state, *loaded[number]) if number in loaded else each
-            for number, each in enumerate(empty)
-        ]
+        results = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
+        if (store := self.choices.cache) is None:
+            return results
+        cached = [number for number, each in enumerate(prompts) if _has_prefix(each)]
+        if cached and not warn_of_foreign_code(self.model):
+            prefixes = [prompt_prefix(prompts[number], self.choices) for number in cached]
+            loaded = PrefixCache.of(self, store).load(prefixes)
+            for number, (cache, tokens) in zip(cached, loaded, strict=True):
+                results[number] = replace(results[number], cache=cache, cached_tokens=tokens)
+        return results
+
+    def prefill_plain(self, tokens: Sequence[int], start: int = 0, cache: DynamicCache | None = None) -> DynamicCache:
+        """Run the model with its own attention over tokens at the positions from `start` on; return their cache."""
+        cache = DynamicCache() if cache is None else cache
+        self._run([tokens], [range(start, start + len(tokens))], past_key_values=cache, use_cache=True)
+        return cache
 
     def prefill_uncached(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Run the model over whole prompts, and keep their keys and values: in one forward pass where that pays."""
-        states, lengths = [PromptState(each.arrangement) for each in prompts], [len(each.input_ids) for each in prompts]
-        if len(prompts) < 2 or not self.can_read_together(lengths):
-            return self._continue_each(prompts, [PrefillResult(state, DynamicCache()) for state in states])
+        results = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
+        lengths = [len(each.input_ids) for each in prompts]
+        if len(prompts) < 2 or not self.shares_prefill(lengths):
+            return self._continue_each(prompts, results)
         batch, cache = left_pad(prompts, 0, self.device), DynamicCache()
-        padded = [replace(state, padding=by) for state, by in zip(states, batch.padding, strict=True)]
-        with self.generation_attention(padded):
-            self._read(batch.ids, batch.mask, batch.explicit_positions(), cache)
-        return list(map(PrefillResult, states, unbatch_cache(cache, batch.padding, lengths)))
+        positions = (batch.mask.cumsum(dim=1) - 1).clamp(min=0) if batch.positions is None else batch.positions
+        states = [replace(each.state, padding=by) for each, by in zip(results, batch.padding, strict=True)]
+        with self.generation_attention(states):
+            self._run(batch.ids, positions, batch.mask, past_key_values=cache, use_cache=True)
+        rows = unbatch_cache(cache, batch.padding, lengths)
+        return [replace(each, cache=row) for each, row in zip(results, rows, strict=True)]
 
     def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill all tokens of prompts but the last of each, with which decoding starts.
@@ -206,66 +213,84 @@ class Prefiller:
         prompt. Layers with a sliding window keep their full length too.
         """
         results = self.load_cached_prefixes(prompts)
-        unread = [len(each.input_ids) - result.length for each, result in zip(prompts, results, strict=True)]
-        if not any(each.length for each in results):
+        starts = [each.cache.get_seq_length() for each in results]
+        uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
+        if not any(starts):
             results = self.prefill_uncached(prompts)
-        elif len(prompts) > 1 and all(each.length for each in results) and self.can_read_together(unread):
-            results = self._continue_together(prompts, results)
+        elif len(prompts) > 1 and all(starts) and self.shares_prefill(uncached):
+            results = self._continue_together(prompts, results, starts)
         else:
             results = self._continue_each(prompts, results)
         for result in results:
             result.cache.crop(-1)
         return results
 
+    def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
+        """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
+        start = prefix.cache.get_seq_length()
+        with (self.decoding_attention if start else self.generation_attention)([prefix.state]):
+            return self.forward(prepared, keep, start, past_key_values=prefix.cache, use_cache=True)
+
     def _continue_each(
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult]
     ) -> list[PrefillResult]:
         """Prefill the rest of each prompt by itself, into the cache of its prefix."""
         for prepared, prefix in zip(prompts, prefixes, strict=True):
-            self._continue(prepared, prefix, keep=1)
+            self._continue(prepared, prefix)
         return list(prefixes)
 
     def _continue_together(
-        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult]
+        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult], starts: Sequence[int]
     ) -> list[PrefillResult]:
         """Prefill the last texts of prompts in one forward pass.
 
-        The prefixes are padded on the left and the texts on the right, so that every text follows its prefix. What
-        follows a text is not seen by it.
+        The prefixes are padded on the left and the texts on the right, so that every text follows its prefix. No token
+        attends to what follows it.
         """
-        read, longest = [each.length for each in prefixes], max(each.length for each in prefixes)
-        padding = [longest - length for length in read]
-        texts = [each.input_ids[length:] for each, length in zip(prompts, read, strict=True)]
-        count = max(map(len, texts))
-        tokens = [[*text, *[0] * (count - len(text))] for text in texts]
-        places = [
-            [*each.positions[length:], *[0] * (count - len(text))]
-            for each, length, text in zip(prompts, read, texts, strict=True)
-        ]
-        seen = [[0] * padded + [1] * (longest - padded + count) for padded in padding]
+        padding = [max(starts) - start for start in starts]
+        count = max(len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True))
+        ids, positions, mask = [], [], []
+        for prompt, start, padded in zip(prompts, starts, padding, strict=True):
+            missing = [0] * (count - len(prompt.input_ids) + start)
+            ids.append([*prompt.input_ids[start:], *missing])
+            positions.append([*prompt.positions[start:], *missing])
+            mask.append([0] * padded + [1] * (start + count))
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
-        cache = batch_caches([each.cache for each in prefixes], padding, 1)
+        cache = batch_caches([each.cache for each in prefixes], padding)
         with self.decoding_attention(states):
-            ids, mask, positions = (torch.tensor(each, device=self.device) for each in (tokens, seen, places))
-            self._read(ids, mask, positions, cache)
-        lengths = [len(each.input_ids) for each in prompts]
-        rows = unbatch_cache(cache, padding, lengths)
+            seen = torch.tensor(mask, device=self.device)
+            self._run(ids, positions, seen, past_key_values=cache, use_cache=True)
+        rows = unbatch_cache(cache, padding, [len(each.input_ids) for each in prompts])
         return [replace(each, cache=row) for each, row in zip(prefixes, rows, strict=True)]
 
-    def _read(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: DynamicCache) -> None:
-        """Run the model over a padded batch `[B, Q]` that follows a cache; the mask is over all tokens `[B, S]`."""
-        options = self.position_ids(positions) | self._keep_logits(1)
-        self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
+    def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
+        """Return the logits that predict every token of each continuation: `[continuations, longest, vocabulary]`.
 
-    def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int) -> torch.Tensor:
-        """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
-        attention = self.decoding_attention if prefix.length else self.generation_attention
-        with attention([prefix.state]):
-            return self.forward(prepared, keep, prefix.length, past_key_values=prefix.cache, use_cache=True)
+        Args:
+            prepared: The prompt.
+            continuations: Token ids, at least one continuation and at least one token each. Shorter ones are padded;
+                logits beyond their end mean nothing.
+        """
+        longest, last = max(map(len, continuations)), prepared.input_ids[-1]
+        rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
+        first = prepared.positions[-1]
+        (prefilled,) = self.prefill([prepared])
+        cache = batch_caches([prefilled.cache], [0], len(rows))
+        with self.decoding_attention([prefilled.state]):
+            positions = [range(first, first + longest)] * len(rows)
+            return self._run(rows, positions, keep=None, past_key_values=cache, use_cache=True)
+
+    def score(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> list[float]:
+        """Return the log-probability of each continuation of a prompt, computed in one batch."""
+        logprobs = torch.log_softmax(self.continuation_logits(prepared, continuations).float(), dim=-1)
+        return [
+            float(logprobs[row, torch.arange(len(each)), torch.tensor(each)].double().sum())
+            for row, each in enumerate(continuations)
+        ]
 
 
 def _has_prefix(prepared: PreparedPrompt) -> bool:
-    """Return whether there is something before the last text of a prompt, a set among it."""
+    """Return whether there is a set, and anything at all, before the last text of a prompt."""
     layout = prepared.arrangement.layout
     return bool(layout.sets and layout.text_spans[-1].start and prepared.suffix_length)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.generation.overflow import TokenLimits
-from invariant_rag.methods import Method
-from invariant_rag.orderings import Ordering
+from invariant_rag.generation.overflow import fit_segments
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.literal_text import CUT
@@ -20,6 +19,8 @@ from invariant_rag.segments import Prompt, verdict
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from invariant_rag.generation.choices import ResolvedChoices
+
 
 @dataclass(frozen=True)
 class PreparedPrompt:
@@ -27,7 +28,7 @@ class PreparedPrompt:
 
     Attributes:
         input_ids: All tokens, in physical order.
-        arrangement: Which keys each token sees, and at which positions.
+        arrangement: Which keys each token attends to, and at which positions.
         order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
         dropped: Segments that were dropped because the prompt was too long.
         trimmed: Segments that were truncated because the prompt was too long.
@@ -48,7 +49,7 @@ class PreparedPrompt:
     @property
     def sets(self) -> tuple[int, ...]:
         """Number of segments of each set, without those that were dropped."""
-        return tuple(len(lengths) for lengths in self.arrangement.layout.sets if lengths)
+        return tuple([len(lengths) for lengths in self.arrangement.layout.sets if lengths])
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -58,7 +59,7 @@ class PreparedPrompt:
     @cached_property
     def is_natural(self) -> bool:
         """Whether the position of each token is its index."""
-        return self.positions == tuple(range(len(self.input_ids)))
+        return self.arrangement.positions == tuple(range(len(self.input_ids)))
 
     @property
     def suffix_length(self) -> int:
@@ -67,12 +68,7 @@ class PreparedPrompt:
 
 
 def prepare(
-    prompt: Prompt,
-    tokenizer: PreTrainedTokenizerBase | None,
-    method: Method,
-    ordering: Ordering,
-    limits: TokenLimits,
-    new_tokens: int,
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, choices: ResolvedChoices, new_tokens: int = 0
 ) -> PreparedPrompt:
     """Tokenise a prompt, sort its segments into physical order, fit it into the context window, and arrange it.
 
@@ -82,9 +78,7 @@ def prepare(
     Args:
         prompt: The prompt.
         tokenizer: The model's tokenizer. None: the prompt consists of token ids.
-        method: Arranges the segments.
-        ordering: Ranks the segments.
-        limits: Context window, segment limit and overflow strategy.
+        choices: Method, ordering, and token limits.
         new_tokens: Tokens to reserve for the answer.
 
     Raises:
@@ -93,53 +87,54 @@ def prepare(
     """
     tokens = tokenize_prompt(prompt, tokenizer)
     query = _query(prompt, tokenizer)
-    ranks = [ordering.rank(candidates, query) for candidates in tokens.sets]
+    ranks = [choices.ordering.rank(candidates, query) for candidates in tokens.sets]
     ranked_ids = [
         [candidates[i].token_ids for i in rank]
         if segments.slots is None
         else tokenize_in_slots(segments, rank, tokenizer)
         for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True)
     ]
-    fitted = limits.fit(
-        sum(map(len, tokens.texts)),
+    lengths = fit_segments(
         [list(map(len, each)) for each in ranked_ids],
-        new_tokens,
-        shares_positions=method.shares_positions,
+        choices.overflow,
+        window=choices.context_window,
+        max_segment_tokens=choices.max_segment_tokens,
+        text_tokens=sum(map(len, tokens.texts)),
+        new_tokens=new_tokens,
+        shares_positions=choices.method.shares_positions,
     )
-
     input_ids = list(tokens.texts[0])
-    layout: list[tuple[int, ...]] = []
     order: list[int] = []
     dropped: list[int] = []
     trimmed: list[int] = []
-    offset = 0
-    for rank, ranked, fitted_lengths, text in zip(ranks, ranked_ids, fitted, tokens.texts[1:], strict=True):
-        kept: list[int] = []
-        kept_ids: list[tuple[int, ...]] = []
-        for index, ids, length in reversed(list(zip(rank, ranked, fitted_lengths, strict=True))):
+    layout, offset = [], 0
+    for rank, ranked, kept_lengths, text in zip(ranks, ranked_ids, lengths, tokens.texts[1:], strict=True):
+        kept: list[tuple[int, ...]] = []
+        for index, ids, length in reversed(list(zip(rank, ranked, kept_lengths, strict=True))):
             if ids and not length:
                 dropped.append(offset + index)
                 continue
             if length < len(ids):
                 trimmed.append(offset + index)
-            kept.append(index)
-            kept_ids.append(ids[:length])
-        order += (offset + index for index in kept)
-        layout.append(tuple(map(len, kept_ids)))
-        input_ids += chain.from_iterable([*kept_ids, text])
+            order.append(offset + index)
+            kept.append(ids[:length])
+        layout.append(tuple(map(len, kept)))
+        input_ids += chain.from_iterable([*kept, text])
         offset += len(rank)
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
-    arrangement = method.arrange(Layout(texts=tuple(map(len, tokens.texts)), sets=tuple(layout)))
+    in_slots = any(map(attrgetter("slots"), prompt.sets))
     return PreparedPrompt(
         input_ids=tuple(input_ids),
-        arrangement=arrangement,
+        arrangement=choices.method.arrange(Layout(texts=tuple(map(len, tokens.texts)), sets=tuple(layout))),
         order=tuple(order),
         dropped=tuple(sorted(dropped)),
         trimmed=tuple(sorted(trimmed)),
-        method=method.name,
-        labels=labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)]),
-        invariant=verdict(map(len, prompt.sets), sorts=ordering.invariant),
+        method=choices.method.name,
+        labels=labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)])
+        if in_slots
+        else {},
+        invariant=verdict(map(len, ranks), sorts=choices.ordering.invariant),
     )
 
 

@@ -11,11 +11,12 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from invariant_rag.attention.alibi import Alibi
+from invariant_rag.attention.dynamic_rope import has_dynamic_rope
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.fingerprint import fingerprint
+from invariant_rag.generation.digest import weights_digest
 from invariant_rag.locks import ForkSafeLock
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("held_model_locks", default=(
 
 
 class ModelLock:
-    """A re-entrant lock that is refused to a thread whose end the holder may be waiting for.
+    """A re-entrant lock that is refused to a thread for whose end the holder may be waiting.
 
     Such a thread was started by the holder, or with a copy of its context as asyncio and LangChain do. It would wait
     for the lock, and the holder for it.
@@ -58,8 +59,8 @@ class ModelLock:
             CancelledError: Nobody waits for the result of this thread any more; see `cancellable`.
             UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
         """
-        self._refuse(get_ident())
-        check_cancelled()
+        if _holds.get():
+            self._refuse(get_ident())
         with self._lock:
             check_cancelled()
             hold = _Hold(self, get_ident())
@@ -93,14 +94,16 @@ class SharedState:
 
     Attributes:
         rotations: The position encoding of each layer.
+        has_dynamic_rope: Whether rotary frequencies depend on the length of the prompt.
         lock: Held during every call of the model.
-        entry_layout: What the keys and values of one token look like, with what the model computed them with.
+        entry_layout: Shapes and dtypes of the keys and values of one token, with what they were computed with.
     """
 
     rotations: list[PositionEncoding]
+    has_dynamic_rope: bool = False
     lock: ModelLock = field(default_factory=ModelLock)
     entry_layout: tuple[object, EntryLayout] | None = None
-    _reading: ForkSafeLock = field(default_factory=ForkSafeLock)
+    _digesting: ForkSafeLock = field(default_factory=ForkSafeLock)
     _begun: int = 0
     _digest: tuple[int, str] = (0, "")
 
@@ -109,16 +112,13 @@ class SharedState:
         """Whether a layer has ALiBi: then the model itself takes the index of a token for its position."""
         return any(isinstance(each, Alibi) for each in self.rotations)
 
-    def fingerprint(self, model: PreTrainedModel) -> str:
-        """Return the digest of what the model is now, at some time after this call began.
-
-        It reads all weights, so threads that ask at the same time share one that was begun after all of them asked.
-        """
+    def weights_digest(self, model: PreTrainedModel) -> str:
+        """Return a digest of the weights computed after this call started; concurrent callers share one."""
         wanted = self._begun + 1
-        with self._reading:
+        with self._digesting:
             if self._digest[0] < wanted:
                 self._begun += 1
-                self._digest = self._begun, fingerprint(model)
+                self._digest = self._begun, weights_digest(model)
             return self._digest[1]
 
 
@@ -129,6 +129,6 @@ def shared_state(model: PreTrainedModel) -> SharedState:
     One without weights, which another engine runs, has nothing to probe.
 
     Raises:
-        UnsupportedModel: Its attention cannot be arranged; the message says why.
+        UnsupportedModel: Its attention cannot be arranged; the message gives the reason.
     """
-    return SharedState([] if getattr(model, RUNS_ELSEWHERE, False) else probe(model))
+    return SharedState([] if getattr(model, RUNS_ELSEWHERE, False) else probe(model), has_dynamic_rope(model))

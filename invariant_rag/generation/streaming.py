@@ -1,8 +1,8 @@
-"""Streaming: generation in a background thread, with an iterator over pieces of text."""
+"""Streaming: generation in a background thread, pieces of its text, and the text of each token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from queue import SimpleQueue
@@ -14,7 +14,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.option_checks import check_token_ids
+from invariant_rag.generation.answers import TokenLogprob
+from invariant_rag.generation.options import as_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,7 +127,8 @@ class TextStream(Iterator[str]):
 def stream_text(
     generate: Callable[..., Generation],
     tokenizer: PreTrainedTokenizerBase | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
+    *,
     check: Callable[[], None] = lambda: None,
     closed: Event | None = None,
     begin: Callable[[TextQueueStreamer], None] = lambda _: None,
@@ -138,8 +140,8 @@ def stream_text(
         tokenizer: Decodes the generated tokens.
         options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
         check: Called before the thread starts; raises if this one must not wait for another.
-        closed: Set when the stream is closed, for whoever generates. None: its stopping criterion says so.
-        begin: Called with the streamer at once, before anybody reads the stream.
+        closed: Set when the stream is closed.
+        begin: Called with the streamer at once, before the first piece is requested.
 
     Raises:
         TokenizerRequired: `tokenizer` is None.
@@ -147,8 +149,7 @@ def stream_text(
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer, which streaming needs to decode tokens; got none")
     rest = {name: value for name, value in options.items() if name != "keep_tokens"}
-    kept = options.get("keep_tokens")
-    streamer = TextQueueStreamer(tokenizer, frozenset(() if kept is None else check_token_ids("keep_tokens", kept)))
+    streamer = TextQueueStreamer(tokenizer, frozenset(as_ids(options.get("keep_tokens"), "keep_tokens")))
     begin(streamer)
     return TextStream(generate, streamer, rest, check, closed)
 
@@ -185,8 +186,27 @@ def _stream_pieces(
             result += generations
     finally:
         closed.set()
-        if current_thread() is not thread:  # which may collect a stream that nobody holds any more
+        if current_thread() is not thread:  # which may collect an abandoned stream
             thread.join()
+
+
+def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> list[TokenLogprob]:
+    """Return the generated tokens with their parts of the text. Joined, they are the text."""
+    streamer = TextQueueStreamer(tokenizer)
+    streamer.put(torch.empty((1, 0), dtype=torch.long))  # the prompt
+    found: list[TokenLogprob] = []
+    start = 0
+    tops = generation.top_logprobs or ((),) * len(generation.token_ids)
+    chosen = zip(generation.token_ids, generation.logprobs, tops, strict=True)
+    for count, (token, logprob, best) in enumerate(chosen, 1):
+        streamer.put(torch.tensor([token]))
+        if count == len(generation.token_ids):
+            streamer.end()
+        text = "".join(streamer.queue.get() or "" for _ in range(streamer.queue.qsize()))
+        top = tuple((str(tokenizer.decode([each])), value) for each, value in best)
+        found.append(TokenLogprob(text, logprob, start, start + len(text), top))
+        start += len(text)
+    return found
 
 
 def trim_at_stop_string(text: str, stops: Sequence[str]) -> str:

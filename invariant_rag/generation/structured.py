@@ -20,8 +20,7 @@ from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedCo
 from invariant_rag.generation.grammar import Grammar, GrammarComplete, GrammarProcessor, json_format, vocabulary
 from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import as_ids, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

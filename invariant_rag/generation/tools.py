@@ -23,8 +23,7 @@ from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta
 from invariant_rag.generation.grammar import Grammar, json_format
 from invariant_rag.generation.json_schema import json_schema
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import resolve_max_new_tokens
+from invariant_rag.generation.options import check_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import decode_keeping
 from invariant_rag.generation.structured import Constraint, follow

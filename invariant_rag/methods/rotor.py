@@ -83,7 +83,7 @@ class RoToR(Method):
                 continue
             if causal_from < segments[0].start:
                 blocks.append(Causal(Span(causal_from, segments[0].start)))
-            blocks.append(Ring(segments[0].start, tuple(span.stop for span in segments)))
+            blocks.append(Ring(segments[0].start, tuple([span.stop for span in segments])))
             causal_from = segments[-1].start
         if causal_from < layout.length:
             blocks.append(Causal(Span(causal_from, layout.length)))

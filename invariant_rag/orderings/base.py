@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
-from invariant_rag.checks import check_items, check_kind
 from invariant_rag.read_only import ReadOnly
 from invariant_rag.segments import Segment
 
@@ -25,9 +25,6 @@ class Candidate:
     segment: Segment
     token_ids: tuple[int, ...]
     text: str | None
-
-    def __post_init__(self) -> None:
-        check_kind("segment", self.segment, Segment)
 
     @property
     def tie_breaker(self) -> tuple[Any, ...]:
@@ -68,10 +65,12 @@ class Ordering(ReadOnly):
 
         Law: if `invariant`, every permutation of the candidates gives the same sequence of contents.
         """
-        candidates = check_items("candidates", candidates, Candidate)
         keys = self.sort_keys(candidates, query)
+        ranks = sorted(range(len(candidates)), key=keys.__getitem__, reverse=self.descending)
+        if not [i for i, j in pairwise(ranks) if keys[i] == keys[j]]:
+            return ranks
         unique = [(key, candidate.tie_breaker) for key, candidate in zip(keys, candidates, strict=True)]
-        return sorted(range(len(unique)), key=unique.__getitem__, reverse=self.descending)
+        return sorted(ranks, key=unique.__getitem__, reverse=self.descending)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

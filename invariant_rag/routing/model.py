@@ -12,7 +12,7 @@ import torch
 from invariant_rag.checks import check_kind, check_name, check_real
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
+from invariant_rag.generation.options import check_options
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.routing.rule import ALPHA, Branch, candidate_confidence, route, text_confidence

@@ -11,10 +11,10 @@ from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from invariant_rag.server.application import create_app
-    from invariant_rag.server.engines.in_process import InProcess
+    from invariant_rag.server.engines.model_engine import InProcess
     from invariant_rag.server.settings import Settings
 
-_HOMES = {"InProcess": "engines.in_process", "Settings": "settings", "app": "ray_app", "create_app": "application"}
+_HOMES = {"InProcess": "engines.model_engine", "Settings": "settings", "app": "ray_app", "create_app": "application"}
 
 # `app` is for `serve run invariant_rag.server:app`, and needs Ray.
 __all__ = ["InProcess", "Settings", "create_app"]

@@ -28,38 +28,28 @@ class Shares:
     """Places that tenants share. Not locked: its owner is.
 
     Half of the places belong to the tenants in equal parts, one at least; the rest belongs to whoever comes.
-
-    Args:
-        places: How many there are.
-        tenants: How many tenants.
     """
 
     def __init__(self, places: int, tenants: int) -> None:
-        self.places = places
+        self.places, self._tenants = places, tenants
         self.own = 0 if tenants < 2 else max(places // (2 * tenants), 1)
-        self._tenants = tenants
         self.taken: Counter[str] = Counter()
         self.used = 0
 
     def has_room(self, tenant: str) -> bool:
         """Return whether a tenant may take another place."""
-        if self.used >= self.places:
-            return False
         if self.taken[tenant] < self.own:
-            return True
-        others = [count for name, count in self.taken.items() if count and name != tenant]
-        kept = self.own * (self._tenants - 1) - sum(min(count, self.own) for count in others)
+            return self.used < self.places
+        kept = 0
+        if self.own:
+            used = sum(min(count, self.own) for name, count in self.taken.items() if name != tenant)
+            kept = self.own * (self._tenants - 1) - used
         return self.places - self.used > kept
 
-    def take(self, tenant: str) -> None:
-        """Take a place."""
-        self.taken[tenant] += 1
-        self.used += 1
-
-    def give_back(self, tenant: str) -> None:
-        """Give a place back."""
-        self.taken[tenant] -= 1
-        self.used -= 1
+    def move(self, tenant: str, places: int) -> None:
+        """Take places for a tenant, or give them back: a negative number."""
+        self.taken[tenant] += places
+        self.used += places
 
 
 @dataclass(eq=False)
@@ -99,12 +89,7 @@ class FairQueue:
 
     @contextmanager
     def turn(self, tenant: str, seconds: float, abandoned: Event) -> Iterator[None]:
-        """Wait for a turn, and have it during the block.
-
-        Args:
-            tenant: Whose request it is.
-            seconds: About how long it takes.
-            abandoned: Once set, nobody waits for it any more.
+        """Wait for a turn of a request that takes about so many seconds, and have it during the block.
 
         Raises:
             CancelledError: It was abandoned.
@@ -121,19 +106,22 @@ class FairQueue:
         finally:
             with self._lock:
                 if mine.turn.is_set():
-                    self._shares.give_back(tenant)
+                    self._shares.move(tenant, -1)
                 else:
                     self._waiting.remove(mine)
-                self._call_next()
+                if self._waiting:
+                    self._call_next()
 
     def _call_next(self) -> None:
+        taken, last = self._shares.taken, self._last
         while ready := [each for each in self._waiting if self._shares.has_room(each.tenant)]:
-            taken, last = self._shares.taken, self._last
             chosen = min(ready, key=lambda each: (taken[each.tenant], last.get(each.tenant, 0.0), each.due))
             self._waiting.remove(chosen)
-            self._shares.take(chosen.tenant)
-            self._last[chosen.tenant] = time.monotonic()
+            self._shares.move(chosen.tenant, 1)
+            last[chosen.tenant] = time.monotonic()
             chosen.turn.set()
+            if not self._waiting:
+                return
 
 
 class Admission:
@@ -170,19 +158,15 @@ class Admission:
             if not self._shares.has_room(tenant):
                 wait = min(max(math.ceil(self._seconds * self._shares.used / self._together), 1), _LONGEST_WAIT)
                 self._metrics.rejected.labels("queue").inc()
-                room = f"at most {self._shares.places} requests at a time"
-                raise Busy(
-                    f"expected {room}, and no tenant to take the places of others"
-                    if self._shares.own
-                    else f"expected {room}",
-                    retry_after=wait,
-                )
-            self._shares.take(tenant)
+                others = ", and no tenant to take the places of others" if self._shares.own else ""
+                room = f"expected at most {self._shares.places} requests at a time{others}"
+                raise Busy(room, retry_after=wait)
+            self._shares.move(tenant, 1)
             self._metrics.active.inc()
 
     def leave(self, tenant: str, seconds: float) -> None:
         """Give a place back, from any thread, after so many seconds."""
         with self._lock:
-            self._shares.give_back(tenant)
+            self._shares.move(tenant, -1)
             self._seconds += _WEIGHT * (seconds - self._seconds)
             self._metrics.active.dec()

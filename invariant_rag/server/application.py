@@ -16,15 +16,13 @@ from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine, Reranker
 from invariant_rag.server.engines.building import build_reranker
 from invariant_rag.server.errors import error_response, http_error
+from invariant_rag.server.logs import Tracing
 from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog, log_fault
 from invariant_rag.server.order_sampling import OrderSampling
-from invariant_rag.server.routes import answers, information
-from invariant_rag.server.routes.answers import add_bodies
-from invariant_rag.server.routes.lab import add_lab
+from invariant_rag.server.routes import add_bodies, add_lab, router
+from invariant_rag.server.running import State
 from invariant_rag.server.settings import Settings
-from invariant_rag.server.state import State
-from invariant_rag.server.tracing import Tracing
 from invariant_rag.server.worker import PARSERS
 
 
@@ -37,9 +35,9 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         reranker: What scores documents for a query. None: that of `build_reranker`.
     """
     settings = (settings or Settings()).within(engine.methods)
-    metrics = Metrics()
+    metrics = Metrics(engine.caches.values())
     executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
-    metrics.watch(engine.caches.values())
+    sampling = OrderSampling(engine, settings.check_order, metrics)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -49,17 +47,22 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         engine.close()
 
     app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    admission = Admission(settings.max_requests, engine.together, PARSERS.count, settings.tenants, metrics)
-    sampling = OrderSampling(engine, settings.check_order, metrics)
     app.state.serving = State(
-        engine, settings, metrics, admission, executor, sampling, reranker or build_reranker(None), Tracing()
+        engine,
+        settings,
+        settings.without_keys(),
+        metrics,
+        Admission(settings.max_requests, engine.together, PARSERS.count, settings.tenants, metrics),
+        executor,
+        sampling,
+        reranker or build_reranker(None),
+        Tracing(),
     )
-    app.include_router(answers.router)
-    app.include_router(information.router)
+    app.include_router(router)
     add_lab(app)
     # The last one that is added runs first.
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, seconds=settings.body_timeout, metrics=metrics)
-    app.add_middleware(Keys, keys=settings.keys, operator_key=settings.operator_key, metrics=metrics)
+    app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
+    app.add_middleware(Keys, settings=settings, metrics=metrics)
     app.add_middleware(RequestLog, metrics=metrics)
     add_bodies(app)
     app.add_exception_handler(InvariantRAGError, _refuse)

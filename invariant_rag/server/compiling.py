@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from functools import lru_cache
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import InvalidSchema
 from invariant_rag.generation.json_schema import compile_tag
+from invariant_rag.server.engines.base import wait_for
 from invariant_rag.server.worker import Workers
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 """A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
 _START_SECONDS = 120.0
-_POLL_SECONDS = 0.05
 _MOST = 1000
 
 COMPILERS = Workers(1)
@@ -52,14 +52,12 @@ class SchemaCompiler:
                 is_first = found is None
                 if found is None:
                     found = self._kept[key] = Future()
+                    found.set_running_or_notify_cancel()  # who leaves takes it from nobody else
                 self._kept.move_to_end(key)
             if is_first:
                 self._settle(found, key, abandoned, tag)
-            while not wait([found], _POLL_SECONDS).done:
-                if abandoned.is_set():
-                    raise CancelledError
             try:
-                grammar = found.result()
+                grammar = wait_for(found, abandoned)
             except CancelledError:  # whoever compiled it has left
                 if abandoned.is_set():
                     raise
@@ -106,18 +104,7 @@ def prepare(vocabulary: str) -> None:
 
 
 def compile_serialized(vocabulary: str, tag: str) -> str:
-    """Compile a structural tag, in a worker.
-
-    Args:
-        vocabulary: A serialized `TokenizerInfo`.
-        tag: The structural tag.
-
-    Returns:
-        The serialized `CompiledGrammar`.
-
-    Raises:
-        InvalidSchema: xgrammar does not take it.
-    """
+    """Return the serialized `CompiledGrammar` of a structural tag for a serialized `TokenizerInfo`, in a worker."""
     return str(compile_tag(_compiler(vocabulary), tag).serialize_json())
 
 

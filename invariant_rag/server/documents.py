@@ -38,23 +38,21 @@ def segment_of(document: Document | str) -> Segment:
     return Segment(text, title=document.title, metadata=metadata, score=document.score)
 
 
-def check_ids(sets: Iterable[SegmentSet]) -> None:
-    """Check that an id names one document of its set. Other sets may number their documents anew, as turns do.
+def check_ids(segments: SegmentSet) -> None:
+    """Check that an id names one document of a set. Other sets may number their documents anew, as turns do.
 
     Raises:
-        InvalidRequest: Two documents of different contents in one set have one id.
+        InvalidRequest: Two documents of different contents have one id.
     """
-    for each in sets:
-        found: dict[str, Segment] = {}
-        for segment in each:
-            identifier = document_id(segment)
-            if found.setdefault(identifier, segment).content_hash != segment.content_hash:
-                raise InvalidRequest(
-                    "documents: expected an id for each document of a set, got two that are called "
-                    f"{shown(identifier)}",
-                    param="documents",
-                    hint="Leave the ids away, or give each document its own.",
-                )
+    found: dict[str, Segment] = {}
+    for segment in segments:
+        identifier = document_id(segment)
+        if found.setdefault(identifier, segment).content_hash != segment.content_hash:
+            raise InvalidRequest(
+                f"documents: expected an id for each document of a set, got two that are called {shown(identifier)}",
+                param="documents",
+                hint="Leave the ids away, or give each document its own.",
+            )
 
 
 def set_of(part: SetPart) -> SegmentSet:
@@ -64,7 +62,11 @@ def set_of(part: SetPart) -> SegmentSet:
         InvalidRequest: A slot names a field that no document has.
         InvalidSegment: There is not one slot for each document.
     """
-    slots = [Slot(_pieces(each.before), _pieces(each.after), each.number) for each in part.slots or ()]
+
+    def pieces(texts: Iterable[str | FieldName]) -> tuple[str | Field, ...]:
+        return tuple(each if isinstance(each, str) else Field(each.field) for each in texts)
+
+    slots = [Slot(pieces(each.before), pieces(each.after), each.number) for each in part.slots or ()]
     segments = list(map(segment_of, part.documents))
     named = {piece.key for slot in slots for piece in (*slot.before, *slot.after) if isinstance(piece, Field)}
     for name in sorted(named - {"title", "score"}):
@@ -73,10 +75,6 @@ def set_of(part: SetPart) -> SegmentSet:
                 f"slots: expected fields that a document has in its metadata, got {shown(name)}", param="messages"
             )
     return SegmentSet(segments, slots=None if part.slots is None else slots)
-
-
-def _pieces(texts: Iterable[str | FieldName]) -> tuple[str | Field, ...]:
-    return tuple(each if isinstance(each, str) else Field(each.field) for each in texts)
 
 
 def _fields(data: Mapping[str, Any]) -> str:
@@ -100,7 +98,7 @@ def set_key(sets: Iterable[SegmentSet]) -> str:
     >>> set_key([SegmentSet(["a", "b"])]) == set_key([SegmentSet(["b", "a"])]) != set_key([SegmentSet(["a"])])
     True
     """
-    hashes = [sorted(segment.content_hash for segment in each) for each in sets]
+    hashes = [sorted([segment.content_hash for segment in each]) for each in sets]
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()[:32]
 
 
@@ -112,41 +110,27 @@ def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: S
         farthest from the question first; `dropped` and `trimmed`: ids of those that did not fit; `invariant`: whether
         the order given could not change the answer; `warnings`: why it could all the same.
     """
-    segments = prompt.segments
-
-    def ids(indices: Sequence[int]) -> list[str]:
-        return [document_id(segments[index]) for index in indices]
-
+    ids = [document_id(each) for each in prompt.segments]
     return {
         "method": generation.method,
         "ordering": ordering,
         "sets": list(generation.sets),
-        "set_key": set_key(prompt.sets) if segments else None,
-        "order": ids(generation.order),
-        "dropped": sorted(ids(generation.dropped)),
-        "trimmed": sorted(ids(generation.trimmed)),
+        "set_key": set_key(prompt.sets) if ids else None,
+        "order": [ids[index] for index in generation.order],
+        "dropped": sorted([ids[index] for index in generation.dropped]),
+        "trimmed": sorted([ids[index] for index in generation.trimmed]),
         "invariant": generation.invariant and not warnings,
         "warnings": list(warnings),
     }
 
 
-def report_of_request(
-    request: PlainRequest, method: str, ordering: str, warnings: Sequence[str], notes: Sequence[str]
-) -> dict[str, Any]:
-    """Return what was written for a model behind an API, in the words of `report_of`.
-
-    Args:
-        request: What was written.
-        method: Name of the method.
-        ordering: Name of the ordering; `given` is none.
-        warnings: Why the order given could change the answer although the request is sorted.
-        notes: What else there is to say.
-    """
+def report_of_request(request: PlainRequest, method: str, ordering: str, warnings: Sequence[str]) -> dict[str, Any]:
+    """Return what was written for a model behind an API, in the words of `report_of`."""
     ledger = request.ledger(method, recognized=ordering != "given" and not warnings)
     order = [document_id(segment) for each in request.sets for segment in each]
-    named = {"ordering": ordering, "order": order, "set_key": set_key(request.sets) if order else None}
     kept = {name: ledger[name] for name in ("method", "sets", "dropped", "trimmed", "invariant")}
-    return {**kept, **named, "warnings": [*warnings, *notes]}
+    named = {"ordering": ordering, "order": order, "set_key": set_key(request.sets) if order else None}
+    return {**kept, **named, "warnings": list(warnings)}
 
 
 def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[dict[str, Any]]:
@@ -157,7 +141,7 @@ def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[
     found: dict[tuple[int, int], list[CitedSpan]] = {}
     for span in spans:
         found.setdefault((span.start, span.end), []).append(span)
-    set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each]
+    set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each] if found else []
     return [
         {
             "start": start,

@@ -1,25 +1,24 @@
-"""Errors as HTTP: what a server refuses, and the one table that gives every error its status.
+"""Errors as HTTP: what a server refuses, the status of every error, and the library's errors in words of a request.
 
 A body is `{"error": {"message", "type", "param", "code", "hint"}}`, the shape of OpenAI's with the fix added.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from invariant_rag import errors
-from invariant_rag.server.fields import field_of, hint_of, in_fields
-from invariant_rag.server.json_text import JsonReply
-from invariant_rag.server.schemas import Request
+from invariant_rag.errors import InvariantRAGError
 
 
-class Refusal(errors.InvariantRAGError):
+class Refusal(InvariantRAGError):
     """A request that the server refuses.
 
     Args:
@@ -29,6 +28,7 @@ class Refusal(errors.InvariantRAGError):
         retry_after: Seconds after which another try may succeed.
     """
 
+    status = 400
     hint = "Change the request as the message says."
 
     def __init__(
@@ -45,70 +45,52 @@ class InvalidRequest(Refusal):
     hint = "The fields are those of OpenAI's API, with documents and invariant; see /openapi.json."
 
 
-class UnknownModel(Refusal):
-    """A model that the server does not serve."""
-
-    hint = "GET /v1/models lists those that it does."
-
-
-class Unauthorized(Refusal):
-    """No key, or a wrong one."""
-
-    hint = "Send `Authorization: Bearer KEY`."
-
-
-class TooLarge(Refusal):
-    """A body or a prompt beyond the limits."""
-
-    hint = "Send fewer or shorter documents."
-
-
-class Busy(Refusal):
-    """As many requests run and wait as the server takes, or the model behind it."""
-
-    hint = "Try again after the seconds of Retry-After."
-
-
-class SlowRequest(Refusal):
-    """A client that does not send its request in time."""
-
-    hint = "Send the whole body at once."
-
-
 class Ambiguous(Refusal):
     """A request whose end two headers tell in two ways, which may hide another one behind it (RFC 9112 6.1)."""
 
     hint = "Send one of them."
 
 
-class DeadlineExceeded(Refusal):
-    """An answer that was not finished in time."""
+class Unauthorized(Refusal):
+    """No key, or a wrong one."""
 
-    hint = "Ask for fewer tokens, or try again when the server is less busy."
+    status = 401
+    hint = "Send `Authorization: Bearer KEY`."
+
+
+class UnknownModel(Refusal):
+    """A model that the server does not serve."""
+
+    status = 404
+    hint = "GET /v1/models lists those that it does."
+
+
+class SlowRequest(Refusal):
+    """A client that does not send its request in time."""
+
+    status = 408
+    hint = "Send the whole body at once."
+
+
+class TooLarge(Refusal):
+    """A body or a prompt beyond the limits."""
+
+    status = 413
+    hint = "Send fewer or shorter documents."
+
+
+class Busy(Refusal):
+    """As many requests run and wait as the server takes, or the model behind it."""
+
+    status = 429
+    hint = "Try again after the seconds of Retry-After."
 
 
 class ClientLeft(Refusal):
     """Nobody waits for the answer any more."""
 
+    status = 499
     hint = ""
-
-
-class UpstreamFailed(Refusal):
-    """The engine behind this server refused a request, or cannot be reached."""
-
-    hint = "Try again; if that does not help, its logs say more than it answered."
-
-
-class ReplicaLost(Refusal):
-    """The replica that was answering is gone, or there is none."""
-
-    hint = "Ask again: another replica answers."
-
-
-class ReplicaFailed(Refusal):
-    """A fault of a replica."""
-
-    hint = "The logs of Ray Serve say where it was."
 
 
 class UpstreamRefused(Refusal):
@@ -117,34 +99,55 @@ class UpstreamRefused(Refusal):
     hint = "Change the request as the message says: the model behind this server does not take it."
 
 
-_STATUS: tuple[tuple[type[errors.InvariantRAGError], int], ...] = (
-    (Unauthorized, 401),
-    (UnknownModel, 404),
-    (SlowRequest, 408),
-    (TooLarge, 413),
-    (errors.IncompleteObject, 422),
-    (errors.InvalidObject, 422),
-    (Busy, 429),
-    (ClientLeft, 499),
-    (errors.ExtraRequired, 501),
-    (UpstreamFailed, 502),
-    (ReplicaLost, 503),
-    (DeadlineExceeded, 504),
-    (Ambiguous, 400),
-    (InvalidRequest, 400),
-    (UpstreamRefused, 400),
-    (errors.ContextOverflow, 400),
-    (errors.InvalidChoice, 400),
-    (errors.InvalidOption, 400),
-    (errors.InvalidPrompt, 400),
-    (errors.InvalidSchema, 400),
-    (errors.InvalidSegment, 400),
-    (errors.InvalidTool, 400),
-    (errors.UnknownName, 400),
-    (errors.UnsupportedCombination, 400),
-    (errors.UnsupportedModel, 400),
-)
-"""Status of every error that a request can cause. Any other one is a fault of the server: 500."""
+class UpstreamFailed(Refusal):
+    """The engine behind this server refused a request, or cannot be reached."""
+
+    status = 502
+    hint = "Try again; if that does not help, its logs say more than it answered."
+
+
+class ReplicaLost(Refusal):
+    """The replica that was answering is gone, or there is none."""
+
+    status = 503
+    hint = "Ask again: another replica answers."
+
+
+class DeadlineExceeded(Refusal):
+    """An answer that was not finished in time."""
+
+    status = 504
+    hint = "Ask for fewer tokens, or try again when the server is less busy."
+
+
+class ReplicaFailed(Refusal):
+    """A fault of a replica."""
+
+    status = 500
+    hint = "The logs of Ray Serve say where it was."
+
+
+_STATUS: Mapping[type[InvariantRAGError], int] = {
+    errors.IncompleteObject: 422,
+    errors.InvalidObject: 422,
+    errors.ExtraRequired: 501,
+    **dict.fromkeys(
+        (
+            errors.ContextOverflow,
+            errors.InvalidChoice,
+            errors.InvalidOption,
+            errors.InvalidPrompt,
+            errors.InvalidSchema,
+            errors.InvalidSegment,
+            errors.InvalidTool,
+            errors.UnknownName,
+            errors.UnsupportedCombination,
+            errors.UnsupportedModel,
+        ),
+        400,
+    ),
+}
+"""Status of every error of the library that a request can cause. Any other one is a fault of the server: 500."""
 
 _CODES: Mapping[type, str] = {
     errors.ContextOverflow: "context_length_exceeded",
@@ -153,33 +156,84 @@ _CODES: Mapping[type, str] = {
     Busy: "rate_limit_exceeded",
 }
 """Codes for which OpenAI has a name; the others are those of the classes."""
-
-_KINDS = ("bool", "dict", "float", "int", "list", "str")
-_VARIANT = re.compile("|".join((*_KINDS, r".*[^\w].*")))
-"""What pydantic adds to the place of an error where a field may be of several kinds: `str`, `function-after[...]`."""
-
-_MODELS = frozenset(each.__name__ for each in Request.__subclasses__())
-_TAGS = ("text", "document", "documents")
-"""What it adds after the number of a part of a message."""
-
-_STARLETTE = {404: "not_found", 405: "method_not_allowed"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 501: "invalid_request_error"}
 _FAULT = "The server failed. The request id tells its operator where to look."
+
+_FIELDS: Mapping[str, str] = {
+    "stop_strings": "stop",
+    "max_new_tokens": "max_tokens",
+    "tool_choice": "tool_choice",
+    "template_kwargs": "chat_template_kwargs",
+    'overflow="drop_last"': "invariant.overflow: drop_last",
+    'overflow="trim_segments"': "invariant.overflow: trim_segments",
+    "Segment(..., score=...)": "the `score` of every document",
+    'Judge(by="texts")': '`"by": "texts"`',
+}
+"""Options as messages of the library name them, and the fields that they are from."""
+_OPTION = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in _FIELDS))
+_LEADING = re.compile(r"(\w+): expected ")
+_HINTS: Mapping[type[InvariantRAGError], str] = {
+    errors.ContextOverflow: "Send fewer or shorter documents, ask for fewer max_tokens, or let some be left away: "
+    "invariant.overflow is drop_last, or trim_segments.",
+    errors.IncompleteObject: "Ask for more max_tokens.",
+    errors.InvalidOption: "Leave the field away for its default.",
+    errors.InvalidPrompt: "A message has a role and a content: a text, or parts that are texts and documents.",
+    errors.InvalidSchema: "Give a JSON schema of an object.",
+    errors.InvalidSegment: "A document is a text, or an object with text or data.",
+    errors.InvalidTool: 'A tool is {"type": "function", "function": {"name", "description", "parameters"}}.',
+    errors.UnsupportedModel: "GET /v1/models lists what this server has.",
+}
+"""What to do over HTTP, where the hint of a class speaks of Python or of the command line."""
+
+_KINDS = ("bool", "dict", "float", "int", "list", "str")
+_VARIANT = re.compile("|".join((*_KINDS, "Document", "FieldName", "NamedTool", r".*\W.*")))
+"""What pydantic adds to the place of an error where a field may be of several kinds: `str`, `Document`, `list[...]`."""
+_TAGS = ("text", "document", "documents")
+"""What it adds behind the number of a part of a message."""
+
+
+def encode(content: Any) -> str:
+    """Return JSON. Lone surrogates, which a request may hold as escapes and UTF-8 cannot, are replaced."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace").decode()
+
+
+class JsonReply(JSONResponse):
+    """A response of JSON in UTF-8, whatever texts it repeats."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        return encode(content).encode()
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Note in errors of the library what field of the request they are about, unless they name another one."""
+    try:
+        yield
+    except InvariantRAGError as error:
+        error.param = error.param or _field_of(error) or field
+        raise
 
 
 def status_of(error: BaseException) -> int:
     """Return the HTTP status of an error."""
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    if isinstance(error, Refusal):
+        return error.status
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return the body of an error. Of a fault of the server it says nothing: its message may hold anything."""
     status = status_of(error)
-    if not isinstance(error, errors.InvariantRAGError) or status == 500:
+    if not isinstance(error, InvariantRAGError) or status == 500:
         return _body(500, _FAULT, "internal_error", hint="Report it with its request id.")
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), _snake(type(error).__name__))
-    message = str(error) if isinstance(error, Refusal) else in_fields(str(error))
-    return _body(status, message, code, field_of(error), hint_of(error))
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), name)
+    message = str(error) if isinstance(error, Refusal) else _in_fields(str(error))
+    own = error.hint != type(error).hint
+    hint = _in_fields(error.hint) if own else _HINTS.get(type(error), error.hint)
+    return _body(status, message, code, _field_of(error), hint)
 
 
 def error_response(error: BaseException) -> Response:
@@ -194,25 +248,40 @@ def error_response(error: BaseException) -> Response:
     return JsonReply(error_body(error), status_of(error), headers)
 
 
+def http_error(error: HTTPException) -> Response:
+    """Return what Starlette refuses (an unknown path or method) in the same shape."""
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    message = str(error.detail) if error.status_code != 500 else _FAULT
+    body = _body(error.status_code, message, codes.get(error.status_code, "invalid_request"))
+    return JsonReply(body, error.status_code, error.headers)
+
+
 def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     """Return what pydantic says of a body: ten fields, and what was expected of each. No value is repeated."""
     problems = sorted(problems, key=lambda each: each["type"] != "extra_forbidden")
+    of_fields = [each for each in problems if not each["loc"] or each["loc"][-1] not in _KINDS]
     found: dict[str, str] = {}
-    for each in problems:
-        if not each["loc"] or each["loc"][-1] not in _KINDS:
-            found.setdefault(_path(each["loc"]), _expected(each))
-    if not found:
-        found[_path(problems[0]["loc"])] = _expected(problems[0])
+    for each in of_fields or problems[:1]:
+        said = "unknown field" if each["type"] == "extra_forbidden" else str(each["msg"])
+        said = said.removeprefix("Value error, ").replace("Input should be", "expected")
+        found.setdefault(_path(each["loc"]), said)
     listed = [f"{path}: {message}" if path else message for path, message in list(found.items())[:10]]
     more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
     return InvalidRequest("; ".join(listed) + more, param=next(iter(found), "") or None)
 
 
-def http_error(error: HTTPException) -> Response:
-    """Return what Starlette refuses (an unknown path or method, a body that is no JSON) in the same shape."""
-    message = str(error.detail) if error.status_code != 500 else _FAULT
-    body = _body(error.status_code, message, _STARLETTE.get(error.status_code, "invalid_request"))
-    return JsonReply(body, error.status_code, error.headers)
+def _path(location: Sequence[int | str]) -> str:
+    """Return where a field is: `messages[0].content`. Names of variants, which pydantic adds, are left out."""
+    path, before = "", None
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not path:
+            path = part
+        elif not _VARIANT.fullmatch(part) and not (isinstance(before, int) and part in _TAGS):
+            path += f".{part}"
+        before = part
+    return path.encode("ascii", "replace").decode()[:200]
 
 
 def _body(status: int, message: str, code: str, param: str | None = None, hint: str = "") -> dict[str, Any]:
@@ -220,24 +289,18 @@ def _body(status: int, message: str, code: str, param: str | None = None, hint: 
     return {"error": {"message": message, "type": kind, "param": param, "code": code, "hint": hint}}
 
 
-def _expected(each: Mapping[str, Any]) -> str:
-    if each["type"] == "extra_forbidden":
-        return "unknown field"
-    return str(each["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
+def _field_of(error: InvariantRAGError) -> str | None:
+    """Return the field that an error is about, as far as it says: `stop` for "stop_strings: expected a text"."""
+    if error.param is not None:
+        return error.param
+    leading = _LEADING.match(str(error)) if isinstance(error, errors.InvalidOption | errors.InvalidChoice) else None
+    named = leading or _OPTION.search(str(error))
+    if named is not None:
+        name = named[1] if leading else named[0]
+        return _FIELDS.get(name, name).partition(":")[0]
+    return "documents" if isinstance(error, errors.InvalidSegment) else None
 
 
-def _path(location: Sequence[int | str]) -> str:
-    """Return where a field is: `messages[0].content`. Names of variants, which pydantic adds, are left out."""
-    path = ""
-    for before, part in pairwise(("body", *location)):
-        if part in _MODELS or (isinstance(before, int) and part in _TAGS):
-            continue
-        if isinstance(part, str):
-            path += "" if path and _VARIANT.fullmatch(part) else f".{part}" if path else part
-        else:
-            path += f"[{part}]"
-    return path.encode("ascii", "replace").decode()[:200]
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+def _in_fields(text: str) -> str:
+    """Return a message or a hint with fields for options: `max_tokens` for `max_new_tokens`."""
+    return _OPTION.sub(lambda found: _FIELDS[found[0]], text)

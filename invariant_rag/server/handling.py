@@ -8,11 +8,12 @@ from typing import Any
 
 from invariant_rag.cancellation import cancellable
 from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.orderings import Candidate
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
-from invariant_rag.server.engines.base import Call, Emit, Reply
+from invariant_rag.segments import plain_rendering
+from invariant_rag.server.engines.base import Call, Emit, EngineReply, RerankCall
 from invariant_rag.server.metrics import StreamClock
 from invariant_rag.server.order_sampling import compare_orders
-from invariant_rag.server.ranking import rerank
 from invariant_rag.server.replies import ChatReplies, TextReplies
 from invariant_rag.server.running import Job
 
@@ -27,60 +28,40 @@ TOY = (
 
 def chat(job: Job) -> Any:
     """Answer a conversation."""
-    (call,) = job.parsed.work
-    replies = ChatReplies(job.id, job.state.engine.name)
-    begun = False
-
-    def begin() -> None:
-        nonlocal begun
-        for index in () if begun else range(call.count):
-            job.put(replies.begin(index))
-        begun = True
-
-    def emit(index: int, delta: AnswerDelta) -> None:
-        begin()
-        job.put(replies.piece(index, delta))
-
-    (reply,) = _answer(job, [call], emit)
-    if not call.stream:
-        return replies.whole(reply)
-    begin()
-    for index, choice in enumerate(reply.choices):
-        job.put(replies.end(index, choice, reply))
-    if job.parsed.include_usage:
-        job.put(replies.usage(reply))
-    return None
+    return _answered(job, ChatReplies(job.id, job.state.engine.name))
 
 
 def complete(job: Job) -> Any:
     """Continue a text, or several."""
-    replies = TextReplies(job.id, job.state.engine.name)
-    found = _answer(job, job.parsed.work, lambda index, delta: job.put(replies.piece(index, delta)))
-    if not job.parsed.work[0].stream:
-        return replies.whole(found)
-    ends = [(choice, reply) for reply in found for choice in reply.choices]
-    for index, (choice, reply) in enumerate(ends):
-        job.put(replies.end(index, choice, reply))
-    if job.parsed.include_usage:
-        job.put(replies.usage(found))
-    return None
+    return _answered(job, TextReplies(job.id, job.state.engine.name))
 
 
 def tokenize(job: Job) -> Any:
-    """Return the token ids of a text, or of a conversation as the model reads it."""
-    (call,) = job.parsed.work
+    """Return the token ids of a text, or of a conversation as the model gets it."""
+    (call,), engine = job.parsed.work, job.state.engine
     job.state.check_model(job.parsed.model)
     with job.turn(0.0), cancellable(job.abandoned):
-        tokens = job.state.engine.tokens(call)
-    return {"count": len(tokens), "max_model_len": job.state.engine.context_window, "tokens": tokens}
+        tokens = engine.tokens(call)
+    return {"count": len(tokens), "max_model_len": engine.context_window, "tokens": tokens}
 
 
 def rank(job: Job, version: str) -> Any:
-    """Rank documents by their relevance to a query, for a version of Cohere's API."""
+    """Rank documents by their relevance to a query, best first, for a version of Cohere's API.
+
+    Of equal scores, the content decides. Scores are bit-equal for every order.
+    """
     reranker = job.state.reranker
+    call: RerankCall = job.parsed.work
     job.state.check_model(job.parsed.model, reranker.model_name, reranker.name)
-    with job.turn(len(job.parsed.work.documents) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
-        results = rerank(reranker, job.parsed.work)
+    candidates = [Candidate(each, (), plain_rendering(each)) for each in call.documents]
+    with job.turn(len(candidates) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
+        keys = reranker.sort_keys(candidates, call.query)
+    ranking = sorted(range(len(keys)), key=lambda index: (keys[index], candidates[index].tie_breaker))
+    results = []
+    for index in ranking[: call.top_n]:
+        result = {"index": index, "relevance_score": reranker.probability(-keys[index])}
+        texts = {"document": {"text": call.documents[index].text}} if call.return_documents else {}
+        results.append(result | texts)
     meta: dict[str, Any] = {"api_version": {"version": version}}
     meta |= {"warnings": [TOY]} if reranker.model_name == EMBEDDED_NAME else {}
     return {"id": job.id, "object": "list", "model": reranker.model_name, "results": results, "meta": meta}
@@ -91,41 +72,59 @@ def judge(job: Job) -> Any:
     job.state.check_model(job.parsed.model)
     with job.turn(job.parsed.work.explain_tokens * _SECONDS_PER_TOKEN), cancellable(job.abandoned):
         verdict = job.state.engine.judge(job.parsed.work)
-    return {
-        "id": job.id,
-        "object": "judgement",
-        "model": job.state.engine.name,
-        "winner": verdict.winner,
-        "best": list(verdict.best),
-        "ranking": list(verdict.ranking),
-        "probabilities": list(verdict.probabilities),
-        "labels": list(verdict.labels),
-        "explanation": verdict.explanation,
-    }
+    told = ("winner", "best", "ranking", "probabilities", "labels", "explanation")
+    said = {name: getattr(verdict, name) for name in told}
+    return {"id": job.id, "object": "judgement", "model": job.state.engine.name, **said}
 
 
-def _answer(job: Job, calls: Sequence[Call], emit: Emit) -> list[Reply]:
+def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
+    """Return a whole reply, or put the chunks of a stream."""
+    calls: Sequence[Call] = job.parsed.work
+    waiting = list(range(sum(each.request.n for each in calls)))  # answers whose first chunk is not sent
+
+    def begin() -> None:
+        for index in waiting:
+            for chunk in replies.begin(index):
+                job.put(chunk)
+        waiting.clear()
+
+    def emit(index: int, delta: AnswerDelta) -> None:
+        begin()
+        job.put(replies.piece(index, delta))
+
+    found = _answer(job, calls, emit)
+    if not calls[0].stream:
+        return replies.whole(found)
+    begin()
+    ends = [(choice, reply) for reply in found for choice in reply.choices]
+    for index, (choice, reply) in enumerate(ends):
+        job.put(replies.end(index, choice, reply))
+    if job.parsed.include_usage:
+        job.put(replies.usage(found))
+    return None
+
+
+def _answer(job: Job, calls: Sequence[Call], emit: Emit) -> list[EngineReply]:
     """Answer calls, all at a time, so that an engine can put them into one batch; answers are numbered through."""
+    engine, clock = job.state.engine, StreamClock(job.state.metrics, job.begun)
     job.state.check_model(job.parsed.model)
-    clock = StreamClock(job.state.metrics, job.begun)
 
     def emit_timed(index: int, delta: AnswerDelta) -> None:
         clock.tick(index)
         emit(index, delta)
 
     calls = [replace(each, headers=job.headers) for each in calls]
-    with job.turn(sum(each.count * each.sampling.max_new_tokens for each in calls) * _SECONDS_PER_TOKEN):
-        found = job.state.engine.answer_all(calls, emit_timed, job.abandoned)
-        if job.parsed.check_orders:
-            reports = [compare_orders(job.state.engine, each, job.parsed.check_orders, job.abandoned) for each in calls]
-            found = [
-                replace(reply, report={**reply.report, "check_order": report})
-                for reply, report in zip(found, reports, strict=True)
-            ]
+    tokens = sum([each.request.n * (each.request.max_new_tokens or 1) for each in calls])
+    with job.turn(tokens * _SECONDS_PER_TOKEN):
+        found = engine.answer_all(calls, emit_timed, job.abandoned)
+        if orders := job.parsed.check_orders:
+            checks = [compare_orders(engine, each, orders, job.abandoned) for each in calls]
+            pairs = zip(found, checks, strict=True)
+            found = [replace(reply, report={**reply.report, "check_order": check}) for reply, check in pairs]
     for call, reply in zip(calls, found, strict=True):
         job.state.sampling.consider(call, reply)
         job.state.metrics.count_tokens(reply.usage)
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-        job.noted[name] = sum(getattr(reply.usage, name) for reply in found)
-    job.noted["set_key"] = next((reply.report.get("set_key") for reply in found), None)
+        job.noted[name] = sum([getattr(reply.usage, name) for reply in found])
+    job.noted["set_key"] = found[0].report.get("set_key")
     return found

@@ -1,21 +1,25 @@
-"""Logs as lines of JSON, as many as somebody can read: what comes again and again is counted."""
+"""What a server tells its operator: logs as lines of JSON, not too many of them, and spans of OpenTelemetry."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
+from invariant_rag.errors import ExtraRequired
+
 _WINDOW_SECONDS = 10.0
-_MOST = 20
-"""Lines of one kind in a window."""
-_MOST_REQUESTS = 1000
-"""Lines of requests in a window."""
+_MOST, _MOST_REQUESTS = 20, 1000
+"""Lines of one kind in a window, and lines of requests."""
 
 
 class JsonLines(logging.Formatter):
@@ -75,3 +79,46 @@ def configure_logging() -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
         logger.setLevel(logging.INFO)
+
+
+class Tracing:
+    """Makes spans of requests within the traces that they name, where OpenTelemetry is installed."""
+
+    def __init__(self) -> None:
+        self._tracer: Any = None
+        if find_spec("opentelemetry") is not None:
+            from opentelemetry import trace
+
+            self._tracer = trace.get_tracer("invariant_rag.server")
+
+    @contextmanager
+    def span(self, name: str, headers: Mapping[str, str]) -> Iterator[None]:
+        """Have a span during the block, within the trace that the headers name."""
+        if self._tracer is None:
+            yield
+            return
+        from opentelemetry.propagate import extract
+
+        attributes = {"request.id": headers.get("x-request-id", "")}
+        with self._tracer.start_as_current_span(f"invariant_rag.{name}", extract(headers), attributes=attributes):
+            yield
+
+
+def export_traces() -> None:
+    """Send spans to where the variables of OpenTelemetry say; without one of them, nothing happens.
+
+    Raises:
+        ExtraRequired: They say so, and the extra is not installed.
+    """
+    if not any(map(os.environ.get, ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))):
+        return
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ExtraRequired("opentelemetry-exporter-otlp-proto-http", "otel") from error
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)

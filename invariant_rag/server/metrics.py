@@ -8,63 +8,59 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
+    from invariant_rag.generation.answers import Usage
     from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.generation.outputs import Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """The metrics of one application."""
+    """The metrics of one application.
 
-    def __init__(self) -> None:
-        self.registry = own = CollectorRegistry()
-        self._counts: dict[str, list[int]] = {}
+    Args:
+        caches: What caches count is exported, all tenants together; nothing if they are in another process.
+    """
+
+    def __init__(self, caches: Iterable[KeyValueCache] = ()) -> None:
+        self.registry = CollectorRegistry()
         self._lock = Lock()
-        labels = ["route", "status"]
-        self.requests = Counter("invariant_rag_requests", "Requests by route and status.", labels, registry=own)
-        self.seconds = Histogram(
-            "invariant_rag_e2e_request_latency_seconds",
-            "Of a request.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.active = Gauge("invariant_rag_active_requests", "Requests that run or wait.", registry=own)
-        self.rejected = Counter("invariant_rag_rejected", "Requests refused unread.", ["reason"], registry=own)
-        self.queue_seconds = self._seconds_of("request_queue_time_seconds", "Until it was the turn of a request.")
-        self.first_seconds = self._seconds_of("time_to_first_token_seconds", "Until the first piece of a stream.")
-        self.between_seconds = self._seconds_of("inter_token_latency_seconds", "Between the pieces of a stream.")
-        self._checked = Counter(
-            "invariant_rag_order_checked", "Answers asked again in another order.", ["model"], registry=own
-        )
-        self._flipped = Counter(
-            "invariant_rag_order_flipped", "Those that came out differently.", ["model"], registry=own
-        )
-        self._flip_rate = Gauge("invariant_rag_order_flip_rate", "Their share.", ["model"], registry=own)
-        self._prompt = Counter("invariant_rag_prompt_tokens", "Tokens of prompts.", registry=own)
-        self._cached = Counter("invariant_rag_cached_tokens", "Those from a cache.", registry=own)
-        self._written = Counter("invariant_rag_completion_tokens", "Tokens of answers.", registry=own)
+        self._checks: dict[str, list[int]] = {}
 
-    def _seconds_of(self, name: str, what: str) -> Histogram:
-        return Histogram(f"invariant_rag_{name}", what, buckets=_SECONDS, registry=self.registry)
+        def made(kind: type[Any], name: str, what: str, *labels: str) -> Any:
+            more = {"buckets": _SECONDS} if kind is Histogram else {}
+            return kind(f"invariant_rag_{name}", what, labels, registry=self.registry, **more)
+
+        self.requests = made(Counter, "requests", "Requests by route and status.", "route", "status")
+        self.seconds = made(Histogram, "e2e_request_latency_seconds", "Of a request.", "route")
+        self.active = made(Gauge, "active_requests", "Requests that run or wait.")
+        self.rejected = made(Counter, "rejected", "Requests refused unread.", "reason")
+        self.queue_seconds = made(Histogram, "request_queue_time_seconds", "Until it was the turn of a request.")
+        self.first_seconds = made(Histogram, "time_to_first_token_seconds", "Until the first piece of a stream.")
+        self.between_seconds = made(Histogram, "inter_token_latency_seconds", "Between the pieces of a stream.")
+        self._checked = made(Counter, "order_checked", "Answers asked again in another order.", "model")
+        self._flipped = made(Counter, "order_flipped", "Those that came out differently.", "model")
+        self._flip_rate = made(Gauge, "order_flip_rate", "Their share.", "model")
+        self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
+        self._cached = made(Counter, "cached_tokens", "Those from a cache.")
+        self._written = made(Counter, "completion_tokens", "Tokens of answers.")
+        if watched := list(caches):
+            self.registry.register(_Caches(watched))
 
     def count_order_check(self, model: str, *, flipped: bool) -> None:
         """Count an answer that was asked again in another order."""
-        checked, flips = self._checked.labels(model), self._flipped.labels(model)
-        checked.inc()
-        flips.inc(int(flipped))
         with self._lock:
-            counts = self._counts.setdefault(model, [0, 0])
+            counts = self._checks.setdefault(model, [0, 0])
             counts[0] += 1
             counts[1] += int(flipped)
+            self._checked.labels(model).inc()
+            self._flipped.labels(model).inc(int(flipped))
             self._flip_rate.labels(model).set(counts[1] / counts[0])
 
     def count_tokens(self, usage: Usage) -> None:
@@ -72,15 +68,6 @@ class Metrics:
         self._prompt.inc(usage.prompt_tokens)
         self._cached.inc(usage.cached_tokens)
         self._written.inc(usage.completion_tokens)
-
-    def watch(self, caches: Iterable[KeyValueCache]) -> None:
-        """Export what caches count, all tenants together; nothing if they are in another process."""
-        if found := list(caches):
-            self.registry.register(_Caches(found))
-
-    def page(self) -> bytes:
-        """Return everything in Prometheus's text format."""
-        return generate_latest(self.registry)
 
 
 class StreamClock:
@@ -111,9 +98,8 @@ class _Caches(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = [each.stats() for each in self._caches]
-        for name in ("hits", "misses", "evictions", "damaged", "disk_errors"):
+        counted = ("hits", "misses", "evictions", "damaged", "disk_errors")
+        for name in (*counted, "entries", "bytes"):
+            kind = CounterMetricFamily if name in counted else GaugeMetricFamily
             total = sum(getattr(each, name) for each in stats)
-            yield CounterMetricFamily(f"invariant_rag_cache_{name}", f"{name} of the caches.", total)
-        for name in ("entries", "bytes"):
-            total = sum(getattr(each, name) for each in stats)
-            yield GaugeMetricFamily(f"invariant_rag_cache_{name}", f"{name} in memory.", total)
+            yield kind(f"invariant_rag_cache_{name}", f"{name} of the caches.", total)

@@ -9,26 +9,25 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from invariant_rag.server.errors import Ambiguous, SlowRequest, TooLarge, Unauthorized, error_response
+from invariant_rag.server.errors import Ambiguous, Refusal, SlowRequest, TooLarge, Unauthorized, error_response
 from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.settings import OPERATOR_KEY_VARIABLE, Settings
 
 logger = logging.getLogger("invariant_rag.server")
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 OPEN = frozenset({"/", "/health", "/ready", "/version"})
 """Routes that need no key: the page, which asks for one, and what load balancers ask."""
-METRICS = "/metrics"
-"""The route of the operator."""
-OPEN_FOLDER = "/lab/"
+_OPEN_FOLDER = "/lab/"
 """What the page is made of."""
-_OPERATOR = "Start the server with a key in the variable INVARIANT_RAG_OPERATOR_KEY, and send it."
-_NO_KEY = Unauthorized("expected a valid key")
+_METRICS = "/metrics"
+"""The route of the operator."""
 _LEFT = 499
 """Status of a request whose client has left before it was answered."""
 
@@ -85,66 +84,63 @@ def log_fault(error: BaseException, noted: MutableMapping[str, Any]) -> None:
 class Keys:
     """Finds the tenant of the bearer key, without telling by its time how much of a wrong key is right."""
 
-    def __init__(self, app: ASGIApp, keys: Mapping[str, str], operator_key: str | None, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
-        self._tenants = [(_digest(key), tenant) for key, tenant in keys.items()]
-        self._operator = [] if operator_key is None else [(_digest(operator_key), "operator")]
+        self._tenants = {_digest(key): tenant for key, tenant in settings.keys.items()}
+        self._operator = {} if settings.operator_key is None else {_digest(settings.operator_key): "operator"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, or refuse."""
-        is_metrics = scope["type"] == "http" and scope["path"] == METRICS
-        known = self._operator if is_metrics else self._tenants
-        if scope["type"] == "http" and (known or self._tenants) and not _is_open(scope["path"]):
+        path = scope.get("path", "")
+        known = self._operator if path == _METRICS else self._tenants
+        is_open = path in OPEN or path.startswith(_OPEN_FOLDER) or not (known or self._tenants)
+        if scope["type"] == "http" and not is_open:
             tenant = _tenant(known, Headers(scope=scope).get("authorization", ""))
             if tenant is None:
+                hint = f"Start the server with a key in the variable {OPERATOR_KEY_VARIABLE}, and send it."
+                refusal = Unauthorized("expected a valid key")
+                if path == _METRICS:
+                    refusal = Unauthorized("expected the key of the operator", hint=hint)
                 self._metrics.rejected.labels("key").inc()
-                refusal = Unauthorized("expected the key of the operator", hint=_OPERATOR) if is_metrics else _NO_KEY
                 await error_response(refusal)(scope, receive, send)
                 return
             scope["state"]["tenant"] = tenant
         await self._app(scope, receive, send)
 
 
-def _tenant(known: Sequence[tuple[bytes, str]], header: str) -> str | None:
+def _tenant(known: Mapping[bytes, str], header: str) -> str | None:
     scheme, _, key = header.partition(" ")
     given = _digest(key.strip() if scheme.lower() == "bearer" else "")
     found = None
-    for digest, tenant in known:  # all of them, whichever is right
+    for digest, tenant in known.items():  # all of them, whichever is right
         if hmac.compare_digest(digest, given):
             found = tenant
     return found
 
 
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
 class BodyLimit:
-    """Refuses bodies that are too long or come too slowly, before they are held in memory.
+    """Refuses bodies that are too long or come too slowly, before they are held in memory."""
 
-    Args:
-        app: The application.
-        max_bytes: Length of the longest body.
-        seconds: How long the whole body may take.
-        metrics: Counts what is refused.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float, metrics: Metrics) -> None:
-        self._app, self._max_bytes, self._seconds, self._metrics = app, max_bytes, seconds, metrics
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+        self._most, self._seconds = settings.max_body_bytes, settings.body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, and run the application with it, or refuse."""
+        """Receive the body, and run the application with it, or refuse."""
         if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
             await self._app(scope, receive, send)
             return
-        if {"transfer-encoding", "content-length"} <= set(Headers(scope=scope).keys()):
-            two = Ambiguous("expected Transfer-Encoding or Content-Length, got both")
-            await error_response(two)(scope, receive, send)
-            return
         try:
-            body = await asyncio.wait_for(self._read(scope, receive), self._seconds)
-        except (TimeoutError, TooLarge) as error:
-            refusal = (
-                error if isinstance(error, TooLarge) else SlowRequest(f"expected a body within {self._seconds:g} s")
-            )
+            async with asyncio.timeout(self._seconds):
+                body = await self._body(Headers(scope=scope), receive)
+        except (TimeoutError, Refusal) as error:
+            slow = SlowRequest(f"expected a body within {self._seconds:g} s")
             self._metrics.rejected.labels("body").inc()
-            await error_response(refusal)(scope, receive, send)
+            await error_response(error if isinstance(error, Refusal) else slow)(scope, receive, send)
             return
         if body is None:  # the client has left
             return
@@ -155,27 +151,16 @@ class BodyLimit:
 
         await self._app(scope, replay, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        length = Headers(scope=scope).get("content-length", "")
-        self._check(int(length) if length.isascii() and length.isdigit() else 0)
-        body = bytearray()
-        while True:
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        if {"transfer-encoding", "content-length"} <= set(headers.keys()):
+            raise Ambiguous("expected Transfer-Encoding or Content-Length, got both")
+        length = headers.get("content-length", "")
+        body, expected = bytearray(), int(length) if length.isascii() and length.isdigit() else 0
+        while max(expected, len(body)) <= self._most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
-            self._check(len(body))
-            if not message.get("more_body"):
+            if not message.get("more_body") and len(body) <= self._most:
                 return bytes(body)
-
-    def _check(self, length: int) -> None:
-        if length > self._max_bytes:
-            raise TooLarge(f"expected a body of at most {self._max_bytes} bytes")
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(OPEN_FOLDER)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        raise TooLarge(f"expected a body of at most {self._most} bytes")

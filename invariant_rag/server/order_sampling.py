@@ -14,7 +14,7 @@ from invariant_rag.api_models import answer_key
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.prompts import Turn
 from invariant_rag.segments import SegmentSet
-from invariant_rag.server.engines.base import Call, Engine, Reply
+from invariant_rag.server.engines.base import Call, Engine, EngineReply
 from invariant_rag.server.metrics import Metrics
 
 _logger = logging.getLogger("invariant_rag.server")
@@ -34,13 +34,12 @@ class OrderSampling:
         self._engine, self._share, self._metrics = engine, share, metrics
         self._random = random.Random()
         self._executor = ThreadPoolExecutor(1, "invariant-rag-check-order")
-        self._busy = Lock()
-        self._closed = Event()
+        self._busy, self._closed = Lock(), Event()
 
-    def consider(self, call: Call, reply: Reply) -> None:
+    def consider(self, call: Call, reply: EngineReply) -> None:
         """Check a request that was answered, if it is drawn."""
-        drawn = self._random.random() < self._share and not call.sampling.temperature and has_order(call)
-        if drawn and not self._closed.is_set() and self._busy.acquire(blocking=False):
+        drawn = self._random.random() < self._share and not call.request.temperature and not self._closed.is_set()
+        if drawn and any(len(each) > 1 for each in call.sets) and self._busy.acquire(blocking=False):
             self._executor.submit(self._check, call, reply)
 
     def close(self) -> None:
@@ -48,16 +47,13 @@ class OrderSampling:
         self._closed.set()
         self._executor.shutdown(wait=True)
 
-    def _check(self, call: Call, reply: Reply) -> None:
+    def _check(self, call: Call, reply: EngineReply) -> None:
         try:
-            other = shuffled(call, self._random)
-            served = text_of(reply)
-            plain = [
-                _text(self._engine, replace(each, choices=call.choices.plain()), self._closed) for each in (call, other)
-            ]
-            again = _text(self._engine, other, self._closed)
+            other = _shuffled(call, self._random)
+            plain = [_asked_plain(self._engine, each, self._closed) for each in (call, other)]
+            again = _asked(self._engine, other, self._closed)
             self._metrics.count_order_check("plain", flipped=plain[0] != plain[1])
-            self._metrics.count_order_check("served", flipped=again != served)
+            self._metrics.count_order_check("served", flipped=again != _text_of(reply))
         except InvariantRAGError as error:  # the plain model may refuse what the served one takes
             _logger.warning("order check failed", extra={"fields": {"error": type(error).__name__}})
         finally:
@@ -72,18 +68,13 @@ def compare_orders(engine: Engine, call: Call, orders: int, abandoned: Event) ->
         `flipped`: whether they differ.
     """
     source = random.Random(0)
-    calls = [call, *(shuffled(call, source) for _ in range(orders))]
-    texts = Counter(_text(engine, replace(each, choices=call.choices.plain()), abandoned) for each in calls)
-    found = [{"text": text, "count": count} for (text, _), count in texts.most_common()]
-    return {"orders": orders, "plain": found, "flipped": len({answer_key(each["text"]) for each in found}) > 1}
+    calls = [call, *(_shuffled(call, source) for _ in range(orders))]
+    counts = Counter(_asked_plain(engine, each, abandoned) for each in calls).most_common()
+    flipped = len({answer_key(text) for (text, _), _ in counts}) > 1
+    return {"orders": orders, "plain": [{"text": text, "count": n} for (text, _), n in counts], "flipped": flipped}
 
 
-def has_order(call: Call) -> bool:
-    """Return whether a set of the call has several segments."""
-    return any(isinstance(part, SegmentSet) and len(part) > 1 for turn in call.turns for part in turn.parts)
-
-
-def shuffled(call: Call, source: random.Random) -> Call:
+def _shuffled(call: Call, source: random.Random) -> Call:
     """Return a call whose documents are listed in another order."""
 
     def other(part: Any) -> Any:
@@ -92,12 +83,16 @@ def shuffled(call: Call, source: random.Random) -> Call:
     return replace(call, turns=tuple(Turn(turn.role, tuple(map(other, turn.parts))) for turn in call.turns))
 
 
-def text_of(reply: Reply) -> Any:
+def _asked_plain(engine: Engine, call: Call, abandoned: Event) -> tuple[str, str]:
+    return _asked(engine, replace(call, choices=call.choices.plain()), abandoned)
+
+
+def _asked(engine: Engine, call: Call, abandoned: Event) -> tuple[str, str]:
+    alone = replace(call, request=replace(call.request, n=1, logprobs=False, top_logprobs=0), stream=False)
+    return _text_of(engine.answer(alone, lambda _index, _delta: None, abandoned))
+
+
+def _text_of(reply: EngineReply) -> tuple[str, str]:
     """Return what two replies share if they agree: text and calls of the first answer."""
     answer = reply.choices[0].answer
     return answer.content, repr([(each.name, dict(each.arguments)) for each in answer.tool_calls])
-
-
-def _text(engine: Engine, call: Call, abandoned: Event) -> Any:
-    alone = replace(call, count=1, stream=False, logprobs=False)
-    return text_of(engine.answer(alone, lambda _index, _delta: None, abandoned))

@@ -1,37 +1,63 @@
-"""From the body of a request to what an engine is called with. It runs in a worker; see `worker`.
+"""From the body of a request to what an engine is called with: documents become segments, all of them in sets.
 
-What comes out is bounded, too: the server takes it out of a pickle.
+It runs in a worker; see `worker`. What comes out is bounded, too: the server takes it out of a pickle.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
+from invariant_rag.checks import SEEDS
+from invariant_rag.errors import InvalidSchema, InvalidTool
 from invariant_rag.files import parse_json
-from invariant_rag.server.conversation import chat_call, completion_calls, tokenize_call
-from invariant_rag.server.engines.base import Call, JudgeCall, RerankCall
-from invariant_rag.server.errors import InvalidRequest, invalid_request
-from invariant_rag.server.ranking import judge_call, rerank_call
-from invariant_rag.server.schema_checks import check_values
+from invariant_rag.generation.answers import AnswerRequest
+from invariant_rag.generation.schema_validation import check_json_schema
+from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
+from invariant_rag.segments import Segment, SegmentSet
+from invariant_rag.server.documents import check_ids, segment_of, set_of
+from invariant_rag.server.engines.base import Call, Choices, JudgeCall, RerankCall
+from invariant_rag.server.errors import InvalidRequest, TooLarge, about, invalid_request
 from invariant_rag.server.schemas import (
     ChatRequest,
     CompletionRequest,
+    Decoding,
+    Document,
+    DocumentPart,
+    FunctionTool,
+    InvariantOptions,
     JudgeRequest,
+    Message,
+    NamedTool,
     Request,
     RerankRequest,
+    SetPart,
+    TextPart,
     TokenizeRequest,
 )
 from invariant_rag.server.settings import Settings
+from invariant_rag.shown import shown
 
 Work: TypeAlias = Sequence[Call] | JudgeCall | RerankCall
 
-MOST_VALUES = 100_000
+_MOST_VALUES = 100_000
 """Of a body, not counting numbers: texts, names, lists and objects."""
+_MOST_ARGUMENTS = 10_000
+"""Values of the arguments of all calls: the chat template writes them one by one."""
+_MOST_BYTES = 65_536
+"""Of a schema, and of all tools together."""
+_MOST_TOOLS = 128
+_EXPLANATION_TOKENS = 128
+_ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "([^#"][^"]*)"')
+"""A reference in the text of a schema that leads out of it."""
+_FIELDS = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
+"""Of a message beside role and content, those that a model gets."""
 
 
 @dataclass(frozen=True)
@@ -53,34 +79,27 @@ class Parsed:
     contents: Mapping[str, Any] | None = None
 
 
-_ROUTES: Mapping[str, tuple[type[Request], Callable[[Any, Settings, str], Work]]] = {
-    "chat": (ChatRequest, lambda body, settings, tenant: [chat_call(body, settings, tenant)]),
-    "completions": (CompletionRequest, completion_calls),
-    "tokenize": (TokenizeRequest, lambda body, _settings, tenant: [tokenize_call(body, tenant)]),
-    "rerank": (RerankRequest, rerank_call),
-    "judge": (JudgeRequest, judge_call),
-}
-
-
 def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
     """Return a body as a call.
 
     Args:
-        route: `chat`, `completions`, `tokenize`, `rerank` or `judge`.
+        route: A key of `ROUTES`.
         body: The body.
         settings: What requests may choose.
         tenant: Whose request it is.
 
     Raises:
-        InvalidRequest: It is no JSON, has fields that do not exist, or values that they do not take.
-        InvariantRAGError: It asks for what there is not; see `conversation`.
+        InvalidRequest: It is no JSON, has fields that do not exist, values that they do not take, or asks for what is
+            not allowed.
+        InvalidSchema: A schema is none, is too large, or refers to what is elsewhere.
+        InvalidTool: There are too many tools, or they are too long together.
         TooLarge: It has too many values.
     """
-    schema, to_work = _ROUTES[route]
+    schema, to_work = ROUTES[route]
     request: Any
     try:
         document = parse_json(body, finite=True)
-        check_values(document, MOST_VALUES, "a body")
+        _check_values(document, _MOST_VALUES, "a body")
         request = schema.model_validate(document)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"expected a body of JSON: {error.msg} at character {error.pos}") from None
@@ -88,10 +107,281 @@ def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
         raise invalid_request(error.errors(include_url=False, include_context=False, include_input=False)) from None
     except ValueError as error:
         raise InvalidRequest(f"expected a body of JSON: {error}") from None
+    options = getattr(request, "stream_options", None)
     return Parsed(
         to_work(request, settings, tenant),
         request.model,
-        include_usage=getattr(request, "include_usage", False),
+        include_usage=options is not None and options.include_usage,
         check_orders=request.invariant.check_order if hasattr(request, "invariant") else 0,
         contents=request.model_dump(mode="json", exclude_defaults=True) if settings.log_contents else None,
     )
+
+
+def _chat(request: ChatRequest, settings: Settings, tenant: str) -> list[Call]:
+    """Return the call of a chat.
+
+    The documents of the request stand before the text of the last user message, where `lm.chat_prompt(question,
+    documents)` puts them; so equal requests have equal answers, over HTTP and in Python.
+    """
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("expected top_logprobs with logprobs only", param="top_logprobs", hint="Set logprobs.")
+    form, schema, strict, choice = request.response_format, None, True, request.tool_choice
+    if form is not None and form.type != "text":
+        schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
+        strict = form.json_schema is None or form.json_schema.strict is not False
+        with about("response_format"):
+            _check_schema(schema)
+    answers = AnswerRequest(
+        tools=_tools(request.tools),
+        tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+        parallel=request.parallel_tool_calls is not False,
+        template_kwargs=request.chat_template_kwargs,
+        schema=schema,
+        logprobs=bool(request.logprobs),
+        top_logprobs=request.top_logprobs or 0,
+        citations=schema is None,
+        **_decoding(request, settings, request.max_completion_tokens or request.max_tokens),
+    )
+    return [
+        _conversation(
+            request.messages,
+            request.documents,
+            answers,
+            choices=_choices(request.invariant, settings, tenant),
+            penalties=_penalties(request),
+            strict=strict,
+            response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
+            stream=request.stream,
+        )
+    ]
+
+
+def _completions(request: CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
+    """Return the calls of a completion: one for each prompt."""
+    prompts = _prompts(request.prompt)
+    if len(prompts) * request.n > settings.max_choices:
+        raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
+    if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):
+        raise InvalidRequest("expected documents beside prompts of text alone", param="documents")
+    answers = AnswerRequest(
+        logprobs=request.logprobs is not None,
+        top_logprobs=request.logprobs or 0,
+        **_decoding(request, settings, request.max_tokens),
+    )
+    choices, penalties = _choices(request.invariant, settings, tenant), _penalties(request)
+    documents = [SegmentSet(map(segment_of, request.documents)), "\n"] if request.documents else []
+    calls = []
+    for prompt in prompts:
+        turns, warnings = _in_sets([Turn("user", (*documents, *prompt))])
+        # Token ids are no text that an ordering could compare documents with.
+        question = "" if any(isinstance(part, tuple) for part in prompt) else turns[0].text.strip()
+        asked = replace(answers, question=question)
+        more: dict[str, Any] = {"penalties": penalties, "stream": request.stream, "warnings": warnings}
+        calls.append(Call(turns, asked, choices, chat=False, **more))
+    return calls
+
+
+def _tokenize(request: TokenizeRequest, _settings: Settings, tenant: str) -> list[Call]:
+    if request.messages is None:
+        return [Call((Turn("user", (request.prompt,)),), AnswerRequest(max_new_tokens=1), Choices(tenant), chat=False)]
+    tools, kwargs = _tools(request.tools), request.chat_template_kwargs
+    answers = AnswerRequest(tools=tools, template_kwargs=kwargs, max_new_tokens=1)
+    return [_conversation(request.messages, request.documents, answers, choices=Choices(tenant))]
+
+
+def _rerank(request: RerankRequest, _settings: Settings, _tenant: str) -> RerankCall:
+    segments = tuple(map(segment_of, request.documents))
+    return RerankCall(request.query, segments, request.top_n, return_documents=request.return_documents)
+
+
+def _judge(request: JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
+    if request.invariant.check_order:
+        raise InvalidRequest("expected no check_order: a verdict is that of every order", param="invariant.check_order")
+    if request.invariant.ordering in ("given", "score"):
+        raise InvalidRequest(
+            f"expected an ordering by text, got {request.invariant.ordering!r}: a verdict is that of every order, and "
+            "answers have no scores",
+            param="invariant.ordering",
+        )
+    if request.invariant.overflow not in (None, "error"):
+        raise InvalidRequest("expected no overflow: a judge reads every answer whole", param="invariant.overflow")
+    if request.max_tokens is not None and not request.explain:
+        raise InvalidRequest("expected max_tokens only with explain", param="max_tokens")
+    most = min(request.max_tokens or _EXPLANATION_TOKENS, settings.max_new_tokens)
+    return JudgeCall(
+        choices=_choices(request.invariant, settings, tenant),
+        answers=tuple(request.options or request.answers or ()),
+        question=request.question,
+        reference=request.reference,
+        criteria=request.criteria,
+        is_choice=request.options is not None,
+        by=request.by,
+        explain_tokens=most if request.explain else 0,
+    )
+
+
+ROUTES: Mapping[str, tuple[type[Request], Callable[[Any, Settings, str], Work]]] = {
+    "chat": (ChatRequest, _chat),
+    "completions": (CompletionRequest, _completions),
+    "tokenize": (TokenizeRequest, _tokenize),
+    "rerank": (RerankRequest, _rerank),
+    "judge": (JudgeRequest, _judge),
+}
+
+
+def _conversation(
+    messages: Sequence[Message], documents: Sequence[Document | str], answers: AnswerRequest, **more: Any
+) -> Call:
+    """Return the call of a conversation, in whose turns every segment is in a set.
+
+    Raises:
+        InvalidRequest: There are documents, and no user message; or two of a set have one id.
+    """
+    given = [
+        Turn("system" if each.role == "developer" else each.role, tuple(_parts(each.content))) for each in messages
+    ]
+    extra = [each.model_dump(include=_FIELDS, exclude_none=True) for each in messages]
+    arguments = [call.function.arguments for each in messages for call in each.tool_calls or ()]
+    with suppress(ValueError, RecursionError):  # what is no JSON is refused where a call is made of it
+        _check_values([parse_json(each) for each in arguments], _MOST_ARGUMENTS, "calls with arguments")
+    asked = max((index for index, each in enumerate(given) if each.role == "user"), default=None)
+    question = "" if asked is None else given[asked].text.strip()
+    turns, warnings = _in_sets(given)
+    if documents:
+        if asked is None:
+            raise InvalidRequest("expected a user message, before whose text the documents stand", param="documents")
+        segments = SegmentSet(map(segment_of, documents))
+        check_ids(segments)
+        user = Turn("user", (segments, "\nQuestion: ", *turns[asked].parts))
+        turns = (*turns[:asked], user, *turns[asked + 1 :])
+        if not any(turn.role == "system" for turn in turns):
+            turns, extra = (Turn("system", (DEFAULT_SYSTEM,)), *turns), [{}, *extra]
+    return Call(turns, replace(answers, question=question), extra=tuple(extra), warnings=warnings, **more)
+
+
+def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
+    """Return turns whose segments are in sets, and why their order may matter all the same."""
+    recognition = recognize(given)
+    for turn in recognition.turns:
+        for each in turn.sets:
+            check_ids(each)
+    return recognition.turns, tuple(
+        f"{each.message} {FIXES.get(each.kind, '')}".strip() for each in recognition.findings
+    )
+
+
+def _choices(wanted: InvariantOptions, settings: Settings, tenant: str) -> Choices:
+    """Return how the documents are to be read.
+
+    Raises:
+        InvalidRequest: A choice is not allowed.
+    """
+    for name, allowed in (("method", settings.methods), ("ordering", settings.orderings)):
+        if (value := getattr(wanted, name)) is not None and value not in allowed:
+            listed = ", ".join(sorted(allowed))
+            raise InvalidRequest(f"invariant.{name}: expected one of {listed}", param=f"invariant.{name}")
+    return Choices(tenant, wanted.method, wanted.ordering, wanted.overflow)
+
+
+def _decoding(request: Decoding, settings: Settings, max_tokens: int | None) -> dict[str, Any]:
+    """Return how tokens are to be chosen, as fields of an `AnswerRequest`.
+
+    Raises:
+        InvalidRequest: The answer would be too long, or there would be too many.
+    """
+    wanted = min(settings.default_new_tokens, settings.max_new_tokens) if max_tokens is None else max_tokens
+    last_seed = SEEDS[1] - request.n + 1
+    for name, value, most, why in (
+        ("max_tokens", wanted, settings.max_new_tokens, ""),
+        ("n", request.n, settings.max_choices, ""),
+        ("seed", request.seed or 0, last_seed, f" with n={request.n}"),
+    ):
+        if value > most:
+            raise InvalidRequest(f"{name}: expected at most {most}{why}, got {value}", param=name)
+    penalty = request.repetition_penalty
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return {
+        "n": request.n,
+        "stop": tuple(each for each in stops if each),
+        "max_new_tokens": wanted,
+        "temperature": request.temperature or 0.0,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "seed": request.seed,
+        "options": {} if penalty is None else {"repetition_penalty": penalty},
+    }
+
+
+def _penalties(request: Decoding) -> dict[str, Any]:
+    names = ("frequency_penalty", "presence_penalty", "logit_bias")
+    return {name: value for name in names if (value := getattr(request, name))}
+
+
+def _tools(given: Sequence[FunctionTool]) -> list[dict[str, Any]]:
+    """Return tools as they were given, with schemas that can be followed."""
+    tools = [each.model_dump(exclude_unset=True) for each in given]
+    with about("tools"):
+        if len(tools) > _MOST_TOOLS or len(json.dumps(tools)) > _MOST_BYTES:
+            raise InvalidTool(
+                f"expected at most {_MOST_TOOLS} tools of {_MOST_BYTES:,} bytes together, got more",
+                hint="Give fewer tools.",
+            )
+        for each in tools:
+            _check_schema(each["function"].get("parameters") or {})
+    return tools
+
+
+def _parts(content: str | Iterable[TextPart | DocumentPart | SetPart] | None) -> Iterator[str | Segment | SegmentSet]:
+    for part in [content or ""] if content is None or isinstance(content, str) else content:
+        if isinstance(part, str | TextPart):
+            yield part if isinstance(part, str) else part.text
+        else:
+            yield segment_of(part.document) if isinstance(part, DocumentPart) else set_of(part)
+
+
+def _prompts(prompt: Any) -> list[list[Any]]:
+    """Return the prompts of a completion, as parts of one turn: texts, segments, or tuples of token ids."""
+    if isinstance(prompt, str):
+        return [[prompt]]
+    if not prompt:
+        raise InvalidRequest("prompt: expected at least one prompt, got none", param="prompt")
+    if isinstance(prompt[0], int):
+        return [[tuple(prompt)]]
+    if isinstance(prompt[0], str | list):
+        return [[each if isinstance(each, str) else tuple(each)] for each in prompt]
+    return [list(_parts(prompt))]
+
+
+def _check_schema(schema: Mapping[str, Any]) -> None:
+    """Check a schema that somebody else has written. How long it takes to compile is seen then; see `compiling`."""
+    text, hint = json.dumps(schema), "Ask for less, or say it in the prompt."
+    if len(text) > _MOST_BYTES:
+        raise InvalidSchema(f"expected a schema of at most {_MOST_BYTES:,} bytes", hint=hint)
+    check_json_schema(schema)
+    if elsewhere := _ELSEWHERE.search(text):
+        raise InvalidSchema(
+            f"expected references within the schema, got {shown(elsewhere[1])}: nothing is fetched",
+            hint="Write the definition under $defs, and refer to #/$defs/NAME.",
+        )
+
+
+def _check_values(document: Any, most: int, what: str) -> None:
+    """Check that a document is no heap of small values, which take far more memory and time than their text.
+
+    Raises:
+        TooLarge: It has more texts, names, lists and objects than it may have.
+    """
+    level, found = [document], 0
+    while level:
+        inner: list[Any] = []
+        for each in level:
+            values = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+            inner.extend(value for value in values if not isinstance(value, int | float))
+            found += len(each) if isinstance(each, dict) else 0
+        found += len(inner)
+        if found > most:
+            raise TooLarge(f"expected {what} of at most {most:,} values, got more")
+        level = inner

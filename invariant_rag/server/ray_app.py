@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 from ray import serve
 
 from invariant_rag.errors import InvalidChoice
-from invariant_rag.generation.overflow import Overflow
 from invariant_rag.server.application import create_app
-from invariant_rag.server.engines.building import EngineConfig
-from invariant_rag.server.keys import read_keys, read_operator_key
 from invariant_rag.server.logs import configure_logging
-from invariant_rag.server.scaling import Scale, deployment_of, engine_of, without_keys
-from invariant_rag.server.settings import Settings
+from invariant_rag.server.scaling import deployment_of, engine_of
+from invariant_rag.server.settings import (
+    OPERATOR_KEY_VARIABLE,
+    EngineConfig,
+    Scale,
+    Settings,
+    key_of_environment,
+    read_keys,
+)
 from invariant_rag.shown import shown
 
-T = TypeVar("T")
 _SPARE_REQUESTS = 256
 """Beside those that are admitted: of load balancers, of Prometheus, and to be told to come back."""
 
 
-def app(args: dict[str, Any]) -> Any:
+def app(args: Mapping[str, Any]) -> Any:
     """Return the application that Ray Serve runs.
 
     Args:
@@ -40,16 +43,25 @@ def app(args: dict[str, Any]) -> Any:
     given = dict(args)
     keys = Path(given.pop("keys")) if "keys" in given else None
     reranker = given.pop("reranker", None)
-    engine, limits, size = ({each.name for each in fields(kind)} for kind in (EngineConfig, Settings, Scale))
-    if unknown := sorted(given.keys() - engine - limits - size):
-        listed = ", ".join(sorted(engine | limits | size | {"reranker"}))
-        raise InvalidChoice(f"expected arguments of {listed}; got {', '.join(unknown)}")
-    config, scale = _made(EngineConfig, given, engine), _made(Scale, given, size)
+    made: list[Any] = []
+    for kind in (EngineConfig, Settings, Scale):
+        own = {each.name: given.pop(each.name) for each in fields(kind) if each.name in given}
+        try:
+            made.append(TypeAdapter(kind).validate_python(own))  # values may come as text from a command line
+        except ValidationError as error:
+            said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}; got {shown(own)}" for each in error.errors()]
+            raise InvalidChoice("; ".join(said)) from None
+    if given:
+        known = [each.name for kind in (EngineConfig, Settings, Scale) for each in fields(kind)]
+        raise InvalidChoice(
+            f"expected arguments of {', '.join(sorted([*known, 'reranker']))}; got {', '.join(sorted(given))}"
+        )
+    config, settings, scale = made
     if scale.replica_gpus is None and config.model is not None:
         raise InvalidChoice(
             "expected replica_gpus beside a model", hint="Say how many GPUs each replica gets; 0: it runs on CPU cores."
         )
-    settings = replace(_made(Settings, given, limits), keys=read_keys(keys))
+    settings = replace(settings, keys=read_keys(keys))
     deployment: Any = serve.deployment(serve.ingress()(Ingress))
     ingress = deployment.options(
         name="ingress",
@@ -59,26 +71,19 @@ def app(args: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=settings.timeout,
     )
     replicas = deployment_of(config, settings, scale, reranker)
-    return ingress.bind(replicas, config.together * scale.most_replicas, without_keys(settings), reranker, keys)
+    return ingress.bind(replicas, config.together * scale.most_replicas, settings.without_keys(), reranker, keys)
 
 
 class Ingress:
     """The application in a process of Ray Serve.
 
-    Keys are read here: they go neither into Ray's own store nor to the replicas.
+    Keys are looked up here: they go neither into Ray's own store nor to the replicas.
 
     Raises:
         InvalidChoice: The keys are not those with which the application was built.
     """
 
-    def __init__(
-        self,
-        handle: Any,
-        together: int,
-        settings: Settings,
-        reranker: str | None,
-        keys: Path | None,
-    ) -> None:
+    def __init__(self, handle: Any, together: int, settings: Settings, reranker: str | None, keys: Path | None) -> None:
         configure_logging()
         given = read_keys(keys)
         if set(given.values()) != set(settings.keys):
@@ -88,21 +93,9 @@ class Ingress:
                 hint="Put the same file of keys, or the same variable, on every node.",
             )
         engine, relevance = engine_of(handle, together, reranker)
-        self._app = create_app(engine, replace(settings, keys=given, operator_key=read_operator_key()), relevance)
+        own = replace(settings, keys=given, operator_key=key_of_environment(OPERATOR_KEY_VARIABLE))
+        self._app = create_app(engine, own, relevance)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application, for Ray Serve."""
         return self._app
-
-
-def _made(kind: type[T], given: Mapping[str, Any], names: set[str]) -> T:
-    """Return an object of these attributes, which may come as text from a command line."""
-    hints = get_type_hints(kind, localns={"Overflow": Overflow})
-    values = {}
-    for name in given.keys() & names:
-        try:
-            values[name] = TypeAdapter(hints[name]).validate_python(given[name])
-        except ValidationError as error:
-            said = "; ".join(each["msg"] for each in error.errors())
-            raise InvalidChoice(f"{name}: {said}; got {shown(given[name])}") from None
-    return kind(**values)

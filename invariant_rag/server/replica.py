@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
 from invariant_rag.cancellation import cancellable
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.server.engines.building import EngineConfig, build_engine, build_reranker
+from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.errors import ClientLeft, ReplicaFailed
 from invariant_rag.server.logs import configure_logging
-from invariant_rag.server.settings import Settings
+from invariant_rag.server.settings import EngineConfig, Settings
 
 _logger = logging.getLogger("invariant_rag.server")
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An error as a value. Ray logs exceptions with their messages, which may hold contents of a request."""
-
-    error: InvariantRAGError
+DESCRIBED = ("name", "toy", "context_window", "method", "methods", "orderings")
+"""Attributes of an engine that others have to know."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a call returned."""
+    """The end of a call: what it returned, or its error: Ray logs exceptions with messages, which may hold texts."""
 
-    value: Any
-
-
-@dataclass(frozen=True)
-class Description:
-    """What others have to know of an engine; the attributes are those of `Engine`."""
-
-    name: str
-    toy: bool
-    context_window: int | None
-    method: str
-    methods: frozenset[str]
-    orderings: Mapping[str, frozenset[str]]
+    value: Any = None
+    error: InvariantRAGError | None = None
 
 
 class Replica:
@@ -63,8 +47,8 @@ class Replica:
         self._reranker = build_reranker(reranker)
         self._threads = ThreadPoolExecutor(places, "invariant-rag-call")
 
-    async def call(self, method: str, *arguments: Any) -> AsyncIterator[tuple[int, AnswerDelta] | Done | Failed]:
-        """Call a method of the engine or of the reranker: yield the pieces of its answers, and then what it returns.
+    async def call(self, method: str, *arguments: Any) -> AsyncIterator[tuple[int, AnswerDelta] | Done]:
+        """Call a method of the engine or of the reranker: yield the pieces of its answers, and then its end.
 
         Whoever stops listening abandons the call.
 
@@ -73,9 +57,9 @@ class Replica:
             *arguments: Its arguments.
         """
         loop, abandoned = asyncio.get_running_loop(), Event()
-        pieces: asyncio.Queue[tuple[int, AnswerDelta] | Done | Failed] = asyncio.Queue()
+        pieces: asyncio.Queue[tuple[int, AnswerDelta] | Done] = asyncio.Queue()
 
-        def put(piece: tuple[int, AnswerDelta] | Done | Failed) -> None:
+        def put(piece: tuple[int, AnswerDelta] | Done) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         def work() -> Any:
@@ -85,29 +69,28 @@ class Replica:
             with cancellable(abandoned):
                 return getattr(self._reranker if method == "sort_keys" else self._engine, method)(*arguments)
 
-        self._threads.submit(lambda: put(_caught(work)))
+        self._threads.submit(lambda: put(_done(work)))
         try:
             while True:
                 piece = await pieces.get()
                 yield piece
-                if isinstance(piece, Done | Failed):
+                if isinstance(piece, Done):
                     return
         finally:
             abandoned.set()
 
-    async def describe(self) -> Description:
+    async def describe(self) -> dict[str, Any]:
         """Return what others have to know of the engine."""
-        engine = self._engine
-        return Description(**{each.name: getattr(engine, each.name) for each in fields(Description)})
+        return {name: getattr(self._engine, name) for name in DESCRIBED}
 
 
-def _caught(work: Callable[[], Any]) -> Done | Failed:
+def _done(work: Callable[[], Any]) -> Done:
     try:
         return Done(work())
     except InvariantRAGError as error:
-        return Failed(error)
+        return Done(error=error)
     except CancelledError:
-        return Failed(ClientLeft("nobody waits for the answer"))
+        return Done(error=ClientLeft("nobody waits for the answer"))
     except Exception as error:
         _logger.error("fault", exc_info=error)
-        return Failed(ReplicaFailed(f"{type(error).__name__} in a replica, whose log says where"))
+        return Done(error=ReplicaFailed(f"{type(error).__name__} in a replica, whose log says where"))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
-from invariant_rag.generation.answers import Answer, AnswerDelta
-from invariant_rag.generation.outputs import Usage
-from invariant_rag.prompts import ToolCall
-from invariant_rag.server.engines.base import Choice, Reply
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.server.engines.base import Choice, EngineReply
 
 
 @dataclass(frozen=True)
@@ -27,27 +26,24 @@ class ChatReplies:
     id: str
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
+    whole_kind: ClassVar[str] = "chat.completion"
+    chunk_kind: ClassVar[str] = "chat.completion.chunk"
+    prefix: ClassVar[str] = "chatcmpl"
 
-    def whole(self, reply: Reply) -> dict[str, Any]:
-        """Return a `chat.completion`."""
+    def whole(self, replies: Sequence[EngineReply]) -> dict[str, Any]:
+        """Return the answers to all prompts of a request, which follow each other."""
+        choices = [choice for reply in replies for choice in reply.choices]
+        reports = [reply.report for reply in replies]
         return self._object(
-            "chat.completion",
-            [
-                {
-                    "index": index,
-                    "message": _message(each),
-                    "logprobs": _logprobs(each),
-                    "finish_reason": each.finish_reason,
-                }
-                for index, each in enumerate(reply.choices)
-            ],
-            usage=usage_object(reply.usage),
-            invariant=reply.report,
+            self.whole_kind,
+            [self._whole_choice(index, each) for index, each in enumerate(choices)],
+            usage=_usage(replies),
+            invariant=reports[0] if len(reports) == 1 else reports,
         )
 
-    def begin(self, index: int) -> dict[str, Any]:
-        """Return the first chunk of an answer."""
-        return self._chunk(index, {"role": "assistant", "content": ""})
+    def begin(self, index: int) -> Iterator[dict[str, Any]]:
+        """Yield what comes before the first piece of an answer."""
+        yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def piece(self, index: int, delta: AnswerDelta) -> dict[str, Any]:
         """Return the chunk of a piece."""
@@ -62,118 +58,85 @@ class ChatReplies:
             return self._chunk(index, {"reasoning_content": delta.reasoning})
         return self._chunk(index, {"content": delta.content})
 
-    def end(self, index: int, choice: Choice, reply: Reply) -> dict[str, Any]:
+    def end(self, index: int, choice: Choice, reply: EngineReply) -> dict[str, Any]:
         """Return the last chunk of an answer: why it ended, its citations and log-probabilities, what was read."""
         delta = {"citations": choice.citations} if choice.citations else {}
-        return self._chunk(index, delta, choice.finish_reason, _logprobs(choice), invariant=reply.report)
+        return self._chunk(index, delta, choice, invariant=reply.report)
 
-    def usage(self, reply: Reply) -> dict[str, Any]:
+    def usage(self, replies: Sequence[EngineReply]) -> dict[str, Any]:
         """Return the chunk of usage, which has no choices."""
-        return self._object("chat.completion.chunk", [], usage=usage_object(reply.usage))
+        return self._object(self.chunk_kind, [], usage=_usage(replies))
 
-    def _chunk(
-        self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._object("chat.completion.chunk", [choice], **more)
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        end = {"logprobs": self._logprobs(choice), "finish_reason": choice.finish_reason}
+        return {"index": index, "message": _message(choice), **end}
+
+    def _chunk(self, index: int, delta: dict[str, Any], ending: Choice | None = None, **more: Any) -> dict[str, Any]:
+        end = {
+            "logprobs": self._logprobs(ending) if ending else None,
+            "finish_reason": ending.finish_reason if ending else None,
+        }
+        return self._object(self.chunk_kind, [{"index": index, **self._said(delta), **end}], **more)
+
+    def _said(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"delta": delta}
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        return None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
 
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {"id": f"chatcmpl-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices, **more}
 
 
 @dataclass(frozen=True)
-class TextReplies:
-    """Writes answers of completions; the attributes are those of `ChatReplies`."""
+class TextReplies(ChatReplies):
+    """Writes answers of completions."""
 
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    whole_kind = chunk_kind = "text_completion"
+    prefix = "cmpl"
 
-    def whole(self, replies: list[Reply]) -> dict[str, Any]:
-        """Return a `text_completion` of several prompts, whose answers follow each other."""
-        choices = [choice for reply in replies for choice in reply.choices]
-        reports = [reply.report for reply in replies]
-        return self._object(
-            [self._choice(index, each.answer.content, each) for index, each in enumerate(choices)],
-            usage=usage_object(_sum([reply.usage for reply in replies])),
-            invariant=reports[0] if len(reports) == 1 else reports,
-        )
+    def begin(self, index: int) -> Iterator[dict[str, Any]]:
+        """Yield nothing: a text begins with its first piece."""
+        yield from ()
 
-    def piece(self, index: int, delta: AnswerDelta) -> dict[str, Any]:
-        """Return the chunk of a piece."""
-        return self._object([{"index": index, "text": delta.content, "logprobs": None, "finish_reason": None}])
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        end = {"logprobs": self._logprobs(choice), "finish_reason": choice.finish_reason}
+        return {"index": index, "text": choice.answer.content, **end}
 
-    def end(self, index: int, choice: Choice, reply: Reply) -> dict[str, Any]:
-        """Return the last chunk of an answer."""
-        return self._object([self._choice(index, "", choice)], invariant=reply.report)
+    def _said(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"text": delta.get("content", "")}
 
-    def usage(self, replies: list[Reply]) -> dict[str, Any]:
-        """Return the chunk of usage, which has no choices."""
-        return self._object([], usage=usage_object(_sum([reply.usage for reply in replies])))
-
-    def _choice(self, index: int, text: str, choice: Choice) -> dict[str, Any]:
-        logprobs = None
-        if choice.logprobs is not None:
-            tokens = [each["token"] for each in choice.logprobs]
-            logprobs = {
-                "tokens": tokens,
-                "token_logprobs": [each["logprob"] for each in choice.logprobs],
-                "top_logprobs": _top(choice.logprobs),
-                "text_offset": [*accumulate(map(len, tokens), initial=0)][:-1],
-            }
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
-
-    def _object(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {"id": f"cmpl-{self.id}", "object": "text_completion", "created": self.created, "model": self.model}
-        return {**head, "choices": choices, **more}
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        if choice.logprobs is None:
+            return None
+        tokens = [each["token"] for each in choice.logprobs]
+        tops = [{top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in choice.logprobs]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each["logprob"] for each in choice.logprobs],
+            "top_logprobs": tops if any(tops) else None,
+            "text_offset": [*accumulate(map(len, tokens), initial=0)][:-1],
+        }
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return token counts as OpenAI names them."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+def _usage(replies: Sequence[EngineReply]) -> dict[str, Any]:
+    prompt, written, cached = (
+        sum([getattr(each.usage, f"{name}_tokens") for each in replies]) for name in ("prompt", "completion", "cached")
+    )
+    details = {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written, **details}
 
 
 def _message(choice: Choice) -> dict[str, Any]:
-    answer: Answer = choice.answer
-    calls = [_call(each) for each in answer.tool_calls]
+    answer = choice.answer
+    said = [(each.id, each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in answer.tool_calls]
     if cut := answer.cut_call:  # as far as it came: `finish_reason` is `length`
-        function = {"name": cut.name, "arguments": cut.arguments}
-        calls.append({"id": cut.id, "type": "function", "function": function})
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if calls else "")}
-    message["refusal"] = None
-    if calls:
-        message["tool_calls"] = calls
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if choice.citations:
-        message["citations"] = choice.citations
-    return message
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-def _logprobs(choice: Choice) -> dict[str, Any] | None:
-    return None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
-
-
-def _top(logprobs: list[dict[str, Any]]) -> list[dict[str, float]] | None:
-    """Return the likeliest tokens of each place, if there are any."""
-    found = [{top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in logprobs]
-    return found if any(found) else None
-
-
-def _sum(usages: list[Usage]) -> Usage:
-    return Usage(
-        sum(each.prompt_tokens for each in usages),
-        sum(each.completion_tokens for each in usages),
-        sum(each.cached_tokens for each in usages),
-    )
+        said.append((cut.id or "", cut.name or "", cut.arguments))
+    calls = [
+        {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for identifier, name, arguments in said
+    ]
+    more = {"tool_calls": calls, "reasoning_content": answer.reasoning, "citations": choice.citations}
+    message = {"role": "assistant", "content": answer.content or (None if calls else ""), "refusal": None}
+    return message | {name: value for name, value in more.items() if value}

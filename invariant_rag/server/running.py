@@ -8,30 +8,85 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from invariant_rag.server.admission import Admission
+from invariant_rag.server.engines.base import Engine, Reranker
 from invariant_rag.server.errors import (
     ClientLeft,
     DeadlineExceeded,
     InvalidRequest,
     TooLarge,
+    UnknownModel,
+    encode,
     error_body,
     status_of,
 )
-from invariant_rag.server.json_text import encode
+from invariant_rag.server.logs import Tracing
+from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.middleware import log_fault
-from invariant_rag.server.parsing import Parsed
-from invariant_rag.server.state import State, noted_of, passed_on, state_of, tenant_of
+from invariant_rag.server.order_sampling import OrderSampling
+from invariant_rag.server.parsing import Parsed, parse
+from invariant_rag.server.settings import Settings
+from invariant_rag.server.worker import PARSERS
+from invariant_rag.shown import shown
 
 _JSON = ("application/json", "+json")
+_PARSING_SECONDS = 5.0
+_BYTES_PER_SECOND = 1e6
+"""About how fast bodies are parsed: a short one is parsed before long ones."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the routes of one application share.
+
+    Attributes:
+        engine: What answers.
+        settings: What is allowed.
+        without_keys: The same for other processes, which get no key.
+        metrics: What is counted.
+        admission: Who may wait, and whose turn it is.
+        executor: Threads for as many requests as may run and wait.
+        sampling: Asks some requests again in another order.
+        reranker: Scores documents for a query.
+        tracing: Spans of OpenTelemetry.
+        started: Seconds since 1970.
+    """
+
+    engine: Engine
+    settings: Settings
+    without_keys: Settings
+    metrics: Metrics
+    admission: Admission
+    executor: ThreadPoolExecutor
+    sampling: OrderSampling
+    reranker: Reranker
+    tracing: Tracing
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str | None, *allowed: str) -> None:
+        """Check the model of a request; None is the one that there is.
+
+        Raises:
+            UnknownModel: There is no such model.
+        """
+        known = allowed or (self.engine.name,)
+        if name is not None and name not in known:
+            raise UnknownModel(f"expected the model {known[0]!r}, got {shown(name)}", param="model")
+
+
+def state_of(request: Request) -> State:
+    """Return the state of the application that got a request."""
+    return cast("State", request.app.state.serving)
 
 
 @dataclass(frozen=True)
@@ -79,12 +134,7 @@ Answer: TypeAlias = Callable[[Job], Any]
 
 
 async def respond(request: Request, route: str, answer: Answer) -> Response:
-    """Answer a request.
-
-    Args:
-        request: The request.
-        route: As for `parsing.parse`.
-        answer: Answers it.
+    """Answer a request to a route of `parsing.ROUTES`.
 
     Raises:
         Busy: There is no place for it.
@@ -99,7 +149,7 @@ async def respond(request: Request, route: str, answer: Answer) -> Response:
     running = _Running(request, route, await request.body(), answer)
     first = await running.first()
     if first is None:
-        return Response(running.body, media_type="application/json")
+        return Response(running.result.result(), media_type="application/json")
     return EventSourceResponse(running.events(first))
 
 
@@ -110,54 +160,61 @@ class _Running:
     """
 
     def __init__(self, request: Request, route: str, body: bytes, answer: Answer) -> None:
-        state, tenant = state_of(request), tenant_of(request)
-        state.admission.enter(tenant)
-        loop = asyncio.get_running_loop()
-        self._request, self._timeout = request, state.settings.timeout
-        self._noted = noted = noted_of(request)
-        headers = passed_on(request)
+        self._state = state = state_of(request)
+        self._request, self._noted = request, request.scope["state"]["noted"]
+        # The tenant whose key it came with; an empty text where no keys are needed.
+        self._tenant = str(request.scope["state"].get("tenant", ""))
+        self._route, self._body, self._answer = route, body, answer
+        state.admission.enter(self._tenant)
+        self._begun, self._abandoned = time.monotonic(), Event()
         self._chunks: asyncio.Queue[str | None] = asyncio.Queue()
-        self._abandoned = abandoned = Event()
-        self._deadline = loop.time() + self._timeout
-        begun = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + state.settings.timeout
+        self.result = self._loop.run_in_executor(state.executor, self._run)
 
-        def put(chunk: str | None) -> None:
-            loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+    def _put(self, chunk: Any) -> None:
+        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else encode(chunk))
 
-        def run() -> bytes:
+    def _run(self) -> bytes:
+        """Parse and answer, in a thread."""
+        state, given = self._state, self._request.headers
+        traced = {name: given[name] for name in ("traceparent", "tracestate") if name in given}
+        headers = {**traced, "x-request-id": str(self._noted["request_id"])}
+        try:
+            if self._abandoned.is_set():
+                raise CancelledError
+            with state.tracing.span("parse", headers):
+                parsed = self._parsed()
+            if parsed.contents is not None:
+                self._noted["contents"] = parsed.contents
+            job = Job(
+                state,
+                parsed,
+                headers["x-request-id"],
+                self._tenant,
+                headers,
+                self._put,
+                self._abandoned,
+                self._noted,
+                self._begun,
+            )
+            return encode(self._answer(job)).encode()
+        except CancelledError:  # asyncio would take it for a cancelled request
+            raise ClientLeft("nobody waits for the answer") from None
+        except MemoryError:
+            raise TooLarge("expected a request that fits into memory") from None
+        finally:
+            state.admission.leave(self._tenant, time.monotonic() - self._begun)
+            self._put(None)
+
+    def _parsed(self) -> Parsed:
+        """Return the body as a call. A process that can be stopped does the work."""
+        state, work = self._state, (self._route, self._body, self._state.without_keys, self._tenant)
+        with state.admission.parsing.turn(self._tenant, len(self._body) / _BYTES_PER_SECOND, self._abandoned):
             try:
-                if abandoned.is_set():
-                    raise CancelledError
-                with state.tracing.span("parse", headers):
-                    parsed = state.parse(route, body, tenant, abandoned)
-                if parsed.contents is not None:
-                    noted["contents"] = parsed.contents
-                job = Job(
-                    state,
-                    parsed,
-                    str(noted["request_id"]),
-                    tenant,
-                    headers,
-                    lambda chunk: put(encode(chunk)),
-                    abandoned,
-                    noted,
-                    begun,
-                )
-                return encode(answer(job)).encode()
-            except CancelledError:  # asyncio would take it for a cancelled request
-                raise ClientLeft("nobody waits for the answer") from None
-            except MemoryError:
-                raise TooLarge("expected a request that fits into memory") from None
-            finally:
-                state.admission.leave(tenant, time.monotonic() - begun)
-                put(None)
-
-        self._result = loop.run_in_executor(state.executor, run)
-
-    @property
-    def body(self) -> bytes:
-        """The body of an answer that is no stream."""
-        return self._result.result()
+                return PARSERS.call(_PARSING_SECONDS, self._abandoned, parse, *work)
+            except TimeoutError:
+                raise TooLarge(f"expected a body that is parsed within {_PARSING_SECONDS:g} seconds") from None
 
     async def first(self) -> str | None:
         """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream."""
@@ -174,7 +231,7 @@ class _Running:
             gone.cancel()
         if getting in done:
             if getting.result() is None:
-                await self._result
+                await self.result
             return getting.result()
         getting.cancel()
         self._abandon()
@@ -185,7 +242,7 @@ class _Running:
     async def events(self, first: str) -> AsyncIterator[dict[str, str]]:
         """Yield chunks as server-sent events, as OpenAI does: an error is the last chunk, else `[DONE]` is.
 
-        Whoever stops reading abandons the work.
+        Whoever stops listening abandons the work.
         """
         chunk: str | None = first
         try:
@@ -195,7 +252,7 @@ class _Running:
                     chunk = await asyncio.wait_for(self._chunks.get(), self._seconds_left())
                 except TimeoutError:
                     raise self._exceeded() from None
-            await self._result
+            await self.result
             yield {"data": "[DONE]"}
         except Exception as error:  # noqa: BLE001 - the status is sent already: the client is told in the stream
             self._noted["error"] = type(error).__name__
@@ -206,23 +263,17 @@ class _Running:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Stop the work: nobody waits for it."""
+        """Stop the work: nobody waits for it, nor for its error."""
         self._abandoned.set()
-        self._result.add_done_callback(_forget)
+        self.result.add_done_callback(lambda result: result.cancelled() or result.exception())
 
     def _seconds_left(self) -> float:
-        return max(self._deadline - asyncio.get_running_loop().time(), 0)
+        return max(self._deadline - self._loop.time(), 0)
 
     def _exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"expected an answer within {self._timeout:g} seconds")
+        return DeadlineExceeded(f"expected an answer within {self._state.settings.timeout:g} seconds")
 
 
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _forget(result: asyncio.Future[Any]) -> None:
-    """Take the error of work that nobody waits for."""
-    if not result.cancelled():
-        result.exception()

@@ -7,60 +7,22 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig
 
-from invariant_rag.errors import InvalidChoice
 from invariant_rag.server.engines.base import Reranker
-from invariant_rag.server.engines.building import EngineConfig, build_reranker
+from invariant_rag.server.engines.building import build_reranker
 from invariant_rag.server.engines.ray import RayEngine, RemoteReranker
 from invariant_rag.server.replica import Replica
-from invariant_rag.server.settings import Settings
+from invariant_rag.server.settings import EngineConfig, Scale, Settings
 
 CONSISTENT_HASHING = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 _BATCHES = 2
 """Of each replica: one is decoded while another one waits. More requests go to the next replica on the ring."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How many replicas there are, and what each needs.
-
-    Attributes:
-        replicas: Their number; with `max_replicas`, the least.
-        max_replicas: The most, between which Ray Serve chooses by load. None: `replicas`.
-        replica_gpus: GPUs of each, or a part of one. None: for `running_replicas`, one where the cluster has any.
-        replica_cpus: CPU cores of each, which are also its threads.
-        ingresses: Processes that take requests, where Ray Serve runs them (`serve run`).
-
-    Raises:
-        InvalidChoice: A number is too small.
-    """
-
-    replicas: int = 1
-    max_replicas: int | None = None
-    replica_gpus: float | None = None
-    replica_cpus: float = 1.0
-    ingresses: int = 1
-
-    @property
-    def most_replicas(self) -> int:
-        """How many there may be at most."""
-        return self.max_replicas or self.replicas
-
-    def __post_init__(self) -> None:
-        for name in ("replicas", "ingresses"):
-            if getattr(self, name) < 1:
-                raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise InvalidChoice(f"max_replicas: expected at least {self.replicas}, got {self.max_replicas}")
-        for name in ("replica_gpus", "replica_cpus"):
-            if (getattr(self, name) or 0) < 0:
-                raise InvalidChoice(f"{name}: expected at least 0, got {getattr(self, name)}")
 
 
 def deployment_of(
@@ -85,13 +47,8 @@ def deployment_of(
     places = _BATCHES * config.together
     size: dict[str, Any] = {"num_replicas": scale.replicas}
     if scale.max_replicas is not None:
-        size = {
-            "autoscaling_config": AutoscalingConfig(
-                min_replicas=scale.replicas,
-                max_replicas=scale.max_replicas,
-                target_ongoing_requests=config.together,
-            )
-        }
+        limits: dict[str, Any] = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
+        size = {"autoscaling_config": AutoscalingConfig(**limits, target_ongoing_requests=config.together)}
     deployment: Any = serve.deployment(Replica)
     replicas = deployment.options(
         name="replicas",
@@ -101,12 +58,7 @@ def deployment_of(
         graceful_shutdown_timeout_s=settings.timeout,
         **size,
     )
-    return replicas.bind(config, without_keys(settings), reranker, places)
-
-
-def without_keys(settings: Settings) -> Settings:
-    """Return settings for a replica, which has to know the tenants, but no key."""
-    return replace(settings, keys={tenant: tenant for tenant in settings.keys.values()}, operator_key=None)
+    return replicas.bind(config, settings.without_keys(), reranker, places)
 
 
 def engine_of(handle: Any, together: int, reranker: str | None) -> tuple[RayEngine, Reranker]:
@@ -132,7 +84,7 @@ def running_replicas(
     """
     own = not ray.is_initialized()
     if own:
-        _connect(scale)
+        connect(scale)
     if scale.replica_gpus is None:
         resources: Any = ray.cluster_resources  # untyped
         scale = replace(scale, replica_gpus=1.0 if resources().get("GPU", 0) else 0.0)
@@ -147,7 +99,8 @@ def running_replicas(
             ray.shutdown()
 
 
-def _connect(scale: Scale) -> None:
+def connect(scale: Scale) -> None:
+    """Connect to the cluster of `RAY_ADDRESS`, or start one on this machine that listens on loopback alone."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if os.environ.get("RAY_ADDRESS"):

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from invariant_rag.checks import SEEDS
 
+MOST_DOCUMENTS = 1000
+"""Of a request, a message or a part of one."""
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
-
-
-MOST_DOCUMENTS = 1000
-"""Of a request, a message or a part of one."""
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2, allow_inf_nan=False)]
-
-
-def _within_seeds(seed: int) -> int:
-    least, most = SEEDS
-    if not least <= seed <= most:
-        raise ValueError(f"expected a whole number from {least} to {most}")
-    return seed
+Scalar = str | int | float | bool | None
 
 
 class Request(BaseModel):
     """What all requests share: no field that is not known, no value that has to be converted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, protected_namespaces=())
 
     @field_validator("n", "stream", "tools", "documents", "invariant", mode="before", check_fields=False)
     @classmethod
@@ -46,11 +37,11 @@ class Document(Request):
     """What citations call it. None: a name that follows from its contents."""
     title: str | None = None
     text: str | None = None
-    data: str | dict[str, str | int | float | bool | None] | None = None
+    data: str | dict[str, Scalar] | None = None
     """A text, or fields; `title` is the title, and the others are shown by name, unless there is one."""
     score: Real | None = None
     """What a retriever gave it, for the ordering `score`."""
-    metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    metadata: dict[str, Scalar] = Field(default_factory=dict)
     """Other fields, which the model never sees; `id` among them is the id of a document that has no other."""
 
     @model_validator(mode="after")
@@ -107,7 +98,7 @@ class CalledFunction(Request):
 
     name: str
     arguments: str = "{}"
-    parsed_arguments: Any = None
+    parsed_arguments: Any = Field(default=None, exclude=True)
     """What `parse()` of the openai package has beside them; ignored."""
 
 
@@ -117,7 +108,7 @@ class Called(Request):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
+    index: int | None = Field(default=None, exclude=True)
     """What chunks of a stream have beside it."""
 
 
@@ -158,8 +149,6 @@ class StreamOptions(Request):
 
 class JsonSchema(Request):
     """A schema by name, as OpenAI has it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     name: str
     description: str | None = None
@@ -228,23 +217,20 @@ class Decoding(Request):
     repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
     n: Annotated[int, Field(ge=1)] = 1
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    seed: Annotated[int, AfterValidator(_within_seeds)] | None = None
+    seed: int | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[Real, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
 
-    @property
-    def stops(self) -> list[str]:
-        """The stop strings, none of them empty."""
-        return [each for each in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if each]
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    @field_validator("seed")
+    @classmethod
+    def _within_seeds(cls, seed: int | None) -> int | None:
+        if seed is not None and not SEEDS[0] <= seed <= SEEDS[1]:
+            raise ValueError(f"expected a whole number from {SEEDS[0]} to {SEEDS[1]}")
+        return seed
 
 
 class ChatRequest(Decoding):

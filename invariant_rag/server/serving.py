@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread
 
@@ -35,15 +35,10 @@ _NO_HTTP = {
 
 
 class Connections:
-    """Open connections. Where there are too many, the oldest one ends that waits for a request: nobody is locked out.
+    """Open connections. Where there are too many, the oldest that waits for a request ends: nobody is locked out."""
 
-    Args:
-        per_address: How many an address may have.
-        unlimited: Addresses of proxies, whose connections are those of many.
-    """
-
-    def __init__(self, per_address: int, unlimited: Set[str]) -> None:
-        self._per_address, self._unlimited = per_address, unlimited
+    def __init__(self, settings: Settings) -> None:
+        self._per_address, self._unlimited = settings.max_connections, settings.trusted_proxies
         self._open: dict[str, dict[DeadlineProtocol, None]] = {}  # the oldest first
 
     def add(self, connection: DeadlineProtocol) -> None:
@@ -171,8 +166,7 @@ def server_of(app: FastAPI, settings: Settings, host: str, port: int) -> uvicorn
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     AppStatus.enable_automatic_graceful_drain = False  # streams end by themselves, and are not cut at SIGTERM
-    connections = Connections(settings.max_connections, settings.trusted_proxies)
-    limits = {"head_seconds": settings.body_timeout, "open_connections": connections}
+    limits = {"head_seconds": settings.body_timeout, "open_connections": Connections(settings)}
     protocol = type("Protocol", (DeadlineProtocol,), limits)
     config = uvicorn.Config(
         app,
@@ -206,17 +200,3 @@ def in_thread(server: uvicorn.Server) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-@contextmanager
-def embedded_server(together: int, clients: int) -> Iterator[str]:
-    """Serve the embedded model on loopback, with a place for every client, and give the address of its API."""
-    from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.server.application import create_app
-    from invariant_rag.server.engines.in_process import InProcess
-
-    settings = Settings(max_requests=clients)
-    engine = InProcess(InvariantModel.from_pretrained(), caches={"": KeyValueCache()}, together=together)
-    with in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url:
-        yield f"{url}/v1"

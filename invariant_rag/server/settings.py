@@ -1,46 +1,119 @@
-"""What a server allows: limits, keys, choices of a request."""
+"""What a server is made from: `EngineConfig`, `Settings` and `Scale` are also the options of `invariant-rag serve`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from invariant_rag.api_models import STRATEGIES
 from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Relevance
+from invariant_rag.shown import shown
+
+KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
+OPERATOR_KEY_VARIABLE = "INVARIANT_RAG_OPERATOR_KEY"
+UPSTREAM_KEY_VARIABLE = "INVARIANT_RAG_UPSTREAM_KEY"
+"""The environment variable with the key of the vLLM or of the API behind a server."""
+
+_IN_PROCESS = ("dtype", "device_map", "deterministic", "cache_gb", "cache_folder", "together")
+_MEANINGLESS = {"vllm": (*_IN_PROCESS, "votes"), "upstream": (*_IN_PROCESS, "overflow"), None: ("votes",)}
+"""Fields that say nothing of an engine on vLLM, of one behind an API, and of one in process."""
 
 
-def cheap_orderings() -> frozenset[str]:
-    """Return the orderings that load no model of their own: a request may choose them without delay for others."""
-    return frozenset(name for name, each in ORDERINGS.items() if not issubclass(each, Relevance))
+def _option(default: Any, about: str, **more: Any) -> Any:
+    """Return a field that is an option of the command line, with what `cli.options.with_fields` shows of it."""
+    return field(default=default, metadata={"about": about, **more})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is made from. It can be pickled, so that another process can make the engine.
+
+    It holds no secrets: the key of a server behind it is in the environment variable `INVARIANT_RAG_UPSTREAM_KEY`.
+    The attributes are what `invariant-rag serve --help` says of the options of these names.
+
+    Raises:
+        InvalidChoice: There are two engines, or a choice that says nothing of the engine.
+    """
+
+    model: str | None = _option(
+        None,
+        "Model id or folder; with --upstream, the name of its model.",
+        shown="the embedded model; or the one behind this server",
+        argument=True,
+    )
+    name: str | None = _option(
+        None, "What requests call the model.", shown="MODEL, or invariant-rag", option="--served-name"
+    )
+    method: str | None = _option(
+        None,
+        "See `invariant-rag methods`. With --upstream: canonical, vote or sequential.",
+        shown="rotor; with --upstream, canonical",
+    )
+    ordering: str | None = _option(None, "See `invariant-rag orderings`.", shown="the method's default")
+    overflow: Literal["error", "drop_last", "trim_segments"] = _option(
+        "error", "What to do with prompts that are longer than the context window."
+    )
+    dtype: str = _option("auto", "As in transformers: auto, float32, bfloat16...")
+    device_map: str = _option("auto", "As in transformers: auto spreads a large model over all devices.")
+    deterministic: bool = _option(
+        False, "Read and decode prompts one by one: slower under load, but other requests change no bit."
+    )
+    cache_gb: float = _option(1.0, "Keys and values kept in memory, for all tenants.", min=0)
+    cache_folder: Path | None = _option(None, "Keep them on disk, too.")  # noqa: RUF009 - a field
+    together: int = _option(
+        8,
+        "Requests to decode as one batch. Under load, what else is in it may change log-probabilities by rounding, "
+        "about 1e-6 in float32; see --deterministic.",
+        min=1,
+    )
+    vllm: str | None = _option(
+        None,
+        f"Let a vLLM with the plug-in vllm-invariant-rag answer. {UPSTREAM_KEY_VARIABLE} is its key.",
+        metavar="URL",
+    )
+    upstream: str | None = _option(
+        None,
+        "Let an OpenAI-compatible API answer, with the documents in an order by content. "
+        f"{UPSTREAM_KEY_VARIABLE} is its key.",
+        metavar="URL",
+    )
+    votes: int = _option(5, "Orders that the method vote asks about, with --upstream.", min=2)
+
+    def __post_init__(self) -> None:
+        if self.vllm is not None and self.upstream is not None:
+            raise InvalidChoice("expected vllm or upstream, got both", hint="One engine is behind a server.")
+        engine = "vllm" if self.vllm is not None else "upstream" if self.upstream is not None else None
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in _MEANINGLESS[engine] and value != each.default:
+                raise InvalidChoice(
+                    f"expected no {each.name} with {engine or 'a model in this process'}, got {shown(value)}",
+                    hint="It would change nothing. Leave it away.",
+                )
+
+    @property
+    def served_name(self) -> str:
+        """What requests call the model, as far as the configuration says."""
+        return self.name or self.model or "invariant-rag"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a server.
+    """What a server allows: limits, keys, choices of a request; what is no option of `invariant-rag serve` besides.
 
     Attributes:
         keys: Tenant of each bearer key. Empty: nobody needs one.
         operator_key: The key of `/metrics`, which shows sums over all tenants. None: with keys, nobody sees it.
-        trusted_proxies: Addresses of proxies: what they say of their clients is believed, and their connections are
-            those of many.
-        methods: What a request may choose by `invariant.method`. Empty: all that the engine has.
-        orderings: What a request may choose by `invariant.ordering`.
         max_body_bytes: A longer body is refused with 413.
-        max_requests: Requests that run or wait; one more is refused with 429. With several tenants, a part is kept for
-            those who are not there.
-        max_connections: Connections of one address. The oldest one that waits for a request ends when there are more.
-        max_prompt_tokens: A longer prompt is refused with 413. None: the context window is the limit.
-        max_new_tokens: The most that a request may ask for.
         default_new_tokens: Length of answers where a request says nothing.
         max_choices: The most answers of a request (`n`).
-        timeout: Seconds for an answer; then 504.
         body_timeout: Seconds for the head of a request, and then for its body; then 408.
-        check_order: Share of requests that are asked again in another order, to measure what order does.
-        log_contents: Whether logs hold requests.
 
     Raises:
         InvalidChoice: A limit is too small, or an allowed choice does not exist.
@@ -48,29 +121,56 @@ class Settings:
 
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     operator_key: str | None = field(default=None, repr=False)
-    trusted_proxies: frozenset[str] = frozenset()
-    methods: frozenset[str] = frozenset()
-    orderings: frozenset[str] = field(default_factory=cheap_orderings)
     max_body_bytes: int = 4 << 20
-    max_requests: int = 64
-    max_connections: int = 128
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int = 4096
     default_new_tokens: int = 256
     max_choices: int = 8
-    timeout: float = 300.0
     body_timeout: float = 20.0
-    check_order: float = 0.0
-    log_contents: bool = False
+    max_requests: int = _option(
+        64, "Requests that run or wait; more get 429. No tenant gets the places of all others.", min=1
+    )
+    max_connections: int = _option(
+        128, "Connections of one address; beyond them, the oldest idle one is closed.", min=1
+    )
+    trusted_proxies: frozenset[str] = _option(
+        frozenset(),
+        "A proxy: its connections are not limited, and its X-Forwarded-For is believed.",
+        option="--trusted-proxy",
+        metavar="ADDRESS",
+    )
+    max_prompt_tokens: int | None = _option(
+        None,
+        "Longest prompt of a chat, a completion or a judge, with its documents; longer ones get 413. Overflow cuts to "
+        "the context window only, never to this limit.",
+        min=1,
+        shown="the context window",
+    )
+    max_new_tokens: int = _option(4096, "The most tokens that a request may ask for.", min=1)
+    timeout: float = _option(300.0, "Seconds for an answer; then 504.", min=0.1)
+    methods: frozenset[str] = _option(
+        frozenset(), "A method that requests may choose. Repeatable.", option="--allow-method", shown="all"
+    )
+    orderings: frozenset[str] = _option(
+        frozenset(name for name, each in ORDERINGS.items() if not issubclass(each, Relevance)),
+        "An ordering that requests may choose. Repeatable.",
+        option="--allow-ordering",
+        shown="those without a model",
+    )
+    check_order: float = _option(
+        0.0,
+        "Ask this share of requests again in another order; /metrics tells how often the plain model's answer flips.",
+        min=0,
+        max=1,
+        metavar="SHARE",
+    )
+    log_contents: bool = _option(False, "Log requests with their texts.")
 
     def __post_init__(self) -> None:
-        counts = ("body_bytes", "requests", "connections", "new_tokens", "choices")
-        for name in ("default_new_tokens", *(f"max_{each}" for each in counts)):
-            if getattr(self, name) < 1:
-                raise InvalidChoice(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("timeout", "body_timeout"):
-            if check_real(name, getattr(self, name)) <= 0:
-                raise InvalidChoice(f"{name}: expected more than 0 seconds, got {getattr(self, name)}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "int" and value < 1:
+                raise InvalidChoice(f"{each.name}: expected at least 1, got {value}")
+            if each.name.endswith("timeout") and check_real(each.name, value) <= 0:
+                raise InvalidChoice(f"{each.name}: expected more than 0 seconds, got {value}")
         if not 0 <= self.check_order <= 1:
             raise InvalidChoice(f"check_order: expected a share from 0 to 1, got {self.check_order}")
         _check_allowed("method", self.methods, STRATEGIES | METHODS.keys())
@@ -90,7 +190,78 @@ class Settings:
         _check_allowed("method", self.methods, methods)
         return replace(self, methods=self.methods or methods)
 
+    def without_keys(self) -> Self:
+        """Return the settings for another process, which has to know the tenants, but no key."""
+        return replace(self, keys={tenant: tenant for tenant in self.keys.values()}, operator_key=None)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many replicas on Ray there are, and what each needs; what is no option of `invariant-rag serve` besides.
+
+    Attributes:
+        replica_cpus: CPU cores of each, which are also its threads.
+        ingresses: Processes that take requests, where Ray Serve runs them (`serve run`).
+
+    Raises:
+        InvalidChoice: A number is too small.
+    """
+
+    replicas: int = _option(1, "With --ray: replicas.", min=1)
+    max_replicas: int | None = _option(
+        None, "With --ray: the most replicas, between which Ray Serve chooses by load.", min=1, shown="--replicas"
+    )
+    replica_gpus: float | None = _option(
+        None,
+        "With --ray: GPUs of each replica, or a part of one.",
+        min=0,
+        shown="1 where there are any",
+    )
+    replica_cpus: float = 1.0
+    ingresses: int = 1
+
+    @property
+    def most_replicas(self) -> int:
+        """How many there may be at most."""
+        return self.max_replicas or self.replicas
+
+    def __post_init__(self) -> None:
+        least = {"replicas": 1, "ingresses": 1, "max_replicas": self.replicas, "replica_gpus": 0, "replica_cpus": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise InvalidChoice(f"{name}: expected at least {bound}, got {value}")
+
 
 def _check_allowed(kind: str, allowed: Set[str], known: Set[str]) -> None:
     if unknown := sorted(allowed - known):
         raise InvalidChoice(f"expected allowed {kind}s of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+
+
+def key_of_environment(variable: str) -> str | None:
+    """Return the key in a variable of the environment; None if there is none."""
+    return os.environ.get(variable, "").strip() or None
+
+
+def read_keys(path: Path | None) -> dict[str, str]:
+    """Return the tenant of each key: from a file, and from the environment.
+
+    Raises:
+        InvalidChoice: The file cannot be read, a line is no tenant and key, or a key has two tenants.
+    """
+    keys = {key: "default"} if (key := key_of_environment(KEY_VARIABLE)) else {}
+    try:
+        lines = path.read_text("utf-8").splitlines() if path else []
+    except (OSError, ValueError) as error:
+        raise InvalidChoice(f"cannot read {path}: {error}", hint="It has a line `TENANT KEY` for each key.") from error
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or keys.get(words[1], words[0]) != words[0]:
+            raise InvalidChoice(
+                f"{path}, line {number}: expected `TENANT KEY`, with a key that is nobody else's",
+                hint="One line for each key; a tenant may have several.",
+            )
+        keys[words[1]] = words[0]
+    return keys

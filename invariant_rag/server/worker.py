@@ -1,7 +1,7 @@
 """Processes of Python that work on what a client sends: they can be stopped, and hold no lock that the server needs.
 
 A thread would not do: parsing JSON, validation by pydantic and regular expressions hold the interpreter's lock, and the
-event loop waits for it.
+event loop waits for it. Nor would `multiprocessing` or anyio's processes: they run the main module again.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import suppress
+from importlib import import_module
 from queue import Empty, LifoQueue
 from threading import Event
-from time import monotonic
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from invariant_rag.errors import InvariantRAGError
+from invariant_rag.server.engines.base import wait_for
 
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.05
-"""How often a waiting thread looks whether somebody still waits for the result."""
 _START_SECONDS = 120.0
 """For a process to start and to import what it needs."""
 _MAIN = "import sys; sys.path[:] = {path!r}; from invariant_rag.server.worker import serve; serve()"
@@ -55,57 +56,58 @@ class Worker:
             WorkerFailed: The process ended, or the function failed otherwise.
         """
         if self._process is None or self._process.poll() is not None:
-            self._start()
-            self._finish(self._pipe.submit(self._exchange, _import, function.__module__), _START_SECONDS, abandoned)
-        found: T = self._finish(self._pipe.submit(self._exchange, function, *arguments), seconds, abandoned)
+            self.stop()
+            command = [sys.executable, "-c", _MAIN.format(path=sys.path)]
+            # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its input does.
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603
+            self._exchange(_START_SECONDS, abandoned, _import, function.__module__)
+        found: T = self._exchange(seconds, abandoned, function, *arguments)
         return found
 
     def stop(self) -> None:
         """End the process, in the middle of a call too."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None and not pipe.closed:
-                    _close(pipe)
+        if (process := self._process) is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):  # what was not written any more
+                        pipe.close()
             self._process = None
 
-    def _start(self) -> None:
-        self.stop()
-        command = [sys.executable, "-c", _MAIN.format(path=sys.path)]
-        # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its input does.
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603
-
-    def _finish(self, asked: Future[Any], seconds: float, abandoned: Event) -> Any:
-        deadline = monotonic() + seconds
-        while not wait([asked], _POLL_SECONDS).done:
-            if abandoned.is_set() or monotonic() > deadline:
-                process = self._process
-                if process is not None:
-                    process.kill()  # the thread of the pipe reads its end
-                wait([asked])
-                self.stop()
-                if abandoned.is_set():
-                    raise CancelledError
-                raise TimeoutError
-        return asked.result()
-
-    def _exchange(self, function: Callable[..., object], *arguments: object) -> Any:
+    def _exchange(self, seconds: float, abandoned: Event, function: Any, *arguments: object) -> Any:
         process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise WorkerFailed("the worker has not started")
+        if process is None:
+            raise WorkerFailed("the worker was stopped")
+        exchanged = self._pipe.submit(_send_and_receive, process, (function, arguments))
         try:
-            pickle.dump((function, arguments), process.stdin, pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            is_error, value = pickle.load(process.stdout)  # noqa: S301 - from a process of our own
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            raise WorkerFailed("the worker ended in the middle of a call") from error
-        if not is_error:
-            return value
-        if isinstance(value, InvariantRAGError):
+            is_error, value = wait_for(exchanged, abandoned, seconds)
+        except (CancelledError, TimeoutError):
+            process.kill()  # the thread of the pipe reads its end
+            wait([exchanged])
+            self.stop()
+            raise
+        if isinstance(value, InvariantRAGError) and is_error:
             raise value
-        raise WorkerFailed(f"a worker failed: {value}")
+        if is_error:
+            raise WorkerFailed(f"a worker failed: {value}")
+        return value
+
+
+def _import(module: str) -> None:
+    """Import what a later call needs, so that its time is not counted."""
+    import_module(module)
+
+
+def _send_and_receive(process: subprocess.Popen[bytes], call: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        pickle.dump(call, process.stdin, pickle.HIGHEST_PROTOCOL)  # type: ignore[arg-type]
+        process.stdin.flush()  # type: ignore[union-attr]
+        found: tuple[bool, Any] = pickle.load(process.stdout)  # type: ignore[arg-type]  # noqa: S301 - a process of our own
+    except (EOFError, OSError, pickle.UnpicklingError) as error:
+        raise WorkerFailed("the worker ended in the middle of a call") from error
+    return found
 
 
 class Workers:
@@ -124,16 +126,8 @@ class Workers:
         atexit.register(self.stop)
 
     def call(self, seconds: float, abandoned: Event, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function in the next worker that is idle; see `Worker.call`.
-
-        Raises:
-            CancelledError: As for `Worker.call`.
-            TimeoutError: As for `Worker.call`.
-            WorkerFailed: As for `Worker.call`.
-        """
-        while True:
-            if abandoned.is_set():
-                raise CancelledError
+        """Call a function in the next worker that is idle; see `Worker.call`."""
+        while not abandoned.is_set():
             try:
                 worker = self._idle.get(timeout=_POLL_SECONDS)
             except Empty:
@@ -142,6 +136,7 @@ class Workers:
                 return worker.call(seconds, abandoned, function, *arguments)
             finally:
                 self._idle.put(worker)
+        raise CancelledError
 
     def stop(self) -> None:
         """End all of them; the next call starts one again."""
@@ -163,7 +158,7 @@ def serve() -> None:
         except EOFError:
             return
         try:
-            answer = (False, function(*arguments))
+            answer: tuple[bool, Any] = (False, function(*arguments))
         except InvariantRAGError as error:
             answer = (True, error)
         except Exception as error:  # noqa: BLE001 - the message may hold texts; its class and place do not
@@ -174,15 +169,3 @@ def serve() -> None:
             answer = (True, f"{type(error).__name__}{where}")
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
         answers.flush()
-
-
-def _import(module: str) -> None:
-    """Import what a later call needs, so that its time is not counted."""
-    __import__(module)
-
-
-def _close(pipe: IO[bytes]) -> None:
-    try:
-        pipe.close()
-    except OSError:  # what was not written any more
-        return

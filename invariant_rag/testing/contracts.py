@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from invariant_rag.attention.probe import takes_position_ids
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.segments import Prompt
@@ -52,7 +53,8 @@ def recomputed_logits(lm: InvariantModel, prompt: Prompt, written: Sequence[int]
     ids = torch.tensor([[*prepared.input_ids, *written]])
     last = int(prepared.positions[-1])
     behind = range(last + 1, last + 1 + len(written))
-    options = lm.prefiller.position_ids(torch.tensor([[*prepared.positions, *behind]]))
+    positions = torch.tensor([[*prepared.positions, *behind]])
+    options = {"position_ids": positions} if takes_position_ids(lm.model) else {}
     with torch.no_grad(), lm.arranged([prepared]):
         output = lm.model(ids, attention_mask=torch.ones_like(ids), use_cache=False, **options)
     logits: torch.Tensor = output.logits[0, len(prepared.input_ids) - 1 :].float()

@@ -16,7 +16,8 @@ from safetensors.torch import save
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import DamagedEntry
-from invariant_rag.generation.kv_cache_files import Entry, read_entry, stem_of, to_bytes
+from invariant_rag.generation.digest import digest_of
+from invariant_rag.generation.kv_cache_files import Entry, read_entry, to_bytes
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from tests.fuzz.mutations import mutated
@@ -58,7 +59,7 @@ def of_another_format(source: random.Random) -> bytes:
 
 @pytest.mark.rounds(600)
 def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds: Rounds, tmp_path: Path) -> None:
-    path = tmp_path / f"{stem_of('x')}.kv"
+    path = tmp_path / f"{digest_of('x', '')}.kv"
     for source in rounds():
         stored = entry(source)
         path.write_bytes(mutated(to_bytes(stored, path.stem), source))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import pickle
 import random
 import re
@@ -450,20 +449,3 @@ def test_only_keys_and_values_are_stored(wrong: Any) -> None:
         cache.put("x", wrong)
     with pytest.raises(InvalidChoice, match="key: expected a str"):
         cache.get(5)  # type: ignore[arg-type]
-
-
-def test_a_folder_tells_whether_it_has_an_entry_and_that_counts_as_a_use(tmp_path: Path) -> None:
-    entry = [(torch.zeros(1, 8, 4), torch.ones(1, 8, 4))]
-    memory, cache = KeyValueCache(), KeyValueCache(folder=tmp_path)
-    assert not cache.is_stored("a")
-    for key in ("a", "b"):
-        memory.put(key, entry)
-        cache.put(key, entry)
-    for path in tmp_path.glob("*.kv"):
-        os.utime(path, (1, 1))
-        size = path.stat().st_size
-    assert not memory.is_stored("a")
-    assert cache.is_stored("a")
-    small = KeyValueCache(folder=tmp_path, max_disk_bytes=5 * size // 2)
-    small.put("c", entry)
-    assert [small.is_stored(key) for key in "abc"] == [True, False, True]

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from invariant_rag import Prompt, Segment, SegmentSet
+from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
-from invariant_rag.generation.overflow import Overflow, TokenLimits
+from invariant_rag.generation.choices import ResolvedChoices
+from invariant_rag.generation.overflow import Overflow, fit_segments
 from invariant_rag.generation.prepare import PreparedPrompt, prepare
 from invariant_rag.methods import RoToR
 from invariant_rag.orderings import Lexical, LexicalReversed, Ordering, Score, resolve_ordering
@@ -23,12 +25,17 @@ sets = st.lists(st.lists(ids, max_size=6), min_size=1, max_size=3)
 policies = st.sampled_from(["drop_last", "trim_segments"])
 
 
+lengths = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=3)
+strategies = st.sampled_from(["error", "drop_last", "trim_segments"])
+
+
 def prompt_of(chosen: list[list[list[int]]], text: tuple[int, ...] = (9,)) -> Prompt:
     return Prompt.of(list(text), *(part for each in chosen for part in (SegmentSet(each), list(text))))
 
 
-def prepared(prompt: Prompt, ordering: Ordering | None = None, new_tokens: int = 0, **budget: Any) -> PreparedPrompt:
-    return prepare(prompt, TOY, RoToR(), ordering or Lexical(), TokenLimits(**budget), new_tokens)
+def prepared(prompt: Prompt, ordering: Ordering | None = None, new_tokens: int = 0, **limits: Any) -> PreparedPrompt:
+    choices = ResolvedChoices(method=RoToR(), ordering=ordering or Lexical(), backend=SDPA(), **limits)
+    return prepare(prompt, TOY, choices, new_tokens)
 
 
 @given(sets, st.integers(4, 40), st.none() | st.integers(1, 6), policies, st.randoms())
@@ -93,28 +100,6 @@ def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_s
     assert TOY.decode(list(result.input_ids)) == "pbbaamccccs"
 
 
-@pytest.mark.parametrize("limit", [None, 7])
-def test_a_segment_longer_than_the_window_under_each_policy(limit: int | None) -> None:
-    prompt = Prompt("p", ["x" * 5000, "short"], "s")
-    with pytest.raises(
-        ContextOverflow, match=r"max_segment_tokens=7 .* 5000" if limit else r"at most 20 .* 5007 .* 4 "
-    ):
-        prepared(prompt, new_tokens=4, context_window=20, max_segment_tokens=limit)
-    options: dict[str, Any] = {"new_tokens": 4, "context_window": 20, "max_segment_tokens": limit}
-    dropped = prepared(prompt, overflow="drop_last", **options)
-    assert (dropped.order, dropped.dropped, dropped.trimmed) == ((1,), (0,), ())
-    trimmed = prepared(prompt, overflow="trim_segments", **options)
-    assert (trimmed.order, trimmed.dropped, trimmed.trimmed) == ((0, 1), (), (0,))
-    assert len(trimmed.input_ids) == (14 if limit else 16)
-
-
-def test_room_is_left_for_the_tokens_to_generate() -> None:
-    prompt = Prompt("p", ["aaaa"], "s")
-    assert prepared(prompt, new_tokens=4, context_window=10).input_ids
-    with pytest.raises(ContextOverflow, match=r"6 in the prompt .* 5 to generate"):
-        prepared(prompt, new_tokens=5, context_window=10)
-
-
 @pytest.mark.parametrize("ordering", ["lexical", "lexical-reversed", "frequency", "given"])
 @pytest.mark.parametrize(
     ("chunks", "expected"),
@@ -176,3 +161,120 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt: Prompt
     ordering = Asked()
     prepared(prompt, ordering)
     assert ASKED[-1] == query
+
+
+@given(lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.none() | st.integers(1, 9), strategies)
+def test_what_is_kept_fits_and_is_never_longer_than_it_was(
+    ranked: list[list[int]], texts: int, new: int, window: int, limit: int | None, overflow: Overflow
+) -> None:
+    try:
+        kept = fit_segments(
+            ranked, overflow, window=window, max_segment_tokens=limit, text_tokens=texts, new_tokens=new
+        )
+    except ContextOverflow:
+        too_long = limit is not None and max(map(max, filter(None, ranked)), default=0) > limit
+        assert texts + new > window or (overflow == "error" and (too_long or texts + new + total(ranked) > window))
+        return
+    assert texts + total(kept) + new <= window
+    assert [len(each) for each in kept] == [len(each) for each in ranked]
+    for before, after in zip(ranked, kept, strict=True):
+        assert all(0 <= b <= a for a, b in zip(before, after, strict=True))
+        assert limit is None or max(after, default=0) <= limit
+    if overflow == "error":
+        assert kept == ranked
+
+
+@given(lengths, st.integers(0, 60))
+def test_dropping_keeps_whole_segments_and_drops_no_earlier_one_than_it_must(
+    ranked: list[list[int]], window: int
+) -> None:
+    for before, after in zip(ranked, fit_segments(ranked, "drop_last", window=window), strict=True):
+        could_fit = [length if length <= window else 0 for length in before]
+        kept = next(count for count in range(len(before), -1, -1) if count == 0 or after[count - 1])
+        assert after[:kept] == could_fit[:kept]
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40))
+def test_dropping_from_one_set_keeps_the_longest_beginning_that_fits(ranked: list[int], window: int) -> None:
+    possible = [length if length <= window else 0 for length in ranked]
+    count = next(n for n in range(len(ranked), -1, -1) if sum(possible[:n]) <= window)
+    kept = fit_segments([ranked], "drop_last", window=window)[0]
+    assert kept == possible[:count] + [0] * (len(ranked) - count)
+
+
+@given(lengths, st.integers(0, 60))
+def test_trimming_cuts_to_the_largest_common_length(ranked: list[list[int]], window: int) -> None:
+    def cut(length: int) -> list[list[int]]:
+        return [[min(each, length) for each in one] for one in ranked]
+
+    largest = next(length for length in range(10, -1, -1) if total(cut(length)) <= window)
+    assert fit_segments(ranked, "trim_segments", window=window) == cut(largest)
+
+
+@pytest.mark.parametrize(
+    ("overflow", "limit", "expected"),
+    [
+        ("drop_last", None, [[0, 3, 2]]),
+        ("drop_last", 2, [[0, 0, 2]]),
+        ("trim_segments", None, [[3, 3, 2]]),
+        ("trim_segments", 2, [[2, 2, 2]]),
+    ],
+)
+def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(
+    overflow: Overflow, limit: int | None, expected: list[list[int]]
+) -> None:
+    limits: dict[str, Any] = {"window": 10, "max_segment_tokens": limit, "text_tokens": 1, "new_tokens": 1}
+    assert fit_segments([[100, 3, 2]], overflow, **limits) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranked", "overflow", "limits", "message"),
+    [
+        ([[60, 7], [30]], "error", {"window": 100, "text_tokens": 11, "new_tokens": 13},
+         r"100 tokens.*108 in the prompt \(11 of text, 97 in 3 segments\) and 13 to generate"),
+        ([[3]], "drop_last", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
+        ([[3]], "trim_segments", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
+        ([[1, 9]], "error", {"max_segment_tokens": 4}, r"max_segment_tokens=4 .* got 9"),
+        ([[7, 2, 7, 3], [5, 1]], "error", {"window": 10, "text_tokens": 1, "shares_positions": True},
+         r"at most 10 tokens.*13 in the prompt \(1 of text, 12 in the longest of 6"),
+    ],
+)  # fmt: skip
+def test_the_message_of_an_overflow_names_every_number(
+    ranked: list[list[int]], overflow: Overflow, limits: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ContextOverflow, match=message) as caught:
+        fit_segments(ranked, overflow, **limits)
+    assert "drop_last" in caught.value.hint
+
+
+@given(lengths, st.integers(0, 20), strategies)
+def test_segments_that_share_positions_take_those_of_the_longest(
+    ranked: list[list[int]], window: int, overflow: Overflow
+) -> None:
+    """Of one set, whatever fits alone fits with all others."""
+    alone = [[length if length <= window else 0 for length in each] for each in ranked[:1]]
+    try:
+        kept = fit_segments(ranked, overflow, window=window, shares_positions=True)
+        first = fit_segments(ranked[:1], overflow, window=window, shares_positions=True)
+    except ContextOverflow:
+        assert overflow == "error"
+        assert longest(ranked) > window
+        return
+    assert longest(kept) <= window
+    assert kept == ranked or longest(ranked) > window
+    assert overflow != "drop_last" or first == alone
+    assert overflow != "trim_segments" or first == [[min(length, window) for length in each] for each in ranked[:1]]
+
+
+def test_where_positions_are_shared_the_longest_segments_make_room() -> None:
+    ranked = [[7, 2, 7, 3], [5, 1]]
+    assert fit_segments(ranked, "drop_last", window=9, shares_positions=True) == [[0, 2, 0, 3], [5, 1]]
+    assert fit_segments(ranked, "error", new_tokens=10**9) == ranked, "without a window everything fits"
+
+
+def longest(lengths: list[list[int]]) -> int:
+    return sum(max(each, default=0) for each in lengths)
+
+
+def total(kept: list[list[int]]) -> int:
+    return sum(map(sum, kept))

@@ -163,8 +163,8 @@ def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(
 ) -> None:
     lm = InvariantModel(llama, **{"backend": "varlen", **choice})
     lengths = [len(lm.prepare(each).input_ids) for each in prompts()]
-    assert not lm.prefiller.can_read_together(lengths)
-    assert InvariantModel(llama, backend="varlen").prefiller.can_read_together(lengths)
+    assert not lm.prefiller.shares_prefill(lengths)
+    assert InvariantModel(llama, backend="varlen").prefiller.shares_prefill(lengths)
 
 
 @pytest.mark.parametrize("family", ["bloom", "dynamic"])

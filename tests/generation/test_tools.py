@@ -21,7 +21,7 @@ from invariant_rag.errors import IncompleteObject, InvalidTool, UnsupportedCombi
 from invariant_rag.generation.answer_parsing import MarkerParser
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import AnswerRequest, ModelAnswer
-from invariant_rag.generation.logprobs import token_logprobs
+from invariant_rag.generation.streaming import token_logprobs
 from invariant_rag.generation.tools import Answer, Tool, ToolCall, ToolCalling
 from invariant_rag.prompts import ReasoningFormat, template_format
 from invariant_rag.prompts.template_format import OWN_FORMAT

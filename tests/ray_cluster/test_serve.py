@@ -31,9 +31,10 @@ from typer.testing import CliRunner
 from invariant_rag.cli import app as command_line
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.server import Settings
-from invariant_rag.server.engines.building import EngineConfig, build_engine, build_reranker
+from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.engines.ray import RayEngine
-from invariant_rag.server.scaling import Scale, deployment_of
+from invariant_rag.server.scaling import deployment_of
+from invariant_rag.server.settings import EngineConfig, Scale
 from tests.server.conftest import FLAGS, QUESTION, serving
 
 REPLICAS = 3

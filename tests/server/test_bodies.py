@@ -19,8 +19,8 @@ from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.keys import read_keys
 from invariant_rag.server.serving import reserve
+from invariant_rag.server.settings import read_keys
 from tests.server.conftest import FLAGS, QUESTION, serving
 
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from invariant_rag.cli import app
 from invariant_rag.server import Settings
-from invariant_rag.server.engines.building import EngineConfig, build_engine
+from invariant_rag.server.engines.building import build_engine
+from invariant_rag.server.settings import EngineConfig
 from tests.server.conftest import FLAGS, QUESTION, serving
 
 

@@ -79,14 +79,14 @@ def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
     shares = Shares(12, 2)
     taken = 0
     while shares.has_room("greedy"):
-        shares.take("greedy")
+        shares.move("greedy", 1)
         taken += 1
     assert taken == 9
     for _ in range(3):
         assert shares.has_room("modest")
-        shares.take("modest")
+        shares.move("modest", 1)
     assert not shares.has_room("modest")
-    shares.give_back("greedy")
+    shares.move("greedy", -1)
     assert shares.has_room("greedy")
     assert shares.has_room("modest")
 

@@ -20,7 +20,7 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.prompts.literal_text import literals_of
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.routes.answers import router
+from invariant_rag.server.routes import router
 from tests.server.conftest import serving
 
 HEALTH_SECONDS = 0.2

@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.keys import read_keys
 from invariant_rag.server.logs import JsonLines
+from invariant_rag.server.settings import read_keys
 from tests.server.conftest import FLAGS, QUESTION, serving
 
 CHAT = "/v1/chat/completions"

@@ -15,7 +15,7 @@ from invariant_rag import InvariantModel
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.engines.base import Call, Emit, Reply
+from invariant_rag.server.engines.base import Call, Emit, EngineReply
 from tests.server.conftest import QUESTION, serving
 
 CHAT, TEXT, JUDGE = "/v1/chat/completions", "/v1/completions", "/v1/judge"
@@ -24,8 +24,8 @@ CHAT, TEXT, JUDGE = "/v1/chat/completions", "/v1/completions", "/v1/judge"
 class Faulty(InProcess):
     """An engine with a bug."""
 
-    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Any) -> list[Reply]:
-        if calls[0].question == "fault":
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Any) -> list[EngineReply]:
+        if calls[0].request.question == "fault":
             raise ZeroDivisionError("secret")
         return super().answer_all(calls, emit, abandoned)
 

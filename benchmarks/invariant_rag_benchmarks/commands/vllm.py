@@ -39,7 +39,7 @@ def vllm(
     """
     with handle_errors():
         from invariant_rag.methods import check_method_and_ordering
-        from invariant_rag.server.engines.building import UPSTREAM_KEY_VARIABLE
+        from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE
 
         from invariant_rag_benchmarks.speed_setup import SpeedConfig, environment
         from invariant_rag_benchmarks.vllm import MEASURES, ServingConfig, as_data, measure_serving

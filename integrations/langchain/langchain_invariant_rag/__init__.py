@@ -3,6 +3,8 @@
 Public names are loaded on first use, so that importing the package does not import torch.
 """
 
+# ruff: noqa: F401 - for type checkers
+
 from __future__ import annotations
 
 from importlib import import_module
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from invariant_rag.errors import OrderWarning
 
     from langchain_invariant_rag.api_models import canonical, vote
-    from langchain_invariant_rag.chains import create_invariant_documents_chain
     from langchain_invariant_rag.chat_models import ChatInvariant
     from langchain_invariant_rag.documents import Segments
     from langchain_invariant_rag.embeddings import InvariantEmbeddings
@@ -21,47 +22,27 @@ if TYPE_CHECKING:
     from langchain_invariant_rag.llms import InvariantLLM
     from langchain_invariant_rag.middleware import InvariantRAGMiddleware
     from langchain_invariant_rag.pairwise import InvariantPairwiseEvaluator
-    from langchain_invariant_rag.prompts import SEGMENT_PROMPT, SegmentsPlaceholder
+    from langchain_invariant_rag.prompts import SEGMENT_PROMPT, SegmentsPlaceholder, create_invariant_documents_chain
     from langchain_invariant_rag.retrievers import InvariantRetriever, as_segments
 
 __version__ = version("langchain-invariant-rag")
 
-_HOMES = {
-    "SEGMENT_PROMPT": "prompts",
-    "ChatInvariant": "chat_models",
-    "InvariantEmbeddings": "embeddings",
-    "InvariantLLM": "llms",
-    "InvariantListwiseEvaluator": "evaluation",
-    "InvariantPairwiseEvaluator": "pairwise",
-    "InvariantRAGMiddleware": "middleware",
-    "InvariantRetriever": "retrievers",
-    "OrderWarning": "errors",
-    "Segments": "documents",
-    "SegmentsPlaceholder": "prompts",
-    "as_segments": "retrievers",
-    "canonical": "api_models",
-    "create_invariant_documents_chain": "chains",
-    "vote": "api_models",
+_MODULES = {
+    "api_models": ["canonical", "vote"],
+    "chat_models": ["ChatInvariant"],
+    "documents": ["Segments"],
+    "embeddings": ["InvariantEmbeddings"],
+    "errors": ["OrderWarning"],
+    "evaluation": ["InvariantListwiseEvaluator"],
+    "llms": ["InvariantLLM"],
+    "middleware": ["InvariantRAGMiddleware"],
+    "pairwise": ["InvariantPairwiseEvaluator"],
+    "prompts": ["SEGMENT_PROMPT", "SegmentsPlaceholder", "create_invariant_documents_chain"],
+    "retrievers": ["InvariantRetriever", "as_segments"],
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "SEGMENT_PROMPT",
-    "ChatInvariant",
-    "InvariantEmbeddings",
-    "InvariantLLM",
-    "InvariantListwiseEvaluator",
-    "InvariantPairwiseEvaluator",
-    "InvariantRAGMiddleware",
-    "InvariantRetriever",
-    "OrderWarning",
-    "Segments",
-    "SegmentsPlaceholder",
-    "__version__",
-    "as_segments",
-    "canonical",
-    "create_invariant_documents_chain",
-    "vote",
-]
+__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

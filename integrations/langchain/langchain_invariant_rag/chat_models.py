@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from threading import Event
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, Self, get_args
 
 from invariant_rag.errors import UnknownName
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.prompts.tools import choice_of
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
@@ -23,29 +20,23 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
-from langchain_invariant_rag.answering import (
-    iterate_off_the_loop,
-    off_the_loop,
-    response_schema,
-    to_chunks,
-    to_message,
-)
+from langchain_invariant_rag.answering import PER_CHAT, request_of, to_chunks, to_message
 from langchain_invariant_rag.errors import langchain_errors
-from langchain_invariant_rag.messages import chat_messages, last_user_text
+from langchain_invariant_rag.messages import chat_messages
 from langchain_invariant_rag.parameters import InvariantParameters
-from langchain_invariant_rag.parsing import object_parser
-from langchain_invariant_rag.recognition import RecognizesMessages, recognized_turns, was_recognized
+from langchain_invariant_rag.parsing import ObjectParser, response_schema
+from langchain_invariant_rag.recognition import Recognized, RecognizesMessages
 
+_OWN = ("template_kwargs", *PER_CHAT)
+_own = attrgetter(*_OWN)
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
 
 class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     """A chat model whose answer does not depend on the order in which segments are listed.
 
-    Segments are content blocks of type `text-plain`, in any message: `SegmentsPlaceholder`,
-    `create_invariant_documents_chain` and `InvariantRAGMiddleware` write them. Text with marks, text blocks whose
-    `extras` say `"segment": True`, a `documents=` keyword and a tool's artifact are understood as well. Neighbouring
-    segments form one set. Results of tools keep their role.
+    Segments are content blocks, as `SegmentsPlaceholder` writes them, with `"segment": True` in their `extras`. Text
+    with marks, a `documents=` keyword and a tool's artifact are understood as well. Neighbouring segments form one set.
 
     Example:
         ```python
@@ -62,15 +53,13 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
     n: int = Field(default=1, ge=1)
     """Number of answers that `generate` returns for each conversation; a stream is the first one."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the chat template, such as `enable_thinking`. Those of a call are added. What the model writes
-    between its markers of reasoning is in `additional_kwargs["reasoning_content"]`, and a block of `content_blocks`."""
+    """Variables of the chat template, such as `enable_thinking`. Those of a call are added."""
     logprobs: bool = False
     """Whether `response_metadata["logprobs"]` tells the log-probability of every token, in OpenAI's shape."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """How many of the most likely tokens it tells at each place, too."""
     citations: bool = False
-    """Whether the content of an answer is a text block with `annotations`, LangChain's `Citation`s: for every sentence
-    that a segment contains word for word, and for every number of one, such as `[2]`. Objects of a schema have none."""
+    """Whether an answer is a text block with a `Citation` for every sentence that a segment contains word for word."""
 
     @property
     def _llm_type(self) -> str:
@@ -81,44 +70,25 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         """Return that `load(dumpd(model))` restores the model, unless it holds one in memory."""
         return True
 
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        """Return the module path for LangChain's serialization."""
-        return ["langchain_invariant_rag", "chat_models"]
-
     @property
     def lc_secrets(self) -> dict[str, str]:
         """Names of the environment's variables that take the place of secrets."""
         return {"api_key": "INVARIANT_RAG_API_KEY"}
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return self._ls_params("chat", stop, kwargs)
-
     def _resolve_model_profile(self) -> ModelProfile | None:
-        profile = ModelProfile(
-            name=self.model_name,
-            open_weights=True,
-            max_output_tokens=self.max_tokens,
-            text_inputs=True,
-            image_inputs=False,
-            pdf_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            text_outputs=True,
-            tool_calling=True,
-            structured_output=True,
-        )
+        profile = ModelProfile(name=self.model_name, open_weights=True, max_output_tokens=self.max_tokens)
+        profile.update(text_inputs=True, image_inputs=False, pdf_inputs=False, audio_inputs=False, video_inputs=False)
+        profile.update(text_outputs=True, tool_calling=True, structured_output=True)
         if self.context_window is not None:
             profile["max_input_tokens"] = self.context_window
         return profile
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        own = ("template_kwargs", "logprobs", "top_logprobs", "citations", "n")
-        return {**super()._identifying_params, **{name: getattr(self, name) for name in own}}
+        return {**super()._identifying_params, **dict(zip(_OWN, _own(self), strict=True))}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        return f"{super()._get_llm_string(stop, **kwargs)}{self._cache_key}"
+        return f"{super()._get_llm_string(stop, **kwargs)}{self._other(dict(kwargs))._cache_key}"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; see `InvariantParameters.model_copy`. Its profile is its own, unless one was given."""
@@ -131,82 +101,44 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
         """Return how many tokens the model reads for these messages: chat template, segments and tools included."""
-        offered = {"tools": [convert_to_openai_tool(tool) for tool in tools]} if tools else {}
-        with langchain_errors():
-            from invariant_rag.generation.answering import Answering
+        from invariant_rag.generation.answering import Answering
 
-            request = self._asked(self._recognized(messages, None, None), None, {**kwargs, **offered})
+        with langchain_errors():
+            request = self._asked(messages, None, {**kwargs, "tools": tools})
             return len(self.lm.prepare(Answering(self.lm, request).prompt).input_ids)
 
-    def _asked(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> AnswerRequest:
-        """Return the request of recognised messages."""
-        converted = chat_messages(messages, recognized_turns(messages))
-        recognized = was_recognized(messages) is not False
-        question = last_user_text(converted)
-        return self._request(stop, keywords, recognized=recognized, messages=converted, question=question)
+    def _asked(self, messages: Any, stop: Any, keywords: dict[str, Any]) -> AnswerRequest:
+        """Return the request of messages, which are recognised if they were not yet."""
+        documents, noted = keywords.pop("documents", None), Recognized.of(messages)
+        if noted is None:
+            messages = self._recognized(messages, None, documents)
+            noted = Recognized.of(messages)
+        converted, question = chat_messages(messages, noted.turns if noted else ())
+        recognized = noted is None or noted["recognized"]
+        return request_of(self.__dict__, stop, keywords, messages=converted, question=question, recognized=recognized)
 
     def _other(self, keywords: dict[str, Any]) -> Self:
         """Return the model that a call asks for, which may be another one than this."""
         name = keywords.pop("model", None)
         return self if name in (None, self.model) else self.model_copy(update={"model": name})
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
-        request = other._asked(self._recognized(messages, None, kwargs.pop("documents", None)), stop, kwargs)
-        (reply,) = other._replies([request], abandoned)
-        found = [to_message(each, reply, other.model_name) for each in reply.answers]
-        return ChatResult(generations=[ChatGeneration(message=each) for each in found])
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await off_the_loop(
-            lambda abandoned: self._generate(messages, stop, **{**kwargs, "abandoned": abandoned})
-        )
+        (reply,) = other._replies([other._asked(messages, stop, kwargs)], abandoned)
+        name = other.model_name
+        return ChatResult(generations=[ChatGeneration(message=to_message(each, reply, name)) for each in reply.answers])
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        abandoned: Event | None = kwargs.pop("abandoned", None)
-        with_usage, other = kwargs.pop("stream_usage", self.stream_usage), self._other(kwargs)
-        recognized = self._recognized(messages, None, kwargs.pop("documents", None))
-        request = other._asked(recognized, stop, {**kwargs, "n": 1})
-        cites = request.citations and request.schema is None
-        pieces = other._pieces(request, abandoned)
+        abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
+        with_usage = kwargs.pop("stream_usage", self.stream_usage)
+        request = other._asked(messages, stop, {**kwargs, "n": 1})
+        cites, pieces = request.citations and request.schema is None, other._pieces(request, abandoned)
         for message in to_chunks(pieces, other.model_name, cites=cites, with_usage=with_usage):
             chunk = ChatGenerationChunk(message=message)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        async for chunk in iterate_off_the_loop(
-            lambda abandoned: self._stream(messages, stop, **{**kwargs, "abandoned": abandoned})
-        ):
-            if run_manager:
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
     def bind_tools(
@@ -219,19 +151,18 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Return this model with tools that it may call.
+        """Return this model with tools that it may call. Needs the extra `structured`.
 
         Calls always parse, and their arguments follow the schemas of the tools; see
-        `invariant_rag.generation.tools.ToolCalling`. Needs the extra `structured`.
+        `invariant_rag.generation.tools.ToolCalling`.
 
         Args:
             tools: Functions, classes, `BaseTool`s, or dicts in OpenAI's shape.
-            tool_choice: `auto` (or None): the model calls tools or not; `any`, `required` or True: it calls at least
-                one; the name of a tool, also as `{"type": "function", "function": {"name": ...}}`: it calls that one;
-                `none` or False: none.
+            tool_choice: `auto` (or None), `any` (`required`, True): at least one call, the name of a tool (also in
+                OpenAI's shape), `none` (or False).
             parallel_tool_calls: Whether an answer may hold several calls; None: yes.
-            response_format: A schema: an answer without calls is an object that follows it, and then a call stands
-                alone. As for `with_structured_output`, or as LangChain's `ProviderStrategy` writes it. None: any text.
+            response_format: A schema, as for `with_structured_output` or as `ProviderStrategy` writes it: an answer
+                without calls is an object that follows it, and a call stands alone. None: any text.
             strict: Always so.
             **kwargs: As for `bind`.
 
@@ -258,11 +189,10 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Return this model, answering with what a schema describes.
+        """Return this model, answering with what a schema describes. Needs the extra `structured`.
 
         Only tokens are chosen that continue a text of that schema, and after which it can be finished within
-        `max_tokens`: see `invariant_rag.generation.structured.constrain`. The text is validated. Stop sequences do not
-        apply to it. Needs the extra `structured`.
+        `max_tokens`: see `invariant_rag.generation.structured.constrain`. Stop sequences do not apply to it.
 
         Args:
             schema: A Pydantic class, a TypedDict, or a JSON schema of an object, with a `title`.
@@ -276,7 +206,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):
         """
         if method not in get_args(StructuredMethod):
             raise UnknownName("method of structured output", method, get_args(StructuredMethod))
-        parser = object_parser(schema)
+        parser = ObjectParser(target=schema)
         model: Runnable[LanguageModelInput, AIMessage] = self.bind(
             json_schema=json.dumps(parser.get_json_schema()),
             ls_structured_output_format={"kwargs": {"method": method, "strict": strict}, "schema": schema},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isnan
 from numbers import Real
-from typing import Any, SupportsIndex, overload
+from typing import Any, SupportsIndex
 
 from invariant_rag.errors import InvalidSegment
 from invariant_rag.prompts import mark_set
@@ -25,11 +25,11 @@ def as_document(value: object) -> Document | None:
     A mapping is one as `model_dump`, `dumpd` and JSON have it. So is a pair of a document and a number, as
     `similarity_search_with_score` returns it; the number is left out, because it may be a distance.
     """
+    if isinstance(value, Document):
+        return value
     if isinstance(value, list | tuple):
         return as_document(value[0]) if len(value) == 2 and isinstance(value[1], Real) else None
-    if isinstance(value, Document) or not isinstance(value, Mapping):
-        return value if isinstance(value, Document) else None
-    fields = value.get("kwargs") if value.get("lc") and value.get("type") == "constructor" else value
+    fields = value.get("kwargs", value) if isinstance(value, Mapping) and value.get("lc") else value
     if not isinstance(fields, Mapping) or not isinstance(fields.get("page_content"), str):
         return None
     id_, metadata = fields.get("id"), fields.get("metadata")
@@ -42,12 +42,8 @@ def as_document(value: object) -> Document | None:
 
 def document_list(value: object) -> list[Document]:
     """Return the documents of a list that holds nothing else; an empty list for any other value."""
-    found = []
-    for each in value if isinstance(value, list | tuple) else ():
-        if (document := as_document(each)) is None:
-            return []
-        found.append(document)
-    return found
+    found = [as_document(each) for each in value] if isinstance(value, list | tuple) else []
+    return [] if None in found else [each for each in found if each is not None]
 
 
 def to_segment(value: Any) -> Segment:
@@ -66,7 +62,13 @@ def to_segment(value: Any) -> Segment:
     if isinstance(value, Segment | str):
         return Segment.of(value)
     if (document := as_document(value)) is not None:
-        return _segment_from(document)
+        rest = dict(document.metadata)
+        if document.id is not None:
+            rest[DOCUMENT_ID] = document.id
+        # Loaders may store something else under these names, which stays in the metadata.
+        title = rest.pop("title") if isinstance(rest.get("title"), str) and rest["title"] else None
+        score = rest.pop("score") if isinstance(rest.get("score"), Real) and not isnan(rest["score"]) else None
+        return Segment(document.page_content, title, rest, score)
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
         fields = {**value, **(value.get("extras") or {})}
         return Segment(value["text"], fields.get("title"), fields.get("metadata") or {}, fields.get("score"))
@@ -74,16 +76,6 @@ def to_segment(value: Any) -> Segment:
         f"expected a Document, got {_describe(value)}",
         hint="A segment is a Document, a Segment, a str, or a mapping with `page_content` or `text`: no file, no link.",
     )
-
-
-def _segment_from(document: Document) -> Segment:
-    """Take title and score out of the metadata if they have the right type; loaders may store other values there."""
-    rest = dict(document.metadata)
-    if document.id is not None:
-        rest[DOCUMENT_ID] = document.id
-    title = rest.pop("title") if isinstance(rest.get("title"), str) and rest["title"] else None
-    score = rest.pop("score") if isinstance(rest.get("score"), Real) and not isnan(rest["score"]) else None
-    return Segment(document.page_content, title, rest, score)
 
 
 def _describe(value: Any) -> str:
@@ -101,7 +93,21 @@ def to_segments(values: Iterable[Any]) -> list[Segment]:
             f"expected a list of documents, got {_describe(values)}",
             hint="Pass the documents instead of one string with their text, which has no segment boundaries.",
         )
-    return [to_segment(value) for value in values]
+    return list(map(to_segment, values))
+
+
+def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
+    """Return the documents of a `documents=` keyword.
+
+    Raises:
+        InvalidSegment: They are no collection of documents, or one that can be read only once.
+    """
+    if isinstance(documents, Iterator):
+        raise InvalidSegment(
+            f"expected a list of documents, got a {type(documents).__name__}",
+            hint="It can be read once, and LangChain may call several times. Pass list(documents).",
+        )
+    return [] if documents is None else to_segments(documents)
 
 
 def to_document(segment: Segment) -> Document:
@@ -129,49 +135,35 @@ class SegmentBlock(dict[str, Any]):
     segment: Segment
 
 
-def to_block(segment: Segment, set_index: int | None = None, slot: Mapping[str, Any] | None = None) -> SegmentBlock:
+def to_block(segment: Segment) -> SegmentBlock:
     """Convert a segment to a `text-plain` content block.
 
     Its id is the content hash, so that equal chunks give equal blocks and LangChain's cache finds them.
 
     Law: `to_segment` restores the segment, also from a plain dict of the block.
 
-    Args:
-        segment: The segment.
-        set_index: Which set of its message it belongs to; None: that of its neighbours.
-        slot: The text around its place in the set.
-
     Raises:
         InvalidSegment: The segment holds token ids.
     """
     if segment.token_ids is not None:
         raise InvalidSegment("expected a segment with text, got one with token ids, which a content block cannot hold")
-    fields = {
-        "metadata": dict(segment.metadata) or None,
-        "score": None if segment.score is None else float(segment.score),
-        "set": set_index,
-        "slot": slot,
-    }
-    extras = {"segment": True, **{name: value for name, value in fields.items() if value is not None}}
+    extras: dict[str, Any] = {"segment": True}
+    if segment.metadata:
+        extras["metadata"] = dict(segment.metadata)
+    if segment.score is not None:
+        extras["score"] = float(segment.score)
     title = {} if segment.title is None else {"title": segment.title}
-    block = SegmentBlock(
-        type=BLOCK_TYPE,
-        mime_type="text/plain",
-        text=segment.text,
-        **title,
-        id=segment.content_hash,
-        extras=extras,
-    )
+    block = SegmentBlock(type=BLOCK_TYPE, mime_type="text/plain", text=segment.text, **title)
+    block.update(id=segment.content_hash, extras=extras)
     block.segment = segment
     return block
 
 
 def is_segment_block(block: object) -> bool:
     """Return whether a content block is a segment: one of text whose `extras` say `"segment": True`."""
-    if not isinstance(block, Mapping):
+    if not isinstance(block, Mapping) or block.get("type") not in (BLOCK_TYPE, "text"):
         return False
-    extras = block.get("extras") or {}
-    return block.get("type") in (BLOCK_TYPE, "text") and extras.get("segment") is True
+    return (block.get("extras") or {}).get("segment") is True
 
 
 class Segments(list[Document]):
@@ -185,15 +177,9 @@ class Segments(list[Document]):
     def __str__(self) -> str:
         return mark_set(map(to_segment, self))
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> Document: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Segments: ...
-
-    def __getitem__(self, index: SupportsIndex | slice) -> Document | Segments:
+    def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return Segments(found) if isinstance(index, slice) else found  # type: ignore[arg-type, return-value]
+        return Segments(found) if isinstance(index, slice) else found
 
     def __add__(self, other: list[Any]) -> Segments:  # type: ignore[override]
         return Segments(super().__add__(other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -33,36 +34,25 @@ class InvariantEmbeddings(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return one vector per text."""
-        clean = [replace_surrogates(text) for text in texts]
-        batches = [clean[start : start + self._batch_size] for start in range(0, len(texts), self._batch_size)]
+        clean, size = list(map(replace_surrogates, texts)), self._batch_size
+        batches = [clean[start : start + size] for start in range(0, len(texts), size)]
         with self._lock:
-            return [
-                [float(value) for value in vector]
-                for batch in batches
-                for vector in self._embedder.encode_document(batch, show_progress_bar=False)
-            ]
+            encoded = [self._embedder.encode_document(batch, show_progress_bar=False) for batch in batches]
+        return [list(map(float, vector)) for batch in encoded for vector in batch]
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query."""
         with self._lock:
             (vector,) = self._embedder.encode_query([replace_surrogates(text)], show_progress_bar=False)
-        return [float(value) for value in vector]
+        return list(map(float, vector))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # A lock cannot be pickled, and a named embedder is loaded again by the process that unpickles it.
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = Lock()
+        return partial(InvariantEmbeddings, batch_size=self._batch_size), (self._embedder,)
 
 
 class LangChainEmbedder:
-    """LangChain embeddings as an embedder for the core's retrievers.
-
-    Args:
-        embeddings: The embeddings.
-    """
+    """LangChain embeddings as an embedder for the core's retrievers."""
 
     def __init__(self, embeddings: Embeddings) -> None:
         self._embeddings = embeddings

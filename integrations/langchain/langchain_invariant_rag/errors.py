@@ -10,8 +10,7 @@ from langchain_core.exceptions import ContextOverflowError
 
 __all__ = ["DISTRIBUTION", "InvariantContextOverflowError", "OrderWarning", "UnknownParameter", "langchain_errors"]
 
-DISTRIBUTION = "langchain-invariant-rag"
-"""The distribution whose extras `ExtraRequired` names."""
+DISTRIBUTION = "langchain-invariant-rag"  # whose extras `ExtraRequired` names
 
 
 class InvariantContextOverflowError(ContextOverflow, ContextOverflowError):
@@ -23,7 +22,5 @@ def langchain_errors() -> Iterator[None]:
     """Raise errors for which LangChain has a class of its own as that class too."""
     try:
         yield
-    except ContextOverflowError:
-        raise
     except ContextOverflow as error:
         raise InvariantContextOverflowError(str(error), hint=error.hint) from error

@@ -1,20 +1,111 @@
-"""Messages of LangChain as the core's messages, for a chat template."""
+"""Messages of LangChain as the core's turns, for recognition, and as the core's messages, for a chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, Turn
-from invariant_rag.segments import Segment, SegmentSet, document_rendering
-from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, ToolMessage
+from invariant_rag.segments import Segment, SegmentSet, Slot, document_rendering
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    ToolMessage,
+    message_chunk_to_message,
+)
 
-from langchain_invariant_rag.documents import BLOCK_TYPE, to_segment
+from langchain_invariant_rag.documents import BLOCK_TYPE, is_segment_block, to_block, to_segment
+
+_ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 
 
-def chat_messages(messages: Sequence[BaseMessage], turns: Sequence[Turn]) -> list[Message]:
-    """Convert messages and their turns for `render_chat`: contents of text and sets, calls of tools, and their results.
+class BlockText(str):  # noqa: SLOT000 - it has an attribute
+    """The text of a content block that says more than its text, such as `cache_control`.
+
+    Attributes:
+        block: The block.
+    """
+
+    block: Mapping[str, Any]
+
+
+def to_turn(message: BaseMessage) -> Turn:
+    """Return a message as a turn of texts, segments, and any other content block. An assistant has said only its text.
+
+    Raises:
+        InvalidPrompt: The message is of no known type.
+    """
+    if isinstance(message, AIMessage):
+        return Turn("assistant", (message.text,) if message.text else ())
+    message = message_chunk_to_message(message)
+    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
+    if role is None:
+        raise InvalidPrompt(f"expected a message of type {', '.join(sorted(_ROLES))}, got {message.type!r}")
+    content = message.content
+    return Turn(role, (content,) if isinstance(content, str) else tuple(map(_part, content)))
+
+
+def _part(block: str | Mapping[str, Any]) -> Any:
+    if is_segment_block(block):
+        return to_segment(block)
+    if isinstance(block, str) or block.get("type") != "text":
+        return block
+    if set(block) <= {"type", "text", "id"}:
+        return block["text"]
+    text = BlockText(block["text"])
+    text.block = block
+    return text
+
+
+def to_content(parts: Sequence[Any], *, sort: bool = False) -> Any:
+    """Return the parts of a turn as the content of a message: one text as a string, else content blocks.
+
+    Args:
+        parts: The parts. A set becomes one block for each segment, with the text of its slots between.
+        sort: Whether to list segments by content, so that the same set in another order gives an equal message.
+    """
+    if len(parts) == 1 and type(parts[0]) is str:
+        return parts[0]
+    blocks: list[Any] = []
+    for part in parts:
+        if isinstance(part, SegmentSet):
+            found = list(map(to_block, sorted(part, key=attrgetter("canonical_key")) if sort else part))
+            for block, slot in zip(found, part.slots or [Slot()] * len(found), strict=True):
+                blocks += [*map(_text_block, slot.before), block, *map(_text_block, slot.after)]
+        elif isinstance(part, BlockText):
+            blocks.append(part.block)
+        else:
+            blocks.append(_text_block(part) if isinstance(part, str) else part)
+    return blocks
+
+
+def _text_block(text: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def in_order_of_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return messages in which the results of parallel calls stand in the order of the calls.
+
+    Results belong to calls by their ids, and tools that run at the same time may end in any order.
+    """
+    ordered: list[BaseMessage] = []
+    calls: list[str | None] = []
+    for kind, run in groupby(messages, type):
+        members: list[Any] = list(run)
+        if kind is ToolMessage:
+            members.sort(key=lambda each: calls.index(each.tool_call_id) if each.tool_call_id in calls else len(calls))
+        calls = [call["id"] for call in members[-1].tool_calls] if issubclass(kind, AIMessage) else []
+        ordered += members
+    return ordered
+
+
+def chat_messages(messages: Sequence[BaseMessage], turns: Iterable[Turn]) -> tuple[list[Message], str]:
+    """Return what a chat template gets, and the text of the last user message: the query of relevance orderings.
 
     Adjacent messages of one role are merged, but for results of tools. Messages of the assistant without text and calls
     are left out.
@@ -25,9 +116,9 @@ def chat_messages(messages: Sequence[BaseMessage], turns: Sequence[Turn]) -> lis
     found: list[dict[str, Any]] = []
     for message, turn in zip(messages, turns, strict=True):
         converted = _convert(message, turn)
+        before: dict[str, Any] = found[-1] if found else {"role": None}
         if turn.role == "assistant" and not converted["content"] and "tool_calls" not in converted:
             continue
-        before: dict[str, Any] = found[-1] if found else {"role": None}
         if before["role"] == turn.role != "tool" and "tool_calls" not in before:
             gap = ["\n"] if before["content"] and converted["content"] else []
             found[-1] = {**before, **converted, "content": [*before["content"], *gap, *converted["content"]]}
@@ -35,20 +126,14 @@ def chat_messages(messages: Sequence[BaseMessage], turns: Sequence[Turn]) -> lis
             found.append(converted)
     if not found:
         raise InvalidPrompt("expected at least one message, got none")
-    return list(found)
-
-
-def last_user_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last user message without its segments: the query of relevance orderings."""
-    for message in reversed(messages):
-        if message["role"] == "user":
-            return "".join(part for part in message["content"] if isinstance(part, str)).strip()
-    return ""
+    for each in reversed(found):
+        if each["role"] == "user":
+            return list(found), "".join([part for part in each["content"] if isinstance(part, str)]).strip()
+    return list(found), ""
 
 
 def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
-    """Return a message of the core, whose content is a list of texts, segments and sets."""
-    converted: dict[str, Any] = {"role": turn.role, "content": _checked(turn.parts)}
+    converted: dict[str, Any] = {"role": turn.role, "content": list(map(_understood, turn.parts))}
     if isinstance(message, AIMessage):
         if message.tool_calls:
             converted["tool_calls"] = list(message.tool_calls)
@@ -64,18 +149,13 @@ def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
     return converted
 
 
-def _checked(parts: Sequence[Any]) -> list[Any]:
-    """Return parts of text and segments. Documents that were uploaded are text: their order is the user's."""
-    checked: list[Any] = []
-    for part in parts:
-        if isinstance(part, dict) and part.get("type") == BLOCK_TYPE and isinstance(part.get("text"), str):
-            checked.append(document_rendering(to_segment(part)))
-        elif isinstance(part, str | Segment | SegmentSet):
-            checked.append(part)
-        else:
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise InvalidPrompt(
-                f"expected text and documents, got a content block of type {kind!r}",
-                hint="The model takes text only. Pass documents as segments: documents=, SegmentsPlaceholder.",
-            )
-    return checked
+def _understood(part: Any) -> str | Segment | SegmentSet:
+    if isinstance(part, str | Segment | SegmentSet):
+        return part
+    if isinstance(part, dict) and part.get("type") == BLOCK_TYPE and isinstance(part.get("text"), str):
+        return document_rendering(to_segment(part))  # an upload is text: its place is the user's
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise InvalidPrompt(
+        f"expected text and documents, got a content block of type {kind!r}",
+        hint="The model takes text only. Pass documents as segments: documents=, SegmentsPlaceholder.",
+    )

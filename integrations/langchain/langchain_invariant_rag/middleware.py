@@ -7,7 +7,7 @@ from typing import Any
 
 from invariant_rag.errors import ExtraRequired
 from langchain_core.documents import Document
-from langchain_core.messages import AnyMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.retrievers import BaseRetriever
 
 from langchain_invariant_rag.errors import DISTRIBUTION
@@ -41,27 +41,25 @@ class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Retrieve, then call the model."""
-        index = _last_human_index(request.messages)
+        index = _last_human(request)
         if index is None:
             return handler(request)
-        documents = self.retriever.invoke(request.messages[index].text)
-        return handler(request.override(messages=_insert_documents(request.messages, index, documents)))
+        return handler(_inserted(request, index, self.retriever.invoke(request.messages[index].text)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """Retrieve, then call the model."""
-        index = _last_human_index(request.messages)
+        index = _last_human(request)
         if index is None:
             return await handler(request)
-        documents = await self.retriever.ainvoke(request.messages[index].text)
-        return await handler(request.override(messages=_insert_documents(request.messages, index, documents)))
+        return await handler(_inserted(request, index, await self.retriever.ainvoke(request.messages[index].text)))
 
 
-def _last_human_index(messages: list[AnyMessage]) -> int | None:
-    return max((index for index, message in enumerate(messages) if isinstance(message, HumanMessage)), default=None)
+def _last_human(request: ModelRequest[Any]) -> int | None:
+    return max((at for at, each in enumerate(request.messages) if isinstance(each, HumanMessage)), default=None)
 
 
-def _insert_documents(messages: list[AnyMessage], index: int, documents: Iterable[Document]) -> list[Any]:
-    inserted = SegmentsPlaceholder("documents").format_messages(documents=documents)
-    return [*messages[:index], *inserted, *messages[index:]]
+def _inserted(request: ModelRequest[Any], index: int, documents: Iterable[Document]) -> ModelRequest[Any]:
+    found: list[Any] = SegmentsPlaceholder("documents").format_messages(documents=documents)
+    return request.override(messages=[*request.messages[:index], *found, *request.messages[index:]])

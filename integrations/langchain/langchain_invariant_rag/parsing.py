@@ -1,28 +1,49 @@
-"""Output parsers of structured output: whole answers are validated, growing ones are parsed as far as they go."""
+"""The output parser of structured output: whole answers are validated, growing ones are parsed as far as they go."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
 from langchain_core.messages import BaseMessage
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.outputs import Generation
 from langchain_core.utils.function_calling import convert_to_json_schema
-from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
+from pydantic.v1 import BaseModel as OldModel
 
 
-def object_parser(schema: dict[str, Any] | type) -> ObjectParser | SchemaParser:
-    """Return the parser of answers that a schema describes: a pydantic class, a TypedDict, or a JSON schema."""
-    if isinstance(schema, type) and is_basemodel_subclass(schema):
-        return ObjectParser(pydantic_object=schema)
-    return SchemaParser(target=convert_to_json_schema(schema))
+class ObjectParser(JsonOutputParser):
+    """Parses instances of a pydantic class, also of `pydantic.v1`, or dicts that a TypedDict or JSON schema describes.
 
+    A stream is parsed as far as it goes, and raises where it ends too early.
+    """
 
-class _WholeStream(JsonOutputParser):
-    """Parses a stream as far as it goes, and raises where it ends too early."""
+    target: Any
+    """The class or the schema."""
+
+    def get_json_schema(self) -> dict[str, Any]:
+        """Return what decoding follows."""
+        return json_schema(self.target) if _is_class(self.target, BaseModel) else convert_to_json_schema(self.target)
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """Return what an answer says. Of a part of one: a dict as far as it goes, or an instance if it is enough.
+
+        Raises:
+            IncompleteObject: The answer was cut off.
+            InvalidObject: The class or the schema rejects it.
+        """
+        modern, old = (_is_class(self.target, kind) for kind in (BaseModel, OldModel))
+        if not partial:
+            found = parse_object(result[0].text, self.target if modern else self.get_json_schema())
+            return self.target.parse_obj(found) if old else found
+        found = super().parse_result(result, partial=True)
+        try:
+            return self.target.model_validate(found) if modern else self.target.parse_obj(found) if old else found
+        except ValueError:  # as far as it goes, it is no instance
+            return None
 
     def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:  # noqa: A002
         seen: list[str] = []
@@ -36,48 +57,18 @@ class _WholeStream(JsonOutputParser):
         check_complete("".join(seen))
 
 
+def _is_class(target: Any, kind: type) -> bool:
+    return isinstance(target, type) and issubclass(target, kind)
+
+
 def _noted(piece: str | BaseMessage, seen: list[str]) -> str | BaseMessage:
     seen.append(piece.text if isinstance(piece, BaseMessage) else piece)
     return piece
 
 
-class ObjectParser(_WholeStream, PydanticOutputParser[BaseModel]):
-    """Parses instances of a pydantic class; those of `pydantic.v1` as LangChain does."""
-
-    def get_json_schema(self) -> dict[str, Any]:
-        """Return what decoding follows."""
-        if issubclass(self.pydantic_object, BaseModel):
-            return json_schema(self.pydantic_object)
-        return convert_to_json_schema(self.pydantic_object)
-
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Return an instance. Of a part of an answer: None, unless it is enough for one.
-
-        Raises:
-            IncompleteObject: The answer was cut off.
-            InvalidObject: The class rejects it.
-        """
-        if partial or not issubclass(self.pydantic_object, BaseModel):
-            return super().parse_result(result, partial=partial)
-        return parse_object(result[0].text, self.pydantic_object)
-
-
-class SchemaParser(_WholeStream):
-    """Parses what follows a JSON schema."""
-
-    target: dict[str, Any]
-
-    def get_json_schema(self) -> dict[str, Any]:
-        """Return what decoding follows."""
-        return self.target
-
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Return what an answer says, or a part of one as far as it goes.
-
-        Raises:
-            IncompleteObject: The answer was cut off.
-            InvalidObject: It does not satisfy the schema.
-        """
-        if partial:
-            return super().parse_result(result, partial=True)
-        return parse_object(result[0].text, self.target)
+def response_schema(response_format: Mapping[str, Any] | type) -> str:
+    """Return the JSON schema of a response format: a class, a schema, or what LangChain's `ProviderStrategy` writes."""
+    if isinstance(response_format, Mapping) and "json_schema" in response_format:
+        described = response_format["json_schema"]
+        return json.dumps({"title": described.get("name", ""), **described["schema"]})
+    return json.dumps(ObjectParser(target=response_format).get_json_schema())

@@ -1,16 +1,21 @@
-"""Prompt templates that keep documents apart: a placeholder for chat prompts, and a `document_prompt`."""
+"""Prompts that keep documents apart: a placeholder for chat prompts, a `document_prompt`, and a documents chain."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment
+from langchain_core.language_models import LanguageModelLike
 from langchain_core.messages import BaseMessage, HumanMessage
-from langchain_core.prompts import PromptTemplate
+from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
+from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
 from langchain_core.prompts.message import BaseMessagePromptTemplate
+from langchain_core.runnables import Runnable, RunnablePassthrough
 
-from langchain_invariant_rag.documents import to_block, to_segments
+from langchain_invariant_rag.documents import Segments, to_block, to_document, to_segments
 
 
 class SegmentsPlaceholder(BaseMessagePromptTemplate):
@@ -49,7 +54,7 @@ class SegmentsPlaceholder(BaseMessagePromptTemplate):
             InvalidSegment: The variable is not a list of documents.
         """
         segments = to_segments(kwargs[self.variable_name])
-        return [HumanMessage(content=[to_block(segment) for segment in segments])] if segments else []
+        return [HumanMessage(content=list(map(to_block, segments)))] if segments else []
 
     def pretty_repr(self, html: bool = False) -> str:
         """Return the placeholder as LangChain prints it."""
@@ -73,3 +78,42 @@ SEGMENT_PROMPT = SegmentPromptTemplate(template="{page_content}", input_variable
 """Keeps segment boundaries in LangChain's stuff chain and retriever tool, which join documents into one text:
 `create_stuff_documents_chain(llm, prompt, document_prompt=SEGMENT_PROMPT)`. Titles need
 `create_invariant_documents_chain`: the stuff chain passes titles on only if every document has one."""
+
+
+def create_invariant_documents_chain(
+    llm: LanguageModelLike,
+    prompt: BasePromptTemplate[Any],
+    *,
+    output_parser: BaseOutputParser[Any] | None = None,
+    document_prompt: BasePromptTemplate[str] | None = None,
+    document_variable_name: str = "context",
+) -> Runnable[dict[str, Any], Any]:
+    """Create a chain that answers from a list of documents, one segment per document.
+
+    It replaces `create_stuff_documents_chain`, for example in `create_retrieval_chain`.
+
+    Args:
+        llm: `ChatInvariant` or `InvariantLLM`, also after `bind`.
+        prompt: A prompt with a variable for the documents: a `SegmentsPlaceholder`, or `{context}` in a text.
+        output_parser: Parser of the answer; default: `StrOutputParser`.
+        document_prompt: Template for the text of a segment; default: the document's content and title.
+        document_variable_name: Name of the variable for the documents.
+
+    Raises:
+        InvalidPrompt: The prompt does not have that variable.
+    """
+    if document_variable_name not in prompt.input_variables:
+        raise InvalidPrompt(
+            f"expected the prompt to have the variable {document_variable_name!r}, got {prompt.input_variables}",
+            hint="Put SegmentsPlaceholder(name) or {name} into the prompt, or give document_variable_name.",
+        )
+
+    def segments(inputs: Mapping[str, Any]) -> Segments:
+        listed = to_segments(inputs[document_variable_name])
+        if document_prompt is not None:
+            listed = [Segment(format_document(to_document(each), document_prompt), score=each.score) for each in listed]
+        return Segments(map(to_document, listed))
+
+    inputs = RunnablePassthrough.assign(**{document_variable_name: segments}).with_config(run_name="format_inputs")
+    chain: Runnable[dict[str, Any], Any] = inputs | prompt | llm | (output_parser or StrOutputParser())
+    return chain.with_config(run_name="invariant_documents_chain")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import replace
-from operator import is_
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Sequence
+from operator import attrgetter, is_
+from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
-from invariant_rag.errors import InvalidSegment, OrderWarning
+from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import (
     Finding,
     Recognition,
@@ -20,15 +19,13 @@ from invariant_rag.prompts import (
     report,
 )
 from invariant_rag.segments import Segment, SegmentSet
-from langchain_core.callbacks import Callbacks
 from langchain_core.language_models.base import BaseLanguageModel
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
-from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig, ensure_config
 
-from langchain_invariant_rag.documents import document_list, to_segments
-from langchain_invariant_rag.tracking import RUNS, retrieval_of, run_of
-from langchain_invariant_rag.turns import in_order_of_calls, to_turns, with_turns
+from langchain_invariant_rag.documents import document_list, given_segments
+from langchain_invariant_rag.messages import in_order_of_calls, to_content, to_turn
+from langchain_invariant_rag.tracking import KEPT, RUNS, retrieval_of, run_of, runs_of
 
 FIXES = {
     "no_segments": (
@@ -40,7 +37,22 @@ FIXES = {
 }
 """What to do about a finding, in the words of LangChain."""
 
-_KEY = "invariant_rag"
+KEY = "invariant_rag"
+_content = attrgetter("content")
+
+
+class OrderRules(NamedTuple):
+    """What a model makes of the order of segments.
+
+    Attributes:
+        promises_invariance: Whether it is meant to be without effect. If not, there is nothing to warn of.
+        sorts: Whether to list segments by content, so that the same set in another order is a cache hit.
+        reason: Why the order matters all the same; "" if it does not.
+    """
+
+    promises_invariance: bool = True
+    sorts: bool = True
+    reason: str = ""
 
 
 class RecognizesDocuments(BaseLanguageModel[Any]):
@@ -54,50 +66,87 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
     require_segments: bool = False
     """Whether to raise an `OrderWarning` for a prompt without any segment."""
 
-    @property
-    def _sorts_segments(self) -> bool:
-        """Whether to list segments by content, so that the same set in another order is a cache hit."""
-        return True
+    _order_rules: ClassVar[Any] = OrderRules()
 
-    @property
-    def _promises_invariance(self) -> bool:
-        """Whether the order of segments is meant to be without effect. If not, there is nothing to warn of."""
-        return True
+    def _prepare(self, prompts: Sequence[Any], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:
+        """Return the model that is asked, the prompts with their sets, and what is left of the keywords of a call."""
+        raise NotImplementedError
 
-    def _check(self, sets: Sequence[SegmentSet]) -> Iterable[Finding]:
-        """Return reasons of this model why answers may depend on the order all the same."""
-        return ()
+    def generate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
+        """Generate for each prompt; see LangChain's `generate`."""
+        model, found, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
+        return super(RecognizesDocuments, model).generate(found, stop, callbacks, **rest)
 
-    def _recognize(
-        self, turns: Sequence[Turn], run: UUID | None, retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()
-    ) -> Recognition:
+    async def agenerate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
+        """Generate for each prompt; see LangChain's `agenerate`."""
+        model, found, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
+        return await super(RecognizesDocuments, model).agenerate(found, stop, callbacks, **rest)
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # noqa: A002
+        """Stream; see LangChain's `stream`."""
+        config = ensure_config(config)
+        yield from super().stream(self._recognized_input(input, config, kwargs), config, **kwargs)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: A002
+        """Stream; see LangChain's `astream`."""
+        config = ensure_config(config)
+        async for piece in super().astream(self._recognized_input(input, config, kwargs), config, **kwargs):
+            yield piece
+
+    def _recognized_input(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> Any:
+        """Return what a stream is asked, with its sets. Takes the documents out of the keywords."""
+        raise NotImplementedError
+
+    def _recognize(self, turns: Sequence[Turn], run: UUID | None, retrievals: Sequence[Retrieval] = ()) -> Recognition:
         """Put the segments of a conversation into sets, and report what is not understood.
 
-        Args:
-            turns: The conversation.
-            run: The run that asks.
-            retrievals: What was retrieved, beside what is known of the run.
-            slots: Texts that may be sets, beside the variables of the run's prompts.
-
-        Raises:
-            OrderWarning: Nothing is a segment, and `require_segments` is set; or there is a finding, and `strict` is.
+        Retrievals are those beside what is known of the run that asks. Slots are the variables of its prompts, and the
+        texts of the conversation.
         """
-        known, values = RUNS.of(run) if self.find_documents else ([], [])
-        before = outside_retrievals() if self.find_documents else []
-        found = recognize(turns, [*known, *retrievals, *before], [*values, *slots])
-        forget_outside(found.texts)
-        sets = [each for turn in found.turns for each in turn.sets]
-        if self.require_segments and not sets:
+        known: list[Retrieval] = []
+        slots: list[str] = []
+        if self.find_documents:
+            of_run, slots = RUNS.of(run)
+            outside = outside_retrievals()
+            if known := [*of_run, *retrievals, *outside]:
+                slots += [part for turn in turns for part in turn.parts if isinstance(part, str)]
+        found = recognize(turns, known, slots)
+        if known and outside:
+            forget_outside(found.texts)
+        if self.require_segments and not any(turn.sets for turn in found.turns):
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
-        if not self._promises_invariance:
+        rules = self._order_rules
+        if not rules.promises_invariance:
             return Recognition(found.turns, ())
-        findings = (*(found.findings if self.find_documents else _declared(found.findings)), *self._check(sets))
+        findings = found.findings
+        if not self.find_documents:
+            findings = tuple(each for each in findings if each.kind != "no_segments")
+        if rules.reason and any(len(each) > 1 for turn in found.turns for each in turn.sets):
+            findings = (*findings, Finding("routing", rules.reason))
         report(findings, fixes=FIXES, strict=self.strict)
         return Recognition(found.turns, findings)
 
 
-def _declared(findings: Iterable[Finding]) -> Iterator[Finding]:
-    return (each for each in findings if each.kind != "no_segments")
+class Recognized(dict[str, bool]):
+    """What a conversation says of itself, in its last message, once it is recognised.
+
+    Attributes:
+        turns: Its turns. They are lost where messages are written as JSON; then they are recognised again.
+        contents: The contents of the messages of which these are the turns.
+    """
+
+    def __init__(self, found: Recognition, messages: Sequence[BaseMessage], *, recognized: bool) -> None:
+        super().__init__(recognized=recognized)
+        self.turns = found.turns
+        self.contents = list(map(_content, messages))
+
+    @staticmethod
+    def of(messages: Sequence[BaseMessage]) -> Recognized | None:
+        """Return what messages say of themselves; None if they were not recognised, or changed since then."""
+        noted = messages[-1].additional_kwargs.get(KEY) if messages else None
+        if not isinstance(noted, Recognized) or len(noted.contents) != len(messages):
+            return None
+        return noted if all(map(is_, noted.contents, map(_content, messages))) else None
 
 
 class RecognizesMessages(RecognizesDocuments):
@@ -105,109 +154,40 @@ class RecognizesMessages(RecognizesDocuments):
 
     def _recognized(self, messages: Sequence[BaseMessage], run: UUID | None, documents: Any) -> list[BaseMessage]:
         """Return messages in which every segment is a content block; those that were recognised before, as they are."""
-        if was_recognized(messages) is not None:
+        if not messages or Recognized.of(messages) is not None:
             return list(messages)
-        given = in_order_of_calls(messages)
-        segments = given_segments(documents)
-        if segments and not any(isinstance(each, HumanMessage) for each in given):
-            given = [*given, HumanMessage("")]
-        before = to_turns(given)
-        turns = _with_segments(before, segments) if segments else before
-        tools = [each for each in given if isinstance(each, ToolMessage)] if self.find_documents else []
-        artifacts = [retrieval_of(listed) for each in tools if (listed := document_list(each.artifact))]
-        slots = [part for turn in turns for part in turn.parts if isinstance(part, str)] if self.find_documents else []
-        found = self._recognize(turns, run, artifacts, slots)
-        changed = with_turns(given, before, found.turns, sort=self._sorts_segments)
-        if not changed:
-            return changed
-        noted = {**changed[-1].additional_kwargs, _KEY: _Noted(found, changed)}
+        given, segments = in_order_of_calls(messages), given_segments(documents)
+        turns = list(map(to_turn, given))
+        before, artifacts, last = list(turns), [], -1
+        for index, (message, turn) in enumerate(zip(given, turns, strict=True)):
+            last = index if turn.role == "user" else last
+            if isinstance(message, ToolMessage):
+                kept = [message.artifact, *message.additional_kwargs.get(KEPT, ())]
+                artifacts += [retrieval_of(listed) for each in kept if (listed := document_list(each))]
+        if segments and last < 0:
+            given.append(HumanMessage(""))
+            before.append(Turn("user", ("",)))
+            turns.append(before[-1])
+        if segments:  # they begin the last turn of the user
+            parts = turns[last].parts
+            own_set = segments if isinstance(parts[0], Segment) else [SegmentSet(segments)]
+            turns[last] = Turn("user", (*own_set, *parts))
+        found = self._recognize(turns, run, artifacts)
+        sort = self._order_rules.sorts
+        changed = []
+        for message, turn, after in zip(given, before, found.turns, strict=True):
+            update = {} if after == turn else {"content": to_content(after.parts, sort=sort)}
+            changed.append(message.model_copy(update=update) if update else message)
+        own = changed[-1].additional_kwargs
+        recognized = not found.findings and own.get(KEY, {}).get("recognized", True)
+        noted = {**own, KEY: Recognized(found, changed, recognized=recognized)}
         return [*changed[:-1], changed[-1].model_copy(update={"additional_kwargs": noted})]
 
-    def generate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """Generate for each conversation; see `BaseChatModel.generate`."""
-        documents, run = kwargs.pop("documents", None), run_of(callbacks)
-        recognized = [self._recognized(each, run, documents) for each in messages]
-        result: LLMResult = super().generate(recognized, stop, callbacks, **kwargs)  # type: ignore[misc]
-        return result
-
-    async def agenerate(
-        self,
-        messages: list[list[BaseMessage]],
-        stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        """Generate for each conversation; see `BaseChatModel.agenerate`."""
-        documents, run = kwargs.pop("documents", None), run_of(callbacks)
-        recognized = [self._recognized(each, run, documents) for each in messages]
-        result: LLMResult = await super().agenerate(recognized, stop, callbacks, **kwargs)  # type: ignore[misc]
-        return result
-
-    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # noqa: A002
-        """Stream; see `BaseChatModel.stream`."""
-        config = ensure_config(config)
-        yield from super().stream(self._recognized_input(input, config, kwargs), config, **kwargs)
-
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: A002
-        """Stream; see `BaseChatModel.astream`."""
-        config = ensure_config(config)
-        async for piece in super().astream(self._recognized_input(input, config, kwargs), config, **kwargs):
-            yield piece
+    def _prepare(self, prompts: Sequence[Any], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:
+        documents = keywords.pop("documents", None)
+        found = [self._recognized(each, run, documents) for each, run in zip(prompts, runs, strict=True)]
+        return self, found, keywords
 
     def _recognized_input(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> list[BaseMessage]:
         messages = self._convert_input(value).to_messages()  # type: ignore[attr-defined]
         return self._recognized(messages, run_of(config.get("callbacks")), keywords.pop("documents", None))
-
-
-class _Noted(dict[str, bool]):
-    """What a recognised conversation says of itself in its last message; its turns need not be parsed again.
-
-    Attributes:
-        turns: The turns. They are lost where messages are written as JSON.
-        contents: The contents of the messages of which these are the turns.
-    """
-
-    def __init__(self, found: Recognition, messages: Sequence[BaseMessage]) -> None:
-        super().__init__(recognized=not found.findings)
-        self.turns = found.turns
-        self.contents = [each.content for each in messages]
-
-
-def was_recognized(messages: Sequence[BaseMessage]) -> bool | None:
-    """Return whether everything in messages was understood; None if that was not looked at yet."""
-    noted = messages[-1].additional_kwargs.get(_KEY) if messages else None
-    return None if noted is None else bool(noted["recognized"])
-
-
-def recognized_turns(messages: Sequence[BaseMessage]) -> Sequence[Turn]:
-    """Return the turns of recognised messages."""
-    noted = messages[-1].additional_kwargs.get(_KEY) if messages else None
-    contents = noted.contents if isinstance(noted, _Noted) else []
-    unchanged = len(contents) == len(messages) and all(map(is_, contents, [each.content for each in messages]))
-    return noted.turns if unchanged and isinstance(noted, _Noted) else to_turns(messages)
-
-
-def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
-    """Return the documents of a `documents=` keyword.
-
-    Raises:
-        InvalidSegment: They are no collection of documents, or one that can be read only once.
-    """
-    if isinstance(documents, Iterator):
-        raise InvalidSegment(
-            f"expected a list of documents, got a {type(documents).__name__}",
-            hint="It can be read once, and LangChain may call several times. Pass list(documents).",
-        )
-    return [] if documents is None else to_segments(documents)
-
-
-def _with_segments(turns: Sequence[Turn], segments: Sequence[Segment]) -> list[Turn]:
-    """Return turns with segments at the start of the user's last one."""
-    last = max(index for index, turn in enumerate(turns) if turn.role == "user")
-    return [replace(turn, parts=(*segments, *turn.parts)) if turn is turns[last] else turn for turn in turns]

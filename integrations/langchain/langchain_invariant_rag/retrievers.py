@@ -44,47 +44,36 @@ class SegmentsRetriever(BaseRetriever):
         return self._to_segments(documents)
 
     def _to_segments(self, documents: Iterable[Document]) -> Segments:
-        distinct = list(_deduplicate(documents))
-        return Segments(distinct if self.join_by is None else _join_chunks(distinct, self.join_by, self.position))
+        """Return one document per content hash: the one with the smallest canonical key, in any input order."""
+        found: dict[str, Document] = {}
+        for each in documents:
+            key = to_segment(each).content_hash
+            found[key] = min(found.get(key, each), each, key=_content)
+        return Segments(found.values() if self.join_by is None else self._joined(list(found.values()), self.join_by))
 
-
-def _deduplicate(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yield one document per content hash: the one with the smallest canonical key, in any input order."""
-    groups: dict[str, list[Document]] = {}
-    for document in documents:
-        groups.setdefault(to_segment(document).content_hash, []).append(document)
-    for group in groups.values():
-        yield min(group, key=_content)
+    def _joined(self, documents: Sequence[Document], source: str) -> Iterator[Document]:
+        """Yield the documents without a source, then one for each source with its chunks in source order."""
+        yield from (each for each in documents if source not in each.metadata)
+        sources: dict[Any, list[Document]] = {}
+        for each in documents:
+            if source in each.metadata:
+                offset, name = each.metadata.get(self.position), each.metadata[source]
+                if not isinstance(offset, int) or not isinstance(name, str | int | float | None):
+                    raise RetrievalError(
+                        f"expected chunks with a number as {self.position!r} and a text as {source!r} in their "
+                        f"metadata, got {shown(offset)} and {shown(name)}",
+                        hint="Split with add_start_index=True, or set the keys: as_segments(..., position=...).",
+                    )
+                sources.setdefault(name, []).append(each)
+        for chunks in sources.values():
+            chunks.sort(key=lambda each: (each.metadata[self.position], each.page_content, *_content(each)))
+            text = join_chunks((each.metadata[self.position], each.page_content) for each in chunks)
+            yield Document(page_content=text, metadata=chunks[0].metadata)
 
 
 def _content(document: Document) -> tuple[Any, ...]:
     """Return a sort key. Documents with equal ones are alike, to the order of what their metadata hold."""
     return (to_segment(document).canonical_key, repr(document.metadata))
-
-
-def _join_chunks(documents: Sequence[Document], source: str, position: str) -> Iterator[Document]:
-    """Yield one document per source with its chunks in source order, and the documents without a source unchanged."""
-    yield from (document for document in documents if source not in document.metadata)
-    sources: dict[Any, list[Document]] = {}
-    for document in documents:
-        if source in document.metadata:
-            if position not in document.metadata:
-                raise RetrievalError(
-                    f"expected chunks with {position!r} in their metadata, got {sorted(document.metadata)}",
-                    hint="Split with add_start_index=True, or set the key: as_segments(..., position=...).",
-                )
-            offset, name = document.metadata[position], document.metadata[source]
-            if not isinstance(offset, int) or not isinstance(name, str | int | float | None):
-                raise RetrievalError(
-                    f"expected chunks with a number as {position!r} and a text as {source!r} in their metadata, got "
-                    f"{shown(offset)} and {shown(name)}",
-                    hint="Set the keys: as_segments(..., join_by=..., position=...).",
-                )
-            sources.setdefault(name, []).append(document)
-    for chunks in sources.values():
-        chunks.sort(key=lambda document: (document.metadata[position], document.page_content, *_content(document)))
-        text = join_chunks((document.metadata[position], document.page_content) for document in chunks)
-        yield Document(page_content=text, metadata=chunks[0].metadata)
 
 
 def as_segments(
@@ -106,9 +95,7 @@ def as_segments(
 
 def _check_retriever(value: Any) -> Any:
     if not callable(getattr(value, "retrieve", None)):
-        raise ValueError(
-            f"expected an object with retrieve(query, k), such as FaissRetriever, got {type(value).__name__}"
-        )
+        raise ValueError(f"expected an object with retrieve(query, k), got {type(value).__name__}")
     return value
 
 

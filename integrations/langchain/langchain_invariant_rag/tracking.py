@@ -15,9 +15,9 @@ from uuid import UUID
 
 from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, begin_outside, has_marks, report
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.callbacks.base import BaseCallbackManager, Callbacks
+from langchain_core.callbacks.base import BaseCallbackManager
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_invariant_rag.documents import document_list, to_segment
@@ -26,74 +26,93 @@ RUNS = RunRetrievals()
 """What is known in which run."""
 
 
-def retrieval_of(documents: Iterable[Document], *, query: str = "", is_set: bool = True) -> Retrieval:
+def retrieval_of(documents: Iterable[Document], *, is_set: bool = True) -> Retrieval:
     """Return documents that were retrieved together, with what a template may write beside each of them."""
     listed = list(documents)
-    fields = ({"metadata": str(each.metadata), "id": str(each.id or ""), **_values(each.metadata)} for each in listed)
-    return Retrieval(tuple(map(to_segment, listed)), query, tuple(fields), is_set=is_set)
+    fields = [{"metadata": str(each.metadata), "score": str(each.metadata.get("score", ""))} for each in listed]
+    return Retrieval(tuple(map(to_segment, listed)), fields=tuple(fields), is_set=is_set)
 
 
-def _values(metadata: Mapping[str, Any]) -> dict[str, str]:
-    return {f"metadata.{name}": str(value) for name, value in metadata.items()}
+KEPT = "invariant_rag_documents"
+"""Key of a tool message's `additional_kwargs`: what its tool retrieved, for later turns, in which that run is gone."""
 
 
 class RunTracker(BaseCallbackHandler):
     """Notes which run belongs to which, what retrievers returned in it, and what its prompts were filled in with."""
 
-    def on_chain_start(
-        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self) -> None:
+        self._found: dict[Any, list[list[Document]]] = {}  # by run, for those within a tool: one list for all of them
+
+    def _begin(self, run_id: UUID, run: Mapping[str, Any]) -> None:
+        parent = run.get("parent_run_id")
+        RUNS.start(run_id, parent)
+        if parent in self._found:
+            self._found[run_id] = self._found[parent]
+
+    def _end(self, run_id: UUID, *, failed: bool = False) -> None:
+        RUNS.end(run_id, failed=failed)
+        self._found.pop(run_id, None)
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **run: Any) -> None:
         """Note a run, and the variables of a prompt."""
-        RUNS.start(run_id, parent_run_id)
-        _note_lists(run_id, inputs)
-        if kwargs.get("run_type") == "prompt" or kwargs.get("name") == "LLMChain":
-            values = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
+        self._begin(run_id, run)
+        values = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+        _note_lists(run_id, values)
+        if run.get("run_type") == "prompt" or run.get("name") == "LLMChain":
             RUNS.add_slots(run_id, *(each for each in values if isinstance(each, str)))
 
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **run: Any) -> None:
         """Forget a run."""
-        _note_lists(run_id, outputs)
-        RUNS.end(run_id)
+        _note_lists(run_id, outputs.values() if isinstance(outputs, Mapping) else [outputs])
+        self._end(run_id)
 
-    def on_tool_start(
-        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **run: Any) -> None:
         """Note a run."""
-        RUNS.start(run_id, parent_run_id)
+        self._begin(run_id, run)
+        self._found[run_id] = []
 
-    def on_retriever_start(
-        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
+    def on_tool_end(self, output: Any, *, run_id: UUID, **run: Any) -> None:
+        """Forget a run. What a tool retrieved stays with its message."""
+        found = self._found.get(run_id)
+        if found and isinstance(output, ToolMessage) and output.artifact is None:
+            output.additional_kwargs[KEPT] = found
+        self._end(run_id)
+
+    def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **run: Any) -> None:
         """Note a run."""
-        RUNS.start(run_id, parent_run_id, query=query)
+        RUNS.start(run_id, run.get("parent_run_id"), query=query)
 
-    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
+    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **run: Any) -> None:
         """Note what a retriever returned."""
         RUNS.add(run_id, retrieval_of(documents))
+        if (found := self._found.get(run.get("parent_run_id"))) is not None:
+            found.append(list(documents))
         RUNS.end(run_id)
 
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget a run. What a tool retrieved stays with its message."""
-        RUNS.end(run_id)
-
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **run: Any) -> None:
         """Forget a run."""
-        RUNS.end(run_id, failed=True)
+        self._end(run_id, failed=True)
 
     on_tool_error = on_retriever_error = on_chain_error
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them. Models of this package have parsed them before."""
-        _check_marks(repr([message.content for batch in messages for message in batch]))
+        _check_marks([message.content for batch in messages for message in batch])
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""
-        _check_marks(repr(prompts))
+        _check_marks(prompts)
 
 
-def _note_lists(run: UUID, value: Any) -> None:
+def _check_marks(sent: Sequence[Any]) -> None:
+    if has_marks(repr(sent)):
+        message = "a model that does not know segments gets text with segment markers."
+        report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
+
+
+def _note_lists(run: UUID, values: Iterable[Any]) -> None:
     """Note lists of documents that no retriever returned: they are no sets, but a reason to warn."""
-    for found in filter(None, map(document_list, value.values() if isinstance(value, Mapping) else (value,))):
+    for found in filter(None, map(document_list, values)):
         RUNS.add(run, retrieval_of(found, is_set=False))
 
 
@@ -104,19 +123,18 @@ class _Hook:
     langchain-core from calling `on_llm_start` of everybody else's handlers.)
     """
 
-    def __init__(self) -> None:
-        self._tracker = RunTracker()
+    tracker = RunTracker()
 
     def get(self) -> RunTracker:
         """Return the handler, after a place for what is retrieved in this context was made."""
         begin_outside()
-        return self._tracker
+        return self.tracker
 
 
 register_configure_hook(cast("ContextVar[Any]", _Hook()), inheritable=True)
 
 
-def run_of(callbacks: Callbacks) -> UUID | None:
+def run_of(callbacks: Any) -> UUID | None:
     """Return the run that calls with these callbacks; None for a call of its own."""
     return callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
 
@@ -125,9 +143,3 @@ def runs_of(callbacks: Any, count: int) -> list[UUID | None]:
     """Return the run of each of several prompts: LangChain may give callbacks for all of them, or for each."""
     single = not isinstance(callbacks, list) or any(isinstance(each, BaseCallbackHandler) for each in callbacks)
     return [run_of(callbacks)] * count if single or not callbacks else [run_of(each) for each in callbacks]
-
-
-def _check_marks(written: str) -> None:
-    if has_marks(written):
-        message = "a model that does not know segments gets text with segment markers."
-        report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})

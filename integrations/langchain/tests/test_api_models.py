@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidChoice,
@@ -38,7 +37,6 @@ from langchain_invariant_rag import (
     create_invariant_documents_chain,
     vote,
 )
-from langchain_invariant_rag.api_models import _ballots
 from langchain_invariant_rag.documents import to_block, to_segment
 
 from .plain_models import MARKS, USAGE, Reader, StreamingReader, Talker
@@ -123,10 +121,10 @@ def test_messages_without_segments_are_sent_as_they_are() -> None:
         AIMessage("Yes?"),
         HumanMessage([image, cached, {"type": "text", "text": "!"}]),
     ]
-    [request] = (ballot.messages for ballot in _ballots(PlainRequests(), messages))
+    [(request, _)] = canonical(Reader())._ballots(messages, {})
     assert request == messages
     messages += [HumanMessage([cached, "a", *blocks(), image])]
-    [request] = (ballot.messages for ballot in _ballots(PlainRequests(), messages))
+    [(request, _)] = canonical(Reader())._ballots(messages, {})
     *_, last = request
     assert last.content[0] == cached
     assert last.content[1]["text"].startswith("aDocument: ")
@@ -305,7 +303,7 @@ async def test_tools_and_structured_output_pass_through(wrap: Any) -> None:
 
 async def test_structured_output_streams_as_that_of_the_model() -> None:
     bare, wrapped = (make(Talker()).with_structured_output(Departure) for make in (lambda model: model, canonical))
-    request = _ballots(PlainRequests(), prompt(DOCUMENTS).to_messages())[0].messages
+    [(request, _)] = canonical(Reader())._ballots(prompt(DOCUMENTS).to_messages(), {})
     pieces = list(bare.stream(request))
     assert pieces
     assert pieces == list(wrapped.stream(prompt(DOCUMENTS)))

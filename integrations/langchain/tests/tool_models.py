@@ -64,12 +64,13 @@ class Writing(LogitsProcessor):
     def __init__(self, lm: InvariantModel, *texts: str) -> None:
         self.waiting = [lm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         self.tokens: list[int] = []
-        self.length = -1
+        self.seen: list[int] | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] != self.length + 1:  # another generation
+        ids = input_ids[0].tolist()
+        if ids[:-1] != self.seen:  # another generation: nothing is left of the one before
             self.tokens = self.waiting.pop(0) if self.waiting else []
-        self.length = input_ids.shape[1]
+        self.seen = ids
         if self.tokens:
             scores = scores.clone()
             scores[0, self.tokens.pop(0)] = scores.max() + 100
@@ -102,14 +103,10 @@ def joined(chunks: Sequence[Any]) -> AIMessageChunk:
 def said(message: BaseMessage) -> dict[str, Any]:
     """Return what must be the same however a message was asked for."""
     assert isinstance(message, AIMessage)
-    calls = [{**call, "type": "tool_call"} for call in message.tool_calls]
-    return {
-        "content": message.content,
-        "calls": calls,
-        "extra": message.additional_kwargs,
-        "usage": message.usage_metadata,
-        "report": message.response_metadata,
-    }
+    calls, invalid = ([dict(sorted(each.items())) for each in kind]
+                      for kind in (message.tool_calls, message.invalid_tool_calls))  # fmt: skip
+    names = ("content", "additional_kwargs", "usage_metadata", "response_metadata")
+    return {**{name: getattr(message, name) for name in names}, "calls": calls, "invalid": invalid}
 
 
 SOME_ORDERS = [ORDERS[0], ORDERS[3], ORDERS[5]]
@@ -119,3 +116,9 @@ SOME_ORDERS = [ORDERS[0], ORDERS[3], ORDERS[5]]
 def distinct(ask: Callable[[list[Any]], Any], orders: Sequence[list[Any]] = ORDERS) -> int:
     """Count the different answers over orders of the documents: over every one, unless told."""
     return len({repr(ask(order)) for order in orders})
+
+
+def ended(lm: InvariantModel, text: str) -> dict[str, Any]:
+    """Return the options of a call in which the model writes a text and ends."""
+    end = lm.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    return {"eos_token_id": end, "logits_processor": [Writing(lm, f"{text}<|im_end|>")]}

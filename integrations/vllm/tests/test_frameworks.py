@@ -10,7 +10,7 @@ import pytest
 from invariant_rag import InvariantModel, MicroBatcher, Segment
 from invariant_rag.audit import Question, audit
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.generation.identity import identity
+from invariant_rag.generation.digest import model_digest
 from langchain_core.messages import HumanMessage
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
 from langchain_invariant_rag.documents import to_block
@@ -80,8 +80,8 @@ def test_an_audit_of_vllm_finds_that_the_order_changes_nothing(on_vllm: VLLMBack
 
 
 def test_answers_of_vllm_have_an_identity_of_their_own(lm: InvariantModel, on_vllm: VLLMBackend) -> None:
-    assert identity(on_vllm) != identity(lm)
-    assert identity(on_vllm) == identity(on_vllm.with_method("rotor", ordering="lexical"))
+    assert model_digest(on_vllm) != model_digest(lm)
+    assert model_digest(on_vllm) == model_digest(on_vllm.with_method("rotor", ordering="lexical"))
 
 
 def test_choices_that_make_no_sense_are_refused(llm: Any, lm: InvariantModel, on_vllm: VLLMBackend) -> None:

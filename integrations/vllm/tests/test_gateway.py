@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 from invariant_rag import InvariantModel, Judge, Segment
-from invariant_rag.generation.logprobs import token_logprobs
+from invariant_rag.generation.streaming import token_logprobs
 from invariant_rag.server import InProcess, Settings, create_app
-from invariant_rag.server.engines.building import UPSTREAM_KEY_VARIABLE, EngineConfig, build_engine
+from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.serving import in_thread, server_of
+from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE, EngineConfig
 
 from tests.documents import documents, question
 from tests.relay import Relay

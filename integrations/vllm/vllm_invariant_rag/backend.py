@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, overload
 
 import torch
 from invariant_rag.checks import check_text
 from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.option_checks import check_options
-from invariant_rag.generation.options import resolve_max_new_tokens
+from invariant_rag.generation.options import check_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, Usage
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
@@ -28,7 +27,7 @@ from vllm_invariant_rag.sampling import Sampling, sampling_of
 from vllm_invariant_rag.weightless import RemoteState, load_without_weights
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.choices import Choices
+    from invariant_rag.generation.choices import ResolvedChoices
     from invariant_rag.generation.overflow import Overflow
     from invariant_rag.generation.prepare import PreparedPrompt
     from invariant_rag.methods import Method
@@ -113,7 +112,7 @@ class VLLMBackend(InvariantModel):
             method, ordering=ordering, max_segment_tokens=max_segment_tokens, overflow=overflow
         ).with_cache(None)
         window = min(filter(None, (lm.context_window, facts.max_tokens)))
-        choices = replace(lm.choices, limits=replace(lm.choices.limits, context_window=window))
+        choices = replace(lm.choices, context_window=window)
         shared = RemoteState([], source=facts.source)
         vars(self).update(
             vars(lm),
@@ -137,11 +136,12 @@ class VLLMBackend(InvariantModel):
             hint="Make another VLLMBackend in the other process.",
         )
 
-    def _with(self, choices: Choices) -> Self:
-        self._check_supported(choices)
-        return super()._with(choices)
+    def _with(self, **changes: Any) -> Self:
+        other = super()._with(**changes)
+        other._check_supported(other.choices)
+        return other
 
-    def _check_supported(self, choices: Choices) -> None:
+    def _check_supported(self, choices: ResolvedChoices) -> None:
         """Raise UnsupportedCombination for choices that vLLM cannot run."""
         if choices.intervention is not None or choices.cache is not None:
             raise UnsupportedCombination(
@@ -155,10 +155,8 @@ class VLLMBackend(InvariantModel):
                 hint='Start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'.',
             )
 
-    @property
-    def batches_calls(self) -> bool:
-        """Whether calls of several threads run together anyhow: vLLM puts them together."""
-        return True
+    batches_calls: ClassVar[bool] = True
+    """Whether calls of several threads are batched anyhow: vLLM does it."""
 
     @property
     def device(self) -> torch.device:
@@ -171,13 +169,13 @@ class VLLMBackend(InvariantModel):
         Raises:
             InvalidChoice: The tenant is no text.
         """
-        other = super()._with(self.prefiller.choices)
+        other = super()._with()
         vars(other)["_connection"] = replace(self._connection, tenant=_check_tenant(tenant))
         return other
 
     def with_headers(self, headers: Mapping[str, str]) -> Self:
         """Return a backend whose requests have these headers: `x-request-id` and `traceparent` of who asks."""
-        other = super()._with(self.prefiller.choices)
+        other = super()._with()
         vars(other)["_connection"] = replace(self._connection, headers=dict(headers))
         return other
 

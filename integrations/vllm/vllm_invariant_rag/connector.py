@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from invariant_rag.generation.kv_cache import key_of
+from invariant_rag.generation.digest import digest_of
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 from vllm_invariant_rag.errors import RequestRefused
@@ -93,7 +93,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._known[request.request_id] = _Known(reading)
         # A key depends on segments behind it too, so blocks are shared by requests about the same sets only.
         sets = tuple(request.prompt_token_ids[: reading.sets_end]), reading.layout.texts[:-1], reading.layout.sets
-        _salt(request, key_of(self._secret, request.cache_salt or "", reading.method, *sets))
+        _salt(request, digest_of(self._secret, request.cache_salt or "", reading.method, *sets))
         if reading.ranks or exceeds_window(request, self._config):  # blocks do not hold what is needed
             request.skip_reading_prefix_cache = True
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from invariant_rag.arrangement import Arrangement, Layout, RowArrangement, natural_positions
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.identity import describe_choice
+from invariant_rag.generation.digest import describe
 from invariant_rag.methods import METHODS, Method
 from invariant_rag.methods.pine import RankedArrangement
 from invariant_rag.shown import shown
@@ -107,7 +107,7 @@ def _arrangement(reading: Reading) -> Arrangement:
 def check_method(method: Method) -> None:
     """Raise UnsupportedCombination if vLLM cannot look a method up by its name."""
     known = METHODS.get(method.name)
-    if known is None or describe_choice(known()) != describe_choice(method):
+    if known is None or describe(known()) != describe(method):
         raise UnsupportedCombination(
             f"expected a method with its own parameters, as vLLM finds it by its name, got {method!r}",
             hint=f"Known are {', '.join(METHODS)}.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, resolve_option
-from invariant_rag.generation.penalties import TokenPenalties
+from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
 
 from vllm_invariant_rag.structured import Structure, structure_of

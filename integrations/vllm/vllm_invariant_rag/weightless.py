@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
-from invariant_rag.generation.kv_cache import key_of
+from invariant_rag.generation.digest import digest_of
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.shared_state import RUNS_ELSEWHERE, SharedState
 from invariant_rag.models.loading import load_config, load_tokenizer, model_location
@@ -28,9 +28,9 @@ class RemoteState(SharedState):
 
     source: str = ""
 
-    def fingerprint(self, model: PreTrainedModel) -> str:
+    def weights_digest(self, model: PreTrainedModel) -> str:
         """Return what tells the model from others: its weights are elsewhere."""
-        return key_of("vllm", self.source, repr(model.config))
+        return digest_of("vllm", self.source, repr(model.config))
 
 
 def load_without_weights(source: str | Path) -> InvariantModel:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from threading import Event
+from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from invariant_rag.generation.answers import Answer, AnswerDelta
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Usage
 from invariant_rag.prompts import Turn
-from invariant_rag.segments import Segment
+from invariant_rag.segments import Segment, SegmentSet
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.generation.outputs import Usage
     from invariant_rag.judge import By, Verdict
     from invariant_rag.orderings import Candidate
 
 T = TypeVar("T")
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 """Takes a piece of the answer of that index, in any thread."""
+_POLL_SECONDS = 0.05
+"""How often a waiting thread looks whether somebody still waits for the result."""
 
 
 @dataclass(frozen=True)
@@ -41,67 +44,31 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How to choose tokens.
-
-    Attributes:
-        max_new_tokens: The most tokens of an answer.
-        temperature: 0: greedy.
-        seed: Seed of the first answer; the next ones have the numbers after it.
-        more: `top_p`, `top_k`, `min_p`, `repetition_penalty`, as transformers names them; `frequency_penalty`,
-            `presence_penalty` and `logit_bias`, as OpenAI does.
-    """
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    seed: int | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Call:
     """One request, for an engine.
 
     Attributes:
         turns: The conversation, in which every document is in a set; for a completion, one turn, or token ids.
-        chat: Whether the turns go through a chat template.
-        question: What relevance orderings compare documents with.
+        request: What the answers are to be. It has neither messages nor a prompt: these are `turns`.
         choices: How the documents are read.
-        sampling: How tokens are chosen.
+        chat: Whether the turns go through a chat template.
         extra: Fields of messages beside role and content, by turn: calls of tools, and ids of results.
-        count: Number of answers.
-        stop: Strings that end an answer.
-        schema: JSON schema of the answer.
+        penalties: `frequency_penalty`, `presence_penalty` and `logit_bias`, as OpenAI has them.
         strict: Whether an answer that breaks the schema is an error, also in what no grammar expresses.
-        response_format: The field of the request that `schema` is from, for an engine that passes it on.
-        tools: Tools, in OpenAI's shape.
-        tool_choice: As for `ToolCalling`.
-        parallel: Whether an answer may hold several calls.
-        template_kwargs: Variables of the chat template.
-        logprobs: Whether the log-probabilities of tokens are wanted.
-        top_logprobs: Of how many other tokens at each place, too.
+        response_format: The field of the request that the schema is from, for an engine that passes it on.
         stream: Whether somebody takes the pieces.
         warnings: Why the order of the documents may matter all the same.
         headers: What an engine elsewhere gets of the head of the request: names of the request and of its trace.
     """
 
     turns: tuple[Turn, ...]
-    question: str
+    request: AnswerRequest
     choices: Choices
-    sampling: Sampling
     chat: bool = True
     extra: tuple[Mapping[str, Any], ...] = ()
-    count: int = 1
-    stop: tuple[str, ...] = ()
-    schema: Mapping[str, Any] | None = None
+    penalties: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = True
     response_format: Mapping[str, Any] | None = None
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: str = "auto"
-    parallel: bool = True
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    logprobs: bool = False
-    top_logprobs: int = 0
     stream: bool = False
     warnings: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +77,11 @@ class Call:
     def field(self) -> str:
         """The field of the request that the prompt is from."""
         return "messages" if self.chat else "prompt"
+
+    @property
+    def sets(self) -> list[SegmentSet]:
+        """The sets of documents of all turns."""
+        return [each for turn in self.turns for each in turn.sets]
 
 
 @dataclass(frozen=True)
@@ -130,14 +102,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """All answers to a request.
-
-    Attributes:
-        choices: The answers.
-        usage: Tokens of the prompt, once, and of all answers.
-        report: What was read of the documents; see `report_of`.
-    """
+class EngineReply:
+    """All answers to a call: the usage counts its prompt once, and the report is that of `documents.report_of`."""
 
     choices: list[Choice]
     usage: Usage
@@ -171,14 +137,7 @@ class JudgeCall:
 
 @dataclass(frozen=True)
 class RerankCall:
-    """A request to a reranker.
-
-    Attributes:
-        query: What the documents are compared with.
-        documents: The documents.
-        top_n: How many are returned; None: all.
-        return_documents: Whether with their texts.
-    """
+    """A request to a reranker: its best `top_n` documents (None: all), with their texts if wanted."""
 
     query: str
     documents: tuple[Segment, ...]
@@ -204,77 +163,31 @@ class Reranker(Protocol):
         """Return a score as a number from 0 to 1, higher for higher scores."""
 
 
-def in_threads(work: Callable[[int], T], count: int) -> list[T]:
-    """Return what work returns for each number below a count, done at the same time."""
-    if count == 1:
-        return [work(0)]
-    with ThreadPoolExecutor(count, "invariant-rag-prompt") as threads:
-        return list(threads.map(work, range(count)))
+class Engine(ABC):
+    """What answers requests. Its methods block, and are called from many threads.
 
+    Attributes:
+        name: Name of the model.
+        toy: Whether an embedded model answers, to which real documents mean nothing.
+        context_window: Tokens that a prompt and its answer may have together; None if it is not known.
+        together: How many requests are answered at a time.
+        method: The method of requests that choose none.
+        methods: What requests may choose by `invariant.method`, where the settings allow it.
+        orderings: What they may choose by `invariant.ordering` with each method, where the settings allow it.
+        caches: The cache of each tenant; empty where none is in this process.
+    """
 
-class OnePromptAtATime(ABC):
-    """An engine to which the prompts of a request are requests of their own, at the same time."""
+    name: str
+    toy: bool = False
+    context_window: int | None = None
+    together: int
+    method: str
+    methods: frozenset[str]
+    orderings: Mapping[str, frozenset[str]]
+    caches: Mapping[str, KeyValueCache] = MappingProxyType({})
 
     @abstractmethod
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
-        """Answer a request; see `Engine`."""
-
-    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
-        """Answer the prompts of one request; see `Engine`."""
-
-        def one(number: int) -> Reply:
-            first = number * calls[number].count
-            return self.answer(calls[number], lambda index, delta: emit(first + index, delta), abandoned)
-
-        return in_threads(one, len(calls))
-
-
-class Engine(Protocol):
-    """What answers requests. Its methods block, and are called from many threads."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-
-    @property
-    def toy(self) -> bool:
-        """Whether an embedded model answers, to which real documents mean nothing."""
-
-    @property
-    def context_window(self) -> int | None:
-        """Tokens that a prompt and its answer may have together; None if it is not known."""
-
-    @property
-    def together(self) -> int:
-        """How many requests are answered at a time."""
-
-    @property
-    def method(self) -> str:
-        """The method of requests that choose none."""
-
-    @property
-    def methods(self) -> frozenset[str]:
-        """What requests may choose by `invariant.method`, where the settings allow it."""
-
-    @property
-    def orderings(self) -> Mapping[str, frozenset[str]]:
-        """What requests may choose by `invariant.ordering` with each method, where the settings allow it."""
-
-    @property
-    def caches(self) -> Mapping[str, KeyValueCache]:
-        """The cache of each tenant; empty where none is in this process."""
-
-    def check_ready(self) -> None:
-        """Check that requests would be answered.
-
-        Raises:
-            InvariantRAGError: What answers them cannot be reached.
-        """
-
-    def close(self) -> None:
-        """End: no request comes any more."""
-
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
         """Answer a request.
 
         Args:
@@ -286,9 +199,16 @@ class Engine(Protocol):
             CancelledError: It was abandoned.
         """
 
-    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
-        """Answer the prompts of one request, whose choices are the same; as `answer`, with answers numbered through."""
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
+        """Answer the prompts of one request, whose choices are the same, at one time; answers are numbered through."""
 
+        def one(number: int) -> EngineReply:
+            first = number * calls[number].request.n
+            return self.answer(calls[number], lambda index, delta: emit(first + index, delta), abandoned)
+
+        return in_threads(one, len(calls))
+
+    @abstractmethod
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads.
 
@@ -296,9 +216,45 @@ class Engine(Protocol):
             UnsupportedCombination: The model is elsewhere, and so is its tokenizer.
         """
 
+    @abstractmethod
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers.
 
         Raises:
             UnsupportedCombination: The engine has no log-probabilities of candidates.
         """
+
+    def check_ready(self) -> None:  # noqa: B027 - a model in this process is ready
+        """Check that requests would be answered.
+
+        Raises:
+            InvariantRAGError: What answers them cannot be reached.
+        """
+
+    def close(self) -> None:  # noqa: B027 - and there is nothing to end
+        """End: no request comes any more."""
+
+
+def in_threads(work: Callable[[int], T], count: int) -> list[T]:
+    """Return what work returns for each number below a count, done at the same time."""
+    if count == 1:
+        return [work(0)]
+    with ThreadPoolExecutor(count, "invariant-rag-prompt") as threads:
+        return list(threads.map(work, range(count)))
+
+
+def wait_for(result: Future[T], abandoned: Event, seconds: float | None = None) -> T:
+    """Return a result, unless nobody waits for it any more.
+
+    Raises:
+        CancelledError: It was abandoned. The future is cancelled.
+        TimeoutError: It takes longer than so many seconds.
+    """
+    deadline = None if seconds is None else monotonic() + seconds
+    while not wait([result], _POLL_SECONDS).done:
+        if abandoned.is_set():
+            result.cancel()
+            raise CancelledError
+        if deadline is not None and monotonic() > deadline:
+            raise TimeoutError
+    return result.result()

@@ -1,15 +1,14 @@
-"""What engines around an `InvariantModel` share: calls as requests to the model, and its answers as replies."""
+"""Engines around an `InvariantModel`: calls as requests to the model, and its answers as replies."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,11 @@ from invariant_rag.errors import (
     UnsupportedCombination,
 )
 from invariant_rag.generation.answering import Answering, reply_all
-from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, TokenLogprob
-from invariant_rag.generation.answers import Reply as ModelReply
+from invariant_rag.generation.answers import Answer, AnswerDelta, ModelAnswer, Reply, TokenLogprob
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.grammar import CACHE_BYTES, compile_elsewhere
-from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.penalties import TokenPenalties
+from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.schema_validation import validate_value
 from invariant_rag.generation.structured import check_complete
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
@@ -43,21 +40,21 @@ from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt, SegmentSet, document_rendering
 from invariant_rag.server.compiling import SchemaCompiler
 from invariant_rag.server.documents import citations_of, report_of
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, Reply, in_threads
-from invariant_rag.server.errors import TooLarge
-from invariant_rag.server.fields import about
+from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
+from invariant_rag.server.errors import TooLarge, about
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
+    from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.prepare import PreparedPrompt
 
-
-_DRAWING = ("top_p", "top_k", "min_p")
 _CHARACTERS_PER_TOKEN = 64
 """Of the context window; more are refused before they are tokenized."""
+_LONG = 10_000
+"""Characters of a prompt that is tokenized by its own thread, which can leave, before it waits for a batch."""
 
 
-class ModelEngine(ABC):
+class ModelEngine(Engine):
     """An engine around an `InvariantModel`; a subclass says where its keys and values are kept.
 
     Args:
@@ -74,32 +71,14 @@ class ModelEngine(ABC):
         self.name = lm.name if name is None else name
         self.toy = is_toy(lm.name)
         self.together = together
-        self.caches: Mapping[str, KeyValueCache] = {}
+        self.context_window, self.method = lm.context_window, lm.method.name
+        self.methods = frozenset(METHODS)
+        self.orderings = dict.fromkeys(METHODS, frozenset(ORDERINGS))
         self.batcher = MicroBatcher()
         self._max_prompt_tokens = max_prompt_tokens
         self._chosen: dict[Choices, InvariantModel] = {}
         self._lock = Lock()
         self._schemas = SchemaCompiler(CACHE_BYTES)
-
-    @property
-    def context_window(self) -> int | None:
-        """Tokens that a prompt and its answer may have together."""
-        return self.lm.context_window
-
-    @property
-    def method(self) -> str:
-        """The method of requests that choose none."""
-        return self.lm.method.name
-
-    @property
-    def methods(self) -> frozenset[str]:
-        """What requests may choose."""
-        return frozenset(METHODS)
-
-    @property
-    def orderings(self) -> Mapping[str, frozenset[str]]:
-        """All of them with each method."""
-        return dict.fromkeys(self.methods, frozenset(ORDERINGS))
 
     @abstractmethod
     def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
@@ -110,21 +89,20 @@ class ModelEngine(ABC):
         with self._lock:
             lm = self._chosen.get(choices)
             if lm is None:
-                wanted: dict[str, Any] = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
                 with about("invariant.method"):
-                    lm = self.for_tenant(self.lm.with_method(**wanted), choices)
-                self._chosen[choices] = lm
+                    wanted: Any = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
+                    lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**wanted), choices)
             return lm
 
     def model_of(self, call: Call) -> InvariantModel:
         """Return the model as a call wants it."""
         return self.model_for(call.choices)
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
         """Answer a request; see `Engine.answer`."""
         return self.answer_all([call], emit, abandoned)[0]
 
-    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request as one batch; see `Engine.answer_all`.
 
         Raises:
@@ -144,48 +122,49 @@ class ModelEngine(ABC):
         if abandoned.is_set():
             raise CancelledError
         found = zip(calls, answerings, replies, strict=True)
-        return [_reply(call, answering.prompt, reply, lm.ordering.name) for call, answering, reply in found]
+        return [_engine_reply(call, each.prompt, reply, lm.ordering.name) for call, each, reply in found]
 
     def _prepared(self, lm: InvariantModel, call: Call, abandoned: Event) -> Answering:
-        self._check_characters(_texts_of(call), call.field)
-        answering = _answering(lm, call)
-        with about(call.field), cancellable(abandoned):  # only here: batches are decoded for others, too
-            _check_length(answering.prepared, self._max_prompt_tokens)
+        long = self._check_characters(_characters_of(call), call.field) > _LONG
+        with _about_parts(call):
+            answering = _answering(lm, call)
+        if long or self._max_prompt_tokens is not None:
+            with about(call.field), cancellable(abandoned):  # only here: batches are decoded for others, too
+                _check_length(answering.prepared, self._max_prompt_tokens)
         return answering
 
-    def _replies(
-        self, answerings: Sequence[Answering], call: Call, emit: Emit, abandoned: Event
-    ) -> Sequence[ModelReply]:
+    def _replies(self, answerings: Sequence[Answering], call: Call, emit: Emit, abandoned: Event) -> Sequence[Reply]:
         """Return the replies to prompts that share all choices of a call."""
         if not call.stream:
             return reply_all(answerings, self.batcher, batch_size=self.together, abandoned=abandoned)
-        # All of them wait before one is read.
+        # All of them wait before a piece of one is asked for.
         streams = [each.stream(self.batcher, batch_size=self.together, abandoned=abandoned) for each in answerings]
 
-        def read(number: int) -> ModelReply:
+        def follow(number: int) -> Reply:
             for piece in streams[number]:
                 if not isinstance(piece, AnswerDelta):
                     return piece
-                emit(number * call.count + piece.index, piece)
+                emit(number * call.request.n + piece.index, piece)
             raise CancelledError
 
-        return in_threads(read, len(streams))
+        return in_threads(follow, len(streams))
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
         lm = self.model_for(call.choices)
-        self._check_characters(_texts_of(call), call.field)
-        return list(lm.prepare(_answering(lm, call).prompt).input_ids)
+        self._check_characters(_characters_of(call), call.field)
+        with _about_parts(call):
+            return list(lm.prepare(_answering(lm, call).prompt).input_ids)
 
-    def _check_characters(self, texts: Iterable[str], field: str) -> None:
+    def _check_characters(self, found: int, field: str) -> int:
         """Check that texts are not so long that tokenizing them takes seconds, only to see that they do not fit."""
-        window, found = self.lm.context_window, sum(map(len, texts))
-        if window is not None and found > _CHARACTERS_PER_TOKEN * window:
+        if self.context_window is not None and found > (most := _CHARACTERS_PER_TOKEN * self.context_window):
             raise TooLarge(
-                f"expected at most {_CHARACTERS_PER_TOKEN * window:,} characters for a context window of {window:,} "
-                f"tokens, got {found:,}",
+                f"expected at most {most:,} characters for a context window of {self.context_window:,} tokens, "
+                f"got {found:,}",
                 param=field,
             )
+        return found
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`.
@@ -193,32 +172,67 @@ class ModelEngine(ABC):
         Raises:
             TooLarge: A prompt of the judge is longer than the server allows.
         """
-        lm = self.model_for(call.choices)
+        lm, field = self.model_for(call.choices), "options" if call.is_choice else "answers"
         criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
-        described = chain(*criteria.items()) if isinstance(criteria, Mapping) else [criteria]
+        described = [*criteria, *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
         texts = (*call.answers, *described, call.question or "", call.reference or "")
-        self._check_characters(texts, "options" if call.is_choice else "answers")
+        self._check_characters(sum(map(len, texts)), field)
         explain = bool(call.explain_tokens)
-        stopping = {"stopping_criteria": [_StopWhenCancelled()]}
-        options: dict[str, Any] = {"max_new_tokens": call.explain_tokens, **stopping} if explain else {}
+        stopping = {"max_new_tokens": call.explain_tokens, "stopping_criteria": [_StopWhenCancelled()]}
+        options: dict[str, Any] = stopping if explain else {}
         with about("criteria"):
             judge = _LimitedJudge(lm, criteria, call.by, self._max_prompt_tokens)
-        with about("options" if call.is_choice else "answers"):
+        with about(field):
             if call.is_choice:
                 return judge.choose(call.question or "", call.answers, explain=explain, **options)
             return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
 
 
-def _texts_of(call: Call) -> Iterator[str]:
-    """Yield the texts of a conversation; of calls of tools, as JSON."""
-    for part in (part for turn in call.turns for part in turn.parts):
-        if isinstance(part, SegmentSet):
-            yield from (segment.text for segment in part)
-        elif isinstance(part, str):
-            yield part
-    for each in (*call.extra, *call.tools, call.template_kwargs):
-        if each:
-            yield json.dumps(each)
+class InProcess(ModelEngine):
+    """An `InvariantModel` in this process: concurrent requests are decoded as one batch, each tenant with its cache.
+
+    Args:
+        lm: The model. It needs a tokenizer.
+        name: What requests call it. None: its own name.
+        caches: A cache of keys and values for each tenant. None for all: nothing is kept.
+        together: The most requests to decode as one batch.
+        max_prompt_tokens: A longer prompt is refused.
+
+    Raises:
+        UnsupportedCombination: There are caches, and the keys of this model cannot be reused.
+    """
+
+    def __init__(
+        self,
+        lm: InvariantModel,
+        name: str | None = None,
+        *,
+        caches: Mapping[str, KeyValueCache] | None = None,
+        together: int = 8,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        super().__init__(lm, name, together=together, max_prompt_tokens=max_prompt_tokens)
+        self.caches = dict(caches or {})
+        for tenant in [*self.caches][:1]:
+            self.for_tenant(lm, Choices(tenant))
+
+    def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
+        """Return a model with the cache of the tenant."""
+        return lm.with_cache(self.caches.get(choices.tenant) if choices.keep else None)
+
+
+def _characters_of(call: Call) -> int:
+    """Return the length of the texts of a conversation; of calls of tools, as JSON."""
+    found = 0
+    for turn in call.turns:
+        for part in turn.parts:
+            if isinstance(part, SegmentSet):
+                found += sum([len(segment.text) for segment in part])
+            elif isinstance(part, str):
+                found += len(part)
+    return found + sum(
+        [len(json.dumps(each)) for each in (*call.extra, *call.request.tools, call.request.template_kwargs)]
+    )
 
 
 class _StopWhenCancelled(StoppingCriteria):
@@ -252,72 +266,40 @@ def _check_length(prepared: PreparedPrompt, most: int | None) -> None:
 
 def _answering(lm: InvariantModel, call: Call) -> Answering:
     """Return a call as a request to a model."""
-    if call.schema is not None and (call.stop or (call.tools and call.tool_choice != "none")):
-        with about("response_format"):
-            raise UnsupportedCombination(
-                "expected response_format without stop and tools: the schema alone says where the answer ends",
-                hint="Leave stop and tools away, or set tool_choice to none.",
-            )
-    sampling = call.sampling
-    drawing = {name: value for name, value in sampling.more.items() if name in _DRAWING}
-    request = AnswerRequest(
-        question=call.question,
-        tools=call.tools,
-        tool_choice=call.tool_choice,
-        parallel=call.parallel,
-        template_kwargs=call.template_kwargs,
-        schema=None if call.schema is None else dict(call.schema),
-        stop=call.stop,
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        seed=sampling.seed,
-        **drawing,
-        options=_options(lm, sampling.more),
-        n=call.count,
-        logprobs=call.logprobs,
-        top_logprobs=call.top_logprobs,
-        citations=call.chat and call.schema is None,
-    )
-    with _about_parts(call):
-        if call.chat:
-            extra = call.extra or ({},) * len(call.turns)
-            messages = [
-                {**more, "role": turn.role, "content": list(turn.parts)}
-                for turn, more in zip(call.turns, extra, strict=True)
-            ]
-            return Answering(lm, replace(request, messages=messages))
-        (turn,) = call.turns
-        prompt = Prompt.of(*turn.parts, query=call.question, rendering=document_rendering).to_complete()
-        return Answering(lm, replace(request, prompt=prompt))
+    request = call.request
+    if request.schema is not None and (request.stop or (request.tools and request.tool_choice != "none")):
+        raise UnsupportedCombination(
+            "expected response_format without stop and tools: the schema alone says where the answer ends",
+            hint="Leave stop and tools away, or set tool_choice to none.",
+        )
+    if call.penalties:
+        request = replace(request, options={**request.options, **_penalty_options(lm, call.penalties)})
+    if call.chat:
+        extra = call.extra or ({},) * len(call.turns)
+        pairs = zip(call.turns, extra, strict=True)
+        messages = [{**more, "role": turn.role, "content": list(turn.parts)} for turn, more in pairs]
+        return Answering(lm, replace(request, messages=messages))
+    (turn,) = call.turns
+    prompt = Prompt.of(*turn.parts, query=request.question, rendering=document_rendering).to_complete()
+    return Answering(lm, replace(request, prompt=prompt))
 
 
-def _options(lm: InvariantModel, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the sampling are keywords of `InvariantModel.generate`.
+def _penalty_options(lm: InvariantModel, penalties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return penalties and biases as keywords of `InvariantModel.generate`.
 
     Raises:
         InvalidOption: A biased token does not exist.
     """
-    options = {name: value for name, value in more.items() if name == "repetition_penalty"}
-    if bias := more.get("logit_bias"):
+    options: dict[str, Any] = {}
+    if bias := penalties.get("logit_bias"):
         size = lm.model.config.get_text_config(decoder=True).vocab_size
         if wrong := [token for token in bias if not (token.isascii() and token.isdecimal()) or int(token) >= size]:
             raise InvalidOption(f"logit_bias: expected token ids from 0 to {size - 1}, got {shown(wrong[0])}")
         options["sequence_bias"] = [[[int(token)], value] for token, value in bias.items()]
-    presence, frequency = more.get("presence_penalty") or 0.0, more.get("frequency_penalty") or 0.0
+    presence, frequency = (penalties.get(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
     if presence or frequency:
         options["logits_processor"] = [TokenPenalties(presence, frequency)]
     return options
-
-
-def _reply(call: Call, prompt: Prompt, reply: ModelReply, ordering: str) -> Reply:
-    first = reply.first.generation
-    if first is None:
-        raise CancelledError
-    return Reply(
-        choices=[_choice(each, prompt) for each in reply.answers],
-        usage=reply.usage,
-        report=report_of(first, prompt, ordering, call.warnings),
-    )
 
 
 @contextmanager
@@ -325,12 +307,13 @@ def _about_parts(call: Call) -> Iterator[None]:
     """Note what part of a request an error is about: its tools, its schema or its prompt."""
     try:
         yield
-    except (IncompleteObject, InvalidObject, InvalidSchema, InvalidTool, UnsupportedCombination) as error:
-        of_schema = call.schema is not None and not isinstance(error, InvalidTool)
-        with about("response_format" if of_schema else "tools" if call.tools else call.field):
-            raise
-    except InvariantRAGError:
-        with about(call.field):
+    except InvariantRAGError as error:
+        field, request = call.field, call.request
+        of_parts = (IncompleteObject, InvalidObject, InvalidSchema, InvalidTool, UnsupportedCombination)
+        if isinstance(error, of_parts):
+            of_schema = request.schema is not None and not isinstance(error, InvalidTool)
+            field = "response_format" if of_schema else "tools" if request.tools else field
+        with about(field):
             raise
 
 
@@ -342,32 +325,35 @@ def _validate(answer: ModelAnswer, call: Call) -> None:
     Raises:
         InvalidObject: It does not follow a schema.
     """
-    if call.schema is not None and call.strict and answer.finish_reason != "length":
-        validate_value(check_complete(answer.content), call.schema)
-    functions = {each["function"]["name"]: each["function"] for each in call.tools}
+    if call.request.schema is not None and call.strict and answer.finish_reason != "length":
+        validate_value(check_complete(answer.content), call.request.schema)
+    functions: Any = {each["function"]["name"]: each["function"] for each in call.request.tools}  # type: ignore[index]
     for each in answer.tool_calls:
         function = functions.get(each.name)
         if function is not None and function.get("strict") is not False:
             validate_value(dict(each.arguments), {"type": "object", **(function.get("parameters") or {})})
 
 
-def _choice(answer: ModelAnswer, prompt: Prompt) -> Choice:
-    return Choice(
-        answer=Answer(answer.content, answer.reasoning, answer.tool_calls, answer.cut_call),
-        finish_reason=answer.finish_reason,
-        logprobs=None if answer.logprobs is None else [_token(each) for each in answer.logprobs],
-        citations=citations_of(answer.content, answer.citations or (), prompt),
-    )
+def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> EngineReply:
+    generation = reply.first.generation
+    if generation is None:
+        raise CancelledError
+    choices = [
+        Choice(
+            answer=Answer(each.content, each.reasoning, each.tool_calls, each.cut_call),
+            finish_reason=each.finish_reason,
+            logprobs=None if each.logprobs is None else list(map(_token, each.logprobs)),
+            citations=citations_of(each.content, each.citations or (), prompt),
+        )
+        for each in reply.answers
+    ]
+    return EngineReply(choices, reply.usage, report_of(generation, prompt, ordering, call.warnings))
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
     """Return a token in OpenAI's shape."""
-    return {
-        "token": token.token,
-        "logprob": token.logprob,
-        "bytes": list(token.token.encode("utf-8", "replace")),
-        "top_logprobs": [
-            {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
-            for name, value in token.top
-        ],
-    }
+    named, *tops = (
+        {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
+        for name, value in ((token.token, token.logprob), *token.top)
+    )
+    return {**named, "top_logprobs": tops}

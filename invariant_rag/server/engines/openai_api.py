@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import anyio
 import httpx
 
 from invariant_rag.errors import ContextOverflow, InvalidChoice
-from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused
-from invariant_rag.server.json_text import encode
+from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta
+from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, encode
 
 _logger = logging.getLogger("invariant_rag.server")
 
-_ATTEMPTS = 3
-_FIRST_PAUSE = 0.25
-_CONNECT_SECONDS = 10.0
-_CHECK_SECONDS = 5.0
-_JSON = {"content-type": "application/json"}
+_PAUSES = (0.25, 0.5)
+"""Seconds before another try."""
+_CONNECT_SECONDS, _CHECK_SECONDS = 10.0, 5.0
 _TRY_AGAIN = frozenset({502, 503})
 _REFUSED = frozenset({400, 413, 422})
 """Statuses that say what is wrong with a request. Others are about the gateway, whose key may be wrong."""
-
 _LONGEST_MESSAGE = 500
 
 Take = Callable[[Mapping[str, Any]], None]
@@ -47,10 +44,11 @@ class OpenAIAPI:
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
         if not re.match(r"https?://[^/]", url):
             raise InvalidChoice(f"upstream: expected an address with http:// or https://, got {url!r}")
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {"content-type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         patience = httpx.Timeout(timeout, connect=min(_CONNECT_SECONDS, timeout))
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=patience, limits=limits)
+        self.close = self._client.aclose
 
     async def models(self) -> list[str]:
         """Return the names of its models.
@@ -59,7 +57,7 @@ class OpenAIAPI:
             UpstreamFailed: It cannot be reached, or refuses to tell.
             DeadlineExceeded: It does not answer in time.
         """
-        response = await self._open("GET", "/models", None)
+        response = await self._open("GET", "/models")
         cards = _parsed(await response.aread()).get("data")
         if not isinstance(cards, list):
             raise UpstreamFailed("expected a list of models of the upstream, got something else")
@@ -74,7 +72,7 @@ class OpenAIAPI:
         try:
             response = await self._client.get("/models", timeout=_CHECK_SECONDS)
         except httpx.HTTPError as error:
-            raise _unreachable(error) from error
+            raise _failure(error) from error
         if response.status_code in (401, 403) or response.status_code >= 500:
             _refuse(response)
 
@@ -99,7 +97,7 @@ class OpenAIAPI:
             UpstreamFailed: It cannot be reached, failed, or answered what is no reply.
             UpstreamRefused: The request is wrong, as it says.
         """
-        response = await self._open("POST", path, body, headers)
+        response = await self._open("POST", path, content=encode(body).encode(), headers=headers)
         try:
             if not body.get("stream"):
                 return _take_all(_parsed(await response.aread()), take)
@@ -108,43 +106,111 @@ class OpenAIAPI:
                 data = line.removeprefix("data:").strip()
                 if line.startswith("data:") and data != "[DONE]":
                     usage = _take_all(_parsed(data), take) or usage
-        except httpx.TimeoutException as error:
-            raise _too_late(error) from error
         except httpx.HTTPError as error:
-            raise _unreachable(error) from error
+            raise _failure(error) from error
         else:
             return usage
         finally:
             await response.aclose()
 
-    async def close(self) -> None:
-        """Close its connections."""
-        await self._client.aclose()
-
-    async def _open(
-        self, verb: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
-    ) -> httpx.Response:
-        """Return a response whose body is not read yet. Nothing was answered before: it can be asked for again."""
-        content = None if body is None else encode(body).encode()
-        pause = _FIRST_PAUSE
-        for attempt in range(1, _ATTEMPTS + 1):
+    async def _open(self, verb: str, path: str, **request: Any) -> httpx.Response:
+        """Return a response whose body is not received yet. Nothing was answered before: it can be asked for again."""
+        for pause in (*_PAUSES, None):
             try:
-                request = self._client.build_request(verb, path, content=content, headers={**(headers or {}), **_JSON})
-                response = await self._client.send(request, stream=True)
-            except httpx.TimeoutException as error:
-                raise _too_late(error) from error
+                response = await self._client.send(self._client.build_request(verb, path, **request), stream=True)
             except httpx.HTTPError as error:
-                if attempt == _ATTEMPTS:
-                    raise _unreachable(error) from error
+                if pause is None or isinstance(error, httpx.TimeoutException):
+                    raise _failure(error) from error
             else:
                 if response.is_success:
                     return response
                 await response.aread()
-                if attempt == _ATTEMPTS or response.status_code not in _TRY_AGAIN:
+                if pause is None or response.status_code not in _TRY_AGAIN:
                     _refuse(response)
             await anyio.sleep(pause)
-            pause *= 2
         raise AssertionError  # the last attempt has returned or raised
+
+
+class WrittenAnswer:
+    """One answer, while it is written. A whole one is a stream of a single piece."""
+
+    def __init__(self) -> None:
+        self.finish_reason = ""
+        self.logprobs: list[dict[str, Any]] | None = None
+        self.deltas: list[AnswerDelta] = []
+
+    @property
+    def answer(self) -> Answer:
+        """What was written."""
+        return Answer.join(self.deltas)
+
+    def feed(self, choice: Mapping[str, Any]) -> list[AnswerDelta]:
+        """Return what another piece is.
+
+        Raises:
+            UpstreamFailed: It is no piece of an answer.
+        """
+        try:
+            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            found = list(_deltas(said))
+            if logprobs := choice.get("logprobs"):
+                self.logprobs = [*(self.logprobs or []), *_tokens(logprobs)]
+            self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UpstreamFailed("expected a choice of OpenAI's API of the upstream, got something else") from error
+        self.deltas += found
+        return found
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what is known at the end: a call without arguments has empty ones.
+
+        Raises:
+            UpstreamFailed: The answer has not ended, or holds a call that is none although there was room.
+        """
+        if not self.finish_reason:
+            raise UpstreamFailed("expected an answer of the upstream to its end, got a part of one")
+        found: list[AnswerDelta] = []
+        if self.finish_reason != "length":
+            arguments: dict[int, str] = {}
+            for call in (each.call for each in self.deltas if each.call):
+                arguments[call.index] = arguments.get(call.index, "") + call.arguments
+            found = [
+                AnswerDelta(call=CallDelta(index, arguments="{}")) for index, said in arguments.items() if not said
+            ]
+            self.deltas += found
+            if self.answer.cut_call is not None:
+                raise UpstreamFailed("expected calls of tools of the upstream, got one whose arguments are no JSON")
+        return found
+
+
+def _deltas(said: Mapping[str, Any]) -> Iterator[AnswerDelta]:
+    if reasoning := said.get("reasoning_content") or said.get("reasoning"):
+        yield AnswerDelta(reasoning=reasoning)
+    if content := said.get("content") or said.get("refusal"):
+        yield AnswerDelta(content + "")
+    for place, call in enumerate(said.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        yield AnswerDelta(
+            call=CallDelta(
+                call.get("index", place), call.get("id"), function.get("name"), function.get("arguments") or ""
+            )
+        )
+
+
+def _tokens(logprobs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return log-probabilities in the shape of chats: completions have one list of tokens and one of numbers."""
+    if logprobs.get("content") is not None:
+        return list(logprobs["content"])
+    tokens, numbers = logprobs["tokens"], logprobs["token_logprobs"]
+    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
+
+    def token(text: str, number: float) -> dict[str, Any]:
+        return {"token": text, "logprob": number, "bytes": None}
+
+    return [
+        {**token(text, number), "top_logprobs": [token(*each) for each in (top or {}).items()]}
+        for text, number, top in zip(tokens, numbers, tops, strict=True)
+    ]
 
 
 def _take_all(reply: Mapping[str, Any], take: Take) -> Mapping[str, Any] | None:
@@ -175,9 +241,9 @@ def _refuse(response: httpx.Response) -> NoReturn:
         described = _parsed(response.content)
     except UpstreamFailed:
         described = {}
-    error = described.get("error")
-    fields: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
-    message = _message(described)
+    error = described.get("error", described)
+    fields: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
+    message = str(fields.get("message") or "no reason")[:_LONGEST_MESSAGE]
     if fields.get("code") == "context_length_exceeded":
         raise ContextOverflow(message)
     if status in _REFUSED:
@@ -193,19 +259,11 @@ def _refuse(response: httpx.Response) -> NoReturn:
     raise UpstreamFailed(f"the upstream answered {status}", retry_after=retry_after)
 
 
-def _message(described: Mapping[str, Any]) -> str:
-    error = described.get("error", described)
-    message = error.get("message") if isinstance(error, Mapping) else error
-    return str(message or "no reason")[:_LONGEST_MESSAGE]
-
-
-def _unreachable(error: httpx.HTTPError) -> UpstreamFailed:
-    _logger.warning(
-        "the upstream cannot be reached: %s", type(error).__name__, extra={"fields": {"reason": repr(error)}}
-    )
+def _failure(error: httpx.HTTPError) -> UpstreamFailed | DeadlineExceeded:
+    """Return what a request that got no answer is for clients; only the log says more."""
+    fields = {"error": type(error).__name__, "reason": repr(error)}
+    if isinstance(error, httpx.TimeoutException):
+        _logger.warning("the upstream is too slow", extra={"fields": fields})
+        return DeadlineExceeded("expected an answer of the upstream in time")
+    _logger.warning("the upstream cannot be reached", extra={"fields": fields})
     return UpstreamFailed("expected an answer of the upstream, which cannot be reached", hint="Try again later.")
-
-
-def _too_late(error: httpx.HTTPError) -> DeadlineExceeded:
-    _logger.warning("the upstream is too slow: %s", type(error).__name__, extra={"fields": {"reason": repr(error)}})
-    return DeadlineExceeded("expected an answer of the upstream in time")

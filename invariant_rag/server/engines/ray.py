@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,27 +14,24 @@ from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError
 from ray.serve.exceptions import RayServeException
 
-from invariant_rag.cancellation import cancellable, check_cancelled
+from invariant_rag.cancellation import cancelled_event
 from invariant_rag.orderings import Candidate
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.documents import set_key
-from invariant_rag.server.engines.base import Call, Emit, JudgeCall, OnePromptAtATime, Reply, Reranker
+from invariant_rag.server.engines.base import Call, Emit, Engine, EngineReply, JudgeCall, Reranker, wait_for
 from invariant_rag.server.errors import ReplicaLost
-from invariant_rag.server.replica import Description, Done, Failed
+from invariant_rag.server.replica import Done
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.judge import Verdict
 
 T = TypeVar("T")
 _logger = logging.getLogger("invariant_rag.server")
 
 _LOST = (RayActorError, ObjectLostError, RayServeException)
-_ABANDON_SECONDS = 0.1
-"""How often a waiting thread looks whether somebody still waits for its answer."""
 
 
-class RayEngine(OnePromptAtATime):
+class RayEngine(Engine):
     """The replicas of a Ray Serve deployment as an engine.
 
     A request whose replica dies is asked again of another one, once, unless a piece of its answer has been given away.
@@ -47,15 +44,11 @@ class RayEngine(OnePromptAtATime):
     def __init__(self, handle: Any, together: int) -> None:
         self.handle = handle
         self.together = together
-        self.caches: Mapping[str, KeyValueCache] = {}
         # A handle belongs to one event loop. This one serves all threads that wait for answers.
         self._loop = asyncio.new_event_loop()
         Thread(target=self._run, name="invariant-rag-replicas", daemon=True).start()
-        description: Description = self._start(self._routed(None).describe.remote).result()
-        self.name, self.toy = description.name, description.toy
-        self.context_window = description.context_window
-        self.method, self.methods = description.method, description.methods
-        self.orderings = description.orderings
+        for name, value in self._start(self._routed(None).describe.remote).result().items():
+            setattr(self, name, value)
 
     def check_ready(self) -> None:
         """Check that a replica is up.
@@ -73,30 +66,30 @@ class RayEngine(OnePromptAtATime):
         """End the loop of this engine. The replicas go on."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
         """Answer a request; see `Engine.answer`.
 
         Raises:
             ReplicaLost: The replica died in the middle of a stream, or a second one did.
         """
-        with cancellable(abandoned):
-            found: Reply = self._wait_for("answer", call, session=session_of(call), emit=emit)
-            return found
+        session = _session(call.choices.tenant, call.sets) if any(call.sets) else None
+        found: EngineReply = self._wait_for(abandoned, "answer", call, session=session, emit=emit)
+        return found
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
-        found: list[int] = self._wait_for("tokens", call)
+        found: list[int] = self._wait_for(cancelled_event(), "tokens", call)
         return found
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
         session = _session(call.choices.tenant, [SegmentSet(call.answers)])
-        found: Verdict = self._wait_for("judge", call, session=session)
+        found: Verdict = self._wait_for(cancelled_event(), "judge", call, session=session)
         return found
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the sort keys of the replicas' reranker."""
-        found: list[float] = self._wait_for("sort_keys", candidates, query)
+        found: list[float] = self._wait_for(cancelled_event(), "sort_keys", candidates, query)
         return found
 
     def _run(self) -> None:
@@ -106,20 +99,11 @@ class RayEngine(OnePromptAtATime):
     def _start(self, attempt: Callable[[], Awaitable[T]]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(_retried(attempt), self._loop)
 
-    def _wait_for(self, method: str, *arguments: Any, session: str | None = None, emit: Emit | None = None) -> Any:
-        """Return what a method of a replica returns.
-
-        Raises:
-            CancelledError: Nobody waits for it any more.
-        """
-        asking = self._start(lambda: self._call(method, arguments, session, emit))
-        while not wait([asking], _ABANDON_SECONDS).done:
-            try:
-                check_cancelled()
-            except CancelledError:
-                asking.cancel()
-                raise
-        return asking.result()
+    def _wait_for(
+        self, abandoned: Event, method: str, *arguments: Any, session: str | None = None, emit: Emit | None = None
+    ) -> Any:
+        """Return what a method of a replica returns."""
+        return wait_for(self._start(lambda: self._call(method, arguments, session, emit)), abandoned)
 
     async def _call(self, method: str, arguments: Sequence[Any], session: str | None, emit: Emit | None) -> Any:
         emitted = False
@@ -127,9 +111,9 @@ class RayEngine(OnePromptAtATime):
         try:
             async for piece in pieces:
                 if isinstance(piece, Done):
+                    if piece.error is not None:
+                        raise piece.error
                     return piece.value
-                if isinstance(piece, Failed):
-                    raise piece.error
                 if emit is not None:
                     emit(*piece)
                     emitted = True
@@ -147,35 +131,15 @@ class RayEngine(OnePromptAtATime):
 
 
 class RemoteReranker:
-    """The reranker of the replicas.
-
-    Args:
-        engine: The replicas.
-        local: The same reranker in this process, where its model is never loaded.
-    """
+    """The reranker of the replicas; `local` is the same one in this process, where its model is never loaded."""
 
     def __init__(self, engine: RayEngine, local: Reranker) -> None:
         self.name, self.model_name = local.name, local.model_name
-        self.probability = local.probability
-        self.sort_keys = engine.sort_keys
-
-
-def session_of(call: Call) -> str | None:
-    """Return the key by which a call is routed: equal sets of a tenant have equal keys in any order. None: any replica.
-
-    >>> from invariant_rag.prompts import Turn
-    >>> from invariant_rag.server.engines.base import Choices, Sampling
-    >>> one, other = (
-    ...     Call((Turn("user", (SegmentSet(each),)),), "", Choices(), Sampling(1)) for each in (["a", "b"], ["b", "a"])
-    ... )
-    >>> session_of(one) == session_of(other)
-    True
-    """
-    sets = [part for turn in call.turns for part in turn.parts if isinstance(part, SegmentSet)]
-    return _session(call.choices.tenant, sets) if any(sets) else None
+        self.probability, self.sort_keys = local.probability, engine.sort_keys
 
 
 def _session(tenant: str, sets: Sequence[SegmentSet]) -> str:
+    """Return the key by which a call is routed: equal sets of a tenant have equal keys in any order."""
     return hashlib.sha256(f"{tenant}\0{set_key(sets)}".encode()).hexdigest()[:32]
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
@@ -22,30 +22,22 @@ from invariant_rag.api_models import (
     STRATEGIES,
     PlainRequest,
     PlainRequests,
-    Vote,
     answer_key,
     content_ordering,
     elect,
     request_as_given,
 )
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.generation.answers import AnswerDelta, Usage
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import parse_object
-from invariant_rag.generation.outputs import Usage
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts.labels import Labels
-from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.segments import Prompt
 from invariant_rag.server.documents import citations_of, report_of_request
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, JudgeCall, OnePromptAtATime, Reply
-from invariant_rag.server.engines.openai_api import OpenAIAPI
-from invariant_rag.server.engines.upstream_request import body_of
-from invariant_rag.server.engines.written_answer import WrittenAnswer
-from invariant_rag.server.errors import Busy, UpstreamFailed, UpstreamRefused
-from invariant_rag.server.fields import about
-
-if TYPE_CHECKING:
-    from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, wait_for
+from invariant_rag.server.engines.openai_api import OpenAIAPI, WrittenAnswer
+from invariant_rag.server.errors import Busy, UpstreamFailed, UpstreamRefused, about
 
 T = TypeVar("T")
 
@@ -60,7 +52,6 @@ _NOTES = {
 }
 _NOT_COUNTED = "The upstream did not say how many tokens there were."
 _FIRST_PAUSE = 0.25  # before an API that is busy is asked again
-_POLL_SECONDS = 0.1  # until it is noticed that nobody waits any more
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class _Asked:
     usage: Mapping[str, Any] | None
 
 
-class Upstream(OnePromptAtATime):
+class Upstream(Engine):
     """A model behind an API as an engine.
 
     Args:
@@ -91,13 +82,7 @@ class Upstream(OnePromptAtATime):
         UpstreamFailed: The API had to be asked for its models, and cannot be reached.
     """
 
-    context_window: int | None = None
     methods = METHODS
-    toy = False
-    orderings: Mapping[str, frozenset[str]] = {
-        method: frozenset(name for name, each in ORDERINGS.items() if each.invariant or method == "sequential")
-        for method in METHODS
-    }
 
     def __init__(
         self,
@@ -118,10 +103,11 @@ class Upstream(OnePromptAtATime):
             raise InvalidChoice(f"votes: expected at least 2, got {votes}")
         self.together, self._timeout = together, timeout
         self.method, self._votes = method, votes
+        by_content = frozenset(name for name, each in ORDERINGS.items() if each.invariant)
+        self.orderings = dict.fromkeys(STRATEGIES, by_content) | {"sequential": frozenset(ORDERINGS)}
         self._ordering = _DEFAULT_ORDERING[method] if ordering is None else resolve_ordering(ordering).name
         if method in STRATEGIES:
             content_ordering(self._ordering)
-        self.caches: dict[str, KeyValueCache] = {}
         self._limit = "max_tokens"
         self._api = OpenAIAPI(url, key, timeout)
         self._exit = ExitStack()
@@ -133,7 +119,7 @@ class Upstream(OnePromptAtATime):
             raise
         self.name = self._model if name is None else name
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> Reply:
+    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
         """Answer a request; see `Engine`.
 
         Raises:
@@ -146,13 +132,18 @@ class Upstream(OnePromptAtATime):
             UpstreamFailed: It cannot be reached, or failed.
             UpstreamRefused: It takes the request for a wrong one.
         """
+        method = call.choices.method or self.method  # another method than the server's brings its own ordering
+        ordering = call.choices.ordering or (self._ordering if method == self.method else _DEFAULT_ORDERING[method])
         with about("invariant.ordering"):
-            method, ordering = self._order(call.choices)
             if method in STRATEGIES:
                 content_ordering(ordering)
         _check_supported(call, method)
-        requests = self._requests(call, method, ordering)
-        tally: Vote | None = None
+        if method == "sequential" and ordering == "given":
+            requests = [request_as_given(call.turns)]
+        else:
+            writing = PlainRequests(ordering, votes=self._votes if method == "vote" else 1)
+            requests = writing.of_turns(call.turns, call.request.question or "")
+        tally, winner = None, 0
         if method == "vote":
             asked = self._wait(partial(self._ask_all, call, requests), abandoned)
             tally = elect([_key(each) for each in asked])
@@ -160,13 +151,14 @@ class Upstream(OnePromptAtATime):
             for delta in asked[winner].written[0].deltas if call.stream else ():
                 emit(0, delta)
         else:
-            asked, winner = [self._wait(partial(self._ask, call, requests[0], emit), abandoned)], 0
-        written, request = asked[winner].written, requests[winner]
+            asked = [self._wait(partial(self._ask, call, requests[0], emit), abandoned)]
+        request = requests[winner]
         notes = [_NOTES[method]] if request.sets else []
         notes += [_NOT_COUNTED] if any(each.usage is None for each in asked) else []
-        report = report_of_request(request, method, ordering, call.warnings, notes)
-        return Reply(
-            choices=[_choice(call, each, request.labels) for each in written],
+        report = report_of_request(request, method, ordering, call.warnings)
+        report["warnings"] += notes
+        return EngineReply(
+            choices=[_choice(call, each, request.labels) for each in asked[winner].written],
             usage=_usage([each.usage or {} for each in asked]),
             report=report if tally is None else {**report, "vote": tally.as_dict()},
         )
@@ -204,26 +196,10 @@ class Upstream(OnePromptAtATime):
             )
         return names[0]
 
-    def _order(self, choices: Choices) -> tuple[str, str]:
-        """Return method and ordering. Another method than the server's brings its own ordering."""
-        method = choices.method or self.method
-        default = self._ordering if method == self.method else _DEFAULT_ORDERING[method]
-        return method, choices.ordering or default
-
-    def _requests(self, call: Call, method: str, ordering: str) -> list[PlainRequest]:
-        """Return the requests to write: one, or one for each order of a vote."""
-        if method == "sequential" and ordering == "given":
-            return [request_as_given(call.turns)]
-        return PlainRequests(ordering, votes=self._votes if method == "vote" else 1).of_turns(call.turns, call.question)
-
     def _wait(self, work: Callable[[], Coroutine[Any, Any, T]], abandoned: Event) -> T:
         """Run work in the event loop until it is done, or nobody waits for it: then its connections are closed."""
-        future: Future[T] = self._portal.start_task_soon(work)
-        while not wait((future,), timeout=_POLL_SECONDS).done:
-            if abandoned.is_set():
-                future.cancel()
-                raise CancelledError
-        return future.result()
+        task: Future[T] = self._portal.start_task_soon(work)
+        return wait_for(task, abandoned)
 
     async def _ask_all(self, call: Call, requests: Sequence[PlainRequest]) -> list[_Asked]:
         """Ask about several orders: all at the same time, and what the API has no room for again, fewer at a time.
@@ -261,40 +237,67 @@ class Upstream(OnePromptAtATime):
             return error
 
     async def _ask(self, call: Call, request: PlainRequest, emit: Emit | None) -> _Asked:
-        """Ask about one order. Without `emit`, nobody takes the pieces."""
-        written = [WrittenAnswer() for _ in range(call.count)]
-        stream = call.stream and emit is not None
+        """Ask about one order. Without `emit`, nobody takes the pieces.
+
+        Some models take `max_completion_tokens` only, and say so: then they get that.
+        """
+        count, emitting = call.request.n, emit if call.stream else None
+        written = [WrittenAnswer() for _ in range(count)]
 
         def pass_on(index: int, deltas: Iterable[AnswerDelta]) -> None:
-            if stream and emit is not None:
-                for delta in deltas:
-                    emit(index, delta)
+            for delta in deltas:
+                if emitting is not None:
+                    emitting(index, delta)
 
         def take(choice: Mapping[str, Any]) -> None:
             index = choice.get("index") or 0
-            if index not in range(call.count):
-                raise UpstreamFailed(f"expected {call.count} answers of the upstream, got one with the index {index}")
+            if index not in range(count):
+                raise UpstreamFailed(f"expected {count} answers of the upstream, got one with the index {index}")
             pass_on(index, written[index].feed(choice))
 
         path = "/chat/completions" if call.chat else "/completions"
-        body = body_of(call, request, self._model, stream=stream)
-        usage = await self._ask_within(path, body, call, take)
-        for index, each in enumerate(written):
-            pass_on(index, each.finish())
-        return _Asked(written, usage)
-
-    async def _ask_within(
-        self, path: str, body: Mapping[str, Any], call: Call, take: Callable[[Mapping[str, Any]], None]
-    ) -> Mapping[str, Any] | None:
-        """Ask for so many tokens. Some models take `max_completion_tokens` only, and say so: then they get that."""
-        limit = call.sampling.max_new_tokens
+        body = _body_of(call, request, self._model, stream=emitting is not None)
+        limit = call.request.max_new_tokens
         try:
-            return await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
+            usage = await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
         except UpstreamRefused as error:
             if error.param != self._limit or "max_completion_tokens" not in str(error):
                 raise
             self._limit = "max_completion_tokens"
-            return await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
+            usage = await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
+        for index, each in enumerate(written):
+            pass_on(index, each.finish())
+        return _Asked(written, usage)
+
+
+def _body_of(call: Call, request: PlainRequest, model: str, *, stream: bool) -> dict[str, Any]:
+    """Return the body of a request, but for the limit of its answer: what was asked, with its documents as text."""
+    asked = call.request
+    body: dict[str, Any] = {"model": model, "temperature": asked.temperature, **asked.options, **call.penalties}
+    drawn = {name: getattr(asked, name) for name in ("top_p", "top_k", "min_p", "seed")}
+    body |= {name: value for name, value in drawn.items() if value is not None}
+    body |= {"stop": list(asked.stop)} if asked.stop else {}
+    body |= {"n": asked.n} if asked.n > 1 else {}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    if not call.chat:
+        (turn,) = request.turns
+        token_ids = next((list(part) for part in turn.parts if isinstance(part, tuple)), None)
+        body["prompt"] = turn.text if token_ids is None else token_ids
+        return body | ({"logprobs": asked.top_logprobs} if asked.logprobs else {})
+    messages = body["messages"] = []
+    for turn, more in zip(request.turns, call.extra or ({},) * len(request.turns), strict=True):
+        kept = {name: value for name, value in more.items() if name != "reasoning_content"}  # few APIs take it back
+        content = None if kept.get("tool_calls") and not turn.text else turn.text
+        messages.append({**kept, "role": turn.role, "content": content})
+    if asked.tools:
+        is_name = asked.tool_choice not in {"auto", "none", "required"}
+        named = {"type": "function", "function": {"name": asked.tool_choice}}
+        body |= {"tools": list(asked.tools), "tool_choice": named if is_name else asked.tool_choice}
+        body |= {} if asked.parallel else {"parallel_tool_calls": False}
+    body |= {} if asked.schema is None else {"response_format": call.response_format}
+    body |= {"chat_template_kwargs": dict(asked.template_kwargs)} if asked.template_kwargs else {}
+    top = {"top_logprobs": asked.top_logprobs} if asked.top_logprobs else {}
+    return body | ({"logprobs": True, **top} if asked.logprobs else {})
 
 
 def _check_supported(call: Call, method: str) -> None:
@@ -306,9 +309,9 @@ def _check_supported(call: Call, method: str) -> None:
                 "prompt is too long",
                 hint="Send fewer documents.",
             )
-    if method == "vote" and call.count > 1:
+    if method == "vote" and (count := call.request.n) > 1:
         with about("n"):
-            raise UnsupportedCombination(f"expected n=1 with the method vote, which has one outcome, got {call.count}")
+            raise UnsupportedCombination(f"expected n=1 with the method vote, which has one outcome, got {count}")
 
 
 def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
@@ -319,24 +322,23 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
         InvalidObject: It does not follow the schema.
         UnsupportedCombination: Log-probabilities were asked for, and did not come.
     """
-    answer = written.answer
+    answer, asked = written.answer, call.request
     is_cut = written.finish_reason == "length"
-    if call.schema is not None and call.strict and not answer.tool_calls and not is_cut:
+    if asked.schema is not None and call.strict and not answer.tool_calls and not is_cut:
         with about("response_format"):
-            parse_object(answer.content, call.schema)
-    if call.logprobs and written.logprobs is None:
+            parse_object(answer.content, asked.schema)
+    if asked.logprobs and written.logprobs is None:
         with about("logprobs"):
             raise UnsupportedCombination(
                 "expected log-probabilities of the upstream, which gave none", hint="Leave logprobs away."
             )
-    parts = [part for turn in call.turns for part in turn.parts if isinstance(part, SegmentSet)]
-    prompt = Prompt.of(*parts)
-    cites = call.chat and call.schema is None and prompt.segments
-    spans = cite_spans(answer.content, call.question, prompt.segments, None, labels) if cites else ()
+    prompt = Prompt.of(*call.sets)
+    cites = asked.citations and prompt.segments
+    spans = cite_spans(answer.content, asked.question or "", prompt.segments, None, labels) if cites else ()
     return Choice(
         answer=answer,
         finish_reason=written.finish_reason,
-        logprobs=written.logprobs if call.logprobs else None,
+        logprobs=written.logprobs if asked.logprobs else None,
         citations=citations_of(answer.content, spans, prompt),
     )
 

@@ -1,4 +1,4 @@
-"""A vLLM as an engine: prompts are written here, and vLLM reads their documents and writes the answers."""
+"""A vLLM as an engine: prompts are written here, and vLLM attends to their documents and writes the answers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from vllm_invariant_rag import (
 )
 
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
-from invariant_rag.methods import METHODS
-from invariant_rag.server.engines.base import Call, Choices, Emit, JudgeCall, Reply
+from invariant_rag.server.engines.base import Call, Choices, Emit, EngineReply, JudgeCall
 from invariant_rag.server.engines.model_engine import ModelEngine
 from invariant_rag.server.errors import DeadlineExceeded, UpstreamFailed
 
@@ -47,20 +46,12 @@ class OnVLLM(ModelEngine):
     ) -> None:
         super().__init__(backend, name, together=together, max_prompt_tokens=max_prompt_tokens)
         self._backend = backend
-        self._methods = frozenset(name for name in METHODS if _is_supported(backend, name))
-
-    @property
-    def methods(self) -> frozenset[str]:
-        """Those that vLLM can run."""
-        return self._methods
+        self.methods = frozenset(name for name in self.methods if _is_supported(backend, name))
 
     def check_ready(self) -> None:
         """Check that vLLM takes requests; see `Engine`."""
         with _refusals():
             self._backend.check_ready()
-
-    def close(self) -> None:
-        """Do nothing: connections end with the process."""
 
     def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
         """Return a backend for the tenant."""
@@ -72,7 +63,7 @@ class OnVLLM(ModelEngine):
         backend: InvariantModel = cast("VLLMBackend", super().model_of(call)).with_headers(call.headers)
         return backend
 
-    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[Reply]:
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request; see `Engine`.
 
         Raises:

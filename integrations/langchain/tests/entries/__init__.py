@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from .chains import ENTRIES as CHAINS
+from .runs import ENTRIES as RUNS
 
-from .base import ENTRIES, Entry, Listed, fill
-
-# Each module registers its entries when it is imported. This order is that of the table.
-for _module in ("texts", "segments", "chains", "retrievers", "runnables", "graphs", "untraced"):
-    import_module(f"{__name__}.{_module}")
-
-__all__ = ["ENTRIES", "Entry", "Listed", "fill"]
+ENTRIES = [*CHAINS, *RUNS]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import fill
+from . import ENTRIES
+from .base import fill
 
 README = Path(__file__).parent.parent.parent / "README.md"
 
 if __name__ == "__main__":
-    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(fill(README.read_text(encoding="utf-8"), ENTRIES), encoding="utf-8")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnablePassthrough
 
 QUESTION = "When does the ferry leave?"
-
 FACTS = (
     Document("The ferry to Ostra leaves at noon.", metadata={"source": "ferry.txt", "id": "f-17", "page": 12}),
     Document("Ostra has two bakeries.", metadata={"source": "town.txt", "id": "t-4", "page": 3}),
@@ -26,14 +25,11 @@ QUOTED = (
     Document("It's two bakeries:\n- Alma's\n- Timo's", metadata={"source": "town.txt"}),
     Document('Carno\'s "light" has a \\ on its door.', metadata={"source": "coast.txt"}),
 )
-NESTED = (
-    Document("The ferry leaves at noon."),
-    Document("The ferry leaves at noon. It carries salt."),
-    Document("It carries salt."),
-)
+NESTED = tuple(map(Document, ("The ferry leaves at noon.", "The ferry leaves at noon. It is salt.", "It is salt.")))
 
 ALL = ("chat", "completion", "canonical", "vote")
 """The models of this package: `ChatInvariant`, `InvariantLLM`, and the two wrappers around another model."""
+CHATS = ("chat", "canonical", "vote")
 
 CHAT_PROMPT = ChatPromptTemplate.from_messages(
     [("system", "Answer from the context."), ("human", "Context:\n{context}\n\nQuestion: {question}")]
@@ -42,20 +38,9 @@ CHAT_PROMPT = ChatPromptTemplate.from_messages(
 NOTHING = "nothing: the model finds what was retrieved in the same run"
 BOUNDARIES = "nothing: the segments keep their boundaries"
 PASS_SEGMENTS = "pass the documents as segments: `SegmentsPlaceholder`, `as_segments(retriever)` or `documents=`"
-ONE_RUN = "retrieve in the run that asks, or pass the documents as segments"
-ONE_CALL = "ask once about all documents: chain type `stuff`"
-WHOLE_TEXTS = "format documents whole and alike, or pass them as segments"
 
-Answer = Callable[[Any, BaseRetriever], str]
-
-
-class Listed(BaseRetriever):
-    """Returns its documents in the order in which they are listed."""
-
-    documents: list[Document]
-
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        return [document.model_copy(deep=True) for document in self.documents]
+Answer = Callable[[Any, Any], Any]
+"""Asks a model with a retriever, and returns a text, or what holds one."""
 
 
 @dataclass(frozen=True)
@@ -77,52 +62,62 @@ class Entry:
     variant: str
     todo: str
     answer: Answer
-    warns: bool
-    drops: bool
-    models: Sequence[str]
-    documents: Sequence[Document]
+    warns: bool = False
+    drops: bool = False
+    models: Sequence[str] = ALL
+    documents: Sequence[Document] = FACTS
 
     @property
     def name(self) -> str:
-        """The way and the variant."""
         return f"{self.way}: {self.variant}" if self.variant else self.way
 
 
-ENTRIES: list[Entry] = []
-"""Every entry, as registered by `entry`."""
-
-
-def entry(
-    way: str,
-    variant: str = "",
-    *,
-    todo: str,
-    warns: bool = False,
-    drops: bool = False,
-    models: Sequence[str] = ("chat",),
-    documents: Sequence[Document] = FACTS,
-) -> Callable[[Answer], Answer]:
-    """Register a function as the answer of an entry; the arguments are the attributes of `Entry`."""
-
-    def register(answer: Answer) -> Answer:
-        ENTRIES.append(Entry(way, variant, todo, answer, warns, drops, models, documents))
-        return answer
-
-    return register
+def rows(way: str, todo: str, variants: Mapping[str, Answer], **options: Any) -> list[Entry]:
+    """Return the entries of one way, which share the attributes of `Entry`."""
+    return [Entry(way, variant, todo, answer, **options) for variant, answer in variants.items()]
 
 
 def text_of(output: Any) -> str:
-    """Return the text of what a model, a chain, or a stream of either returned."""
+    """Return the text of what a model, a chain, an agent, or a stream of one returned."""
     if isinstance(output, str):
         return output
     if isinstance(output, list):
         return "".join(map(text_of, output))
+    if isinstance(output, dict):
+        found = next(output[key] for key in ("answer", "result", "messages") if key in output)
+        return text_of(found[-1] if "messages" in output else found)
     return str(output.text)
 
 
 def joined(documents: Iterable[Document]) -> str:
     """Return the texts of documents as the tutorials of LangChain join them."""
     return "\n\n".join(document.page_content for document in documents)
+
+
+def each_as(template: str, separator: str = "\n\n", first: int = 1) -> Callable[[Iterable[Document]], str]:
+    """Format every document with a template of its number `n`, its text and its metadata."""
+
+    def format_docs(documents: Iterable[Document]) -> str:
+        numbered = enumerate(documents, first)
+        return separator.join(template.format(n=n, text=each.page_content, **each.metadata) for n, each in numbered)
+
+    return format_docs
+
+
+def rag(retriever: Any, model: Any, format_docs: Any = joined, prompt: Any = CHAT_PROMPT) -> Any:
+    """Return the chain of LangChain's tutorials."""
+    context = {"context": retriever | format_docs, "question": RunnablePassthrough()}
+    return context | prompt | model | StrOutputParser()
+
+
+def lcel(format_docs: Any = joined, prompt: Any = CHAT_PROMPT, over: Any = None) -> Answer:
+    """Ask that chain. `over` makes another retriever of the model and the retriever."""
+
+    def answer(model: Any, retriever: Any) -> Any:
+        found = retriever if over is None else over(model, retriever)
+        return rag(found, model, format_docs, prompt).invoke(QUESTION)
+
+    return answer
 
 
 def table(entries: Sequence[Entry]) -> str:
@@ -136,7 +131,7 @@ def table(entries: Sequence[Entry]) -> str:
     return "\n".join(lines)
 
 
-def fill(readme: str) -> str:
+def fill(readme: str, entries: Sequence[Entry]) -> str:
     """Return the README with the table of all entries between its marks."""
     place = re.compile(r"(<!-- entries: .*? -->\n).*?(<!-- end of entries -->)", re.DOTALL)
-    return place.sub(lambda match: f"{match[1]}\n{table(ENTRIES)}\n\n{match[2]}", readme)
+    return place.sub(lambda match: f"{match[1]}\n{table(entries)}\n\n{match[2]}", readme)

@@ -1,1 +1,0 @@
-"""Routes of the server, by what they are about."""

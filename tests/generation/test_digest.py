@@ -1,0 +1,258 @@
+"""Digests: equal for models that answer alike, and different as soon as anything can change an answer."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Semaphore
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from invariant_rag import InvariantModel, KeyValueCache, MicroBatcher
+from invariant_rag.generation import digest, shared_state
+from invariant_rag.generation.digest import describe, model_digest, weights_digest
+from invariant_rag.generation.shared_state import SharedState
+from invariant_rag.interventions import MsPoE
+from invariant_rag.methods import APE, METHODS
+from invariant_rag.orderings import Lexical, MonoT5
+from invariant_rag.testing.families import FAMILIES, tiny_model
+
+
+@pytest.fixture
+def lm(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+    """A model that a test may change."""
+    return InvariantModel(copy.deepcopy(chat_llama), copy.deepcopy(tokenizer))
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    **{f"method {name}": {"method": name, "ordering": "lexical"} for name in METHODS if name != "rotor"},
+    "a method's parameter": {"method": APE(temperature=0.5)},
+    "another parameter of it": {"method": APE(scale=0.5)},
+    "ordering": {"ordering": "frequency"},
+    "an ordering with a model": {"ordering": "monot5"},
+    "an ordering's parameter": {"ordering": MonoT5(max_length=9)},
+    "backend": {"backend": "reference"},
+    "max_segment_tokens": {"max_segment_tokens": 9},
+    "another max_segment_tokens": {"max_segment_tokens": 10},
+    "overflow": {"overflow": "trim_segments"},
+    "an intervention": {"method": "sequential", "ordering": "lexical", "intervention": MsPoE(first_layer=0)},
+    "an intervention's parameter": {
+        "method": "sequential", "ordering": "lexical", "intervention": MsPoE(first_layer=1)
+    },
+}  # fmt: skip
+
+
+def test_every_choice_that_changes_an_answer_changes_the_digest(model: InvariantModel) -> None:
+    found = {"plain": model_digest(model)} | {
+        name: model_digest(model.with_method(**each)) for name, each in CHOICES.items()
+    }
+    for name, options in {"alpha": {"alpha": 0.3}, "order": {"plain_order": "canonical"}, "routing": {}}.items():
+        found[name] = model_digest(model.with_routing(**options))
+    assert len(set(found.values())) == len(found)
+
+
+CHANGES: dict[str, Callable[[InvariantModel], object]] = {
+    "a weight": lambda lm: lm.model.lm_head.weight.data.mul_(1.5),
+    "the template": lambda lm: setattr(lm.tokenizer, "chat_template", lm.tokenizer.chat_template + " "),
+    "a token": lambda lm: lm.tokenizer.add_tokens(["Ostra"]),
+    "another end": lambda lm: setattr(lm.tokenizer, "eos_token", "a"),
+    "the generation config": lambda lm: setattr(lm.model.generation_config, "repetition_penalty", 1.5),
+    "the config": lambda lm: setattr(lm.model.config, "use_cache", not lm.model.config.use_cache),
+    "the dtype": lambda lm: lm.model.to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_in_place_changes_the_digest(lm: InvariantModel, change: str) -> None:
+    other = lm.with_method("pine")
+    before = model_digest(lm), model_digest(other)
+    assert (model_digest(lm), model_digest(other)) == before
+    CHANGES[change](lm)
+    assert len({*before, model_digest(lm), model_digest(other)}) == 4
+
+
+def test_models_that_answer_alike_share_one(lm: InvariantModel) -> None:
+    before = model_digest(lm)
+    for alike in (
+        lm.with_method("rotor"),
+        lm.with_cache(KeyValueCache()),
+        pickle.loads(pickle.dumps(lm)),
+        lm.with_method("pine").with_method("rotor", ordering=Lexical()),
+    ):
+        assert model_digest(alike) == before
+    lm.generate(lm.chat_prompt("Where?", ["Here."]), max_new_tokens=1)
+    assert model_digest(lm) == before, "a call leaves no trace in it"
+
+
+@pytest.mark.slow
+def test_it_is_the_same_in_another_process(tiny_folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from invariant_rag import InvariantModel\n"
+        "from invariant_rag.generation.digest import model_digest\n"
+        "print(model_digest(InvariantModel.from_pretrained(sys.argv[1], method='ape', ordering='monot5')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tiny_folder], capture_output=True, text=True, check=True)
+    here = InvariantModel.from_pretrained(tiny_folder, method="ape", ordering="monot5")
+    here.tokenizer(["a", "bb"], padding=True, truncation=True, max_length=1)
+    assert done.stdout.strip() == model_digest(here)
+
+
+def test_a_model_without_a_tokenizer_has_one_too(chat_llama: PreTrainedModel, model: InvariantModel) -> None:
+    assert model_digest(InvariantModel(chat_llama)) == model_digest(InvariantModel(chat_llama)) != model_digest(model)
+
+
+def test_a_model_with_offloaded_weights_has_an_identity_of_its_own(lm: InvariantModel) -> None:
+    other = copy.deepcopy(lm)
+    assert model_digest(lm) == model_digest(other)
+    for each in (lm, other):
+        each.model.lm_head.to("meta")
+    assert model_digest(lm) == model_digest(lm.with_method("rotor")) != model_digest(lm.with_method("pine"))
+    assert model_digest(lm) != model_digest(other) == model_digest(other)
+
+
+def test_classes_of_the_same_name_are_told_apart() -> None:
+    def ordering() -> Lexical:
+        class Mine(Lexical):
+            pass
+
+        return Mine()
+
+    one = ordering()
+    assert describe(one) == describe(one) != describe(ordering())
+
+
+def test_objects_are_told_by_what_they_are_and_never_by_an_address_that_is_used_again() -> None:
+    assert len({describe([tiny_model("llama")]) for _ in range(3)}) == 3
+    held = object.__new__(type("Held", (), {}))
+    assert describe({"a": held}) == describe({"a": held})
+    assert describe(len) == describe(len) != describe(sorted)
+    assert describe(lambda: 1) != describe(lambda: 1)
+    data = [1, True, "1", 1.0, None, (1,), [1], {1}, {1: 1}, b"1", Path("1"), torch.float32]
+    assert len(set(map(describe, data))) == len(data)
+
+
+def test_a_batch_holds_prompts_of_one_identity(model: InvariantModel) -> None:
+    prompt = model.chat_prompt("Where?", ["The ferry leaves the harbour at noon.", "The mill grinds barley."])
+    trimmed = [model.with_method(max_segment_tokens=size, overflow="trim_segments") for size in (5, 20)]
+    lms, batcher, options = [model, *trimmed] * 8, MicroBatcher(), {"max_new_tokens": 6}
+    random.Random(0).shuffle(lms)
+    alone = [lm.generate(prompt, **options).text for lm in lms]
+    assert len(set(alone)) == 3
+    with ThreadPoolExecutor(len(lms)) as pool:
+        with batcher._generate_lock:
+            calls = [pool.submit(batcher.generate, lm, prompt, options) for lm in lms]
+            while len(batcher._waiting) < len(lms):
+                time.sleep(0.001)
+        assert [call.result().text for call in calls] == alone
+
+
+def _swapped(data: torch.Tensor, first: int, second: int) -> None:
+    data[[first, second]] = data[[second, first]]
+
+
+WEIGHTS: dict[str, Callable[[Any], object]] = {
+    "one weight through .data": lambda model: model.lm_head.weight.data[3, 5].add_(1e-3),
+    "the last bit of a weight": lambda model: model.lm_head.weight.data.view(torch.int32)[9, 1].bitwise_xor_(1),
+    "two rows swapped": lambda model: _swapped(model.model.layers[1].mlp.up_proj.weight.data, 2, 7),
+    "two columns swapped": lambda model: _swapped(model.model.layers[1].mlp.up_proj.weight.data.T, 2, 7),
+    "a matrix negated": lambda model: model.model.layers[0].self_attn.k_proj.weight.data.neg_(),
+    "two signs": lambda model: model.model.norm.weight.data[1:4:2].neg_(),
+    "weights exchanged between layers": lambda model: setattr(
+        model.model.layers[0].mlp, "up_proj", model.model.layers[1].mlp.up_proj
+    ),
+    "a buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(1.01),
+    "the epsilon of a norm": lambda model: setattr(model.model.norm, "variance_epsilon", 1e-3),
+    "training": lambda model: model.train(),
+    "adapters": lambda model: setattr(model.model.layers[0].mlp.up_proj, "_active_adapter", ["one"]),
+    "the scale of an adapter": lambda model: setattr(model.model.layers[0].mlp.up_proj, "scaling", {"one": 2.0}),
+    "the config": lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+    "another activation": lambda model: setattr(model.model.layers[0].mlp, "act_fn", torch.nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("change", WEIGHTS)
+def test_every_change_in_place_is_noticed(change: str) -> None:
+    model, other = tiny_model("llama"), tiny_model("llama")
+    before = weights_digest(model)
+    assert weights_digest(model) == before == weights_digest(other)
+    versions = [each._version for each in model.parameters()]
+    WEIGHTS[change](model)
+    assert weights_digest(model) != before
+    assert "data" not in change or [each._version for each in model.parameters()] == versions
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_leaves_no_trace(family: str) -> None:
+    model = tiny_model(family)
+    before = weights_digest(model)
+    with torch.no_grad():
+        model(torch.tensor([list(range(1, 40))]), use_cache=False)
+    assert weights_digest(model) == before
+
+
+@pytest.mark.parametrize("piece", [64, 1 << 24])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_random_changes_of_bytes_change_the_checksum_wherever_it_is_computed(
+    place: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest, "_PIECE", piece)
+    digest._factors.cache_clear()
+
+    def checksum(content: torch.Tensor) -> object:
+        return digest._checksums([content]) if place == "host" else digest._sum_on_device(content)
+
+    source = random.Random(0)
+    content = torch.tensor(list(source.randbytes(1001)), dtype=torch.uint8)
+    expected = checksum(content)
+    for _ in range(200):
+        changed = content.clone()
+        for _ in range(source.randint(1, 3)):
+            changed[source.randrange(1001)] ^= 1 << source.randrange(8)
+        assert (checksum(changed) == expected) == torch.equal(changed, content)
+    assert checksum(content.clone()[1:]) == checksum(content[1:]), "aligned or not"
+    digest._factors.cache_clear()
+
+
+def test_tied_weights_of_every_dtype_are_read() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        model = tiny_model("llama", tie_word_embeddings=True).to(dtype)
+        before = weights_digest(model)
+        model.get_input_embeddings().weight.data[1, 1] += 1
+        assert weights_digest(model) != before
+
+
+def test_threads_that_ask_at_the_same_time_share_a_digest_that_was_begun_after_they_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, begun = tiny_model("llama"), Semaphore(0)
+    shared, calls = SharedState([]), []
+
+    def slow(asked: PreTrainedModel) -> str:
+        calls.append(weights_digest(asked))
+        begun.release()
+        time.sleep(0.3)
+        return calls[-1]
+
+    monkeypatch.setattr(shared_state, "weights_digest", slow)
+    with ThreadPoolExecutor(9) as threads:
+        first = threads.submit(shared.weights_digest, model)
+        begun.acquire()
+        model.lm_head.weight.data[0, 0] += 1  # after the first was begun, before the others ask
+        others = [threads.submit(shared.weights_digest, model) for _ in range(8)]
+        found = {each.result() for each in others}
+    assert found == {weights_digest(model)} != {first.result()}
+    asked = len(calls)
+    assert asked <= 3
+    shared.weights_digest(model)
+    assert len(calls) == asked + 1, "nothing is remembered between calls"
