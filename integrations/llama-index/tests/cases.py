@@ -71,6 +71,7 @@ def index_of(nodes: list[NodeWithScore]) -> VectorStoreIndex:
 
 def engine_of(nodes: list[NodeWithScore], **options: Any) -> RetrieverQueryEngine:
     if "response_synthesizer" in options:  # else LlamaIndex looks for an LLM of its settings
+        options.pop("llm", None)
         return RetrieverQueryEngine(ListRetriever(nodes), **options)
     return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
 

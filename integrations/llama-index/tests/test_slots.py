@@ -163,6 +163,23 @@ def test_so_it_is_whatever_the_nodes_are(model: InvariantModel, texts: Sequence[
         assert len(answers) == 1 or said[0][0][1] is False
 
 
+@pytest.mark.parametrize(
+    ("texts", "write"),
+    [
+        ({"aa": "x", "b a": "xx"}, listed(lambda _, node: f"{node.metadata['year']}:{node.text}", ": ")),
+        ({"b a": "y", "ab": "xy"}, listed(lambda _, node: f"{node.metadata['year']}x{node.text}", " ")),
+        ({"a": "x", "b": "x y"}, listed(lambda _, node: f"{node.text} {node.metadata['year']}", "\n")),
+        ({"aa": "y", "b a": "y", "ba": "xy"}, listed(lambda _, node: f"{node.metadata['year']} {node.text}", "x")),
+    ],
+)
+def test_where_one_order_could_be_parsed_in_two_ways_no_order_is_a_set(
+    llm: InvariantLLM, texts: dict[str, str], write: Callable[[Any], str]
+) -> None:
+    nodes = [NodeWithScore(node=TextNode(text=text, metadata={"year": year})) for text, year in texts.items()]
+    said = {caught(lambda order=order: told(llm, list(order), write))[0] for order in permutations(nodes)}
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("name", ["context", "context_str"])
 def test_a_question_that_is_nothing_but_the_nodes_in_one_order_does_not_change_the_verdict(name: str) -> None:
     template = PromptTemplate(f"{{{name}}}\nNow: {{q}}")

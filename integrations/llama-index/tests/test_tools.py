@@ -15,7 +15,7 @@ from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import IncompleteObject, InvalidPrompt, InvalidTool, OrderWarning, UnsupportedCombination
 from invariant_rag.generation.answering import Answering
-from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent
+from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatResponse, CitationBlock, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import ChatMessage
@@ -24,10 +24,11 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.tools import BaseTool, FunctionTool, RetrieverTool, ToolMetadata
 from pydantic import BaseModel, Field
-from tool_models import Writing, written
+from tool_models import Reasoning, Writing, written
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
 from llama_index.llms.invariant_rag.function_calling import NoToolCall
+from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows, and of pydantic in LlamaIndex
@@ -233,18 +234,31 @@ class Asked(BaseModel):
     input: str = Field(max_length=8)
 
 
+def retriever_tools(order: Any, **options: Any) -> list[BaseTool]:
+    about = ToolMetadata("Finds records of the harbour.", name="records", fn_schema=Asked)
+    return [RetrieverTool(ListRetriever(nodes_of(order)), about, **options)]
+
+
 def function_agent(llm: InvariantLLM, order: Any, **options: Any) -> FunctionAgent:
     """Return an agent that is made to search first; what it says then is up to the model."""
-    about = ToolMetadata("Finds records of the harbour.", name="records", fn_schema=Asked)
-    tools: list[BaseTool] = [RetrieverTool(ListRetriever(nodes_of(order)), about)]
     made = {"name": "one", "description": "It searches.", "initial_tool_choice": "records", **options}
-    return FunctionAgent(tools=tools, llm=llm, **made)
+    return FunctionAgent(tools=retriever_tools(order), llm=llm, **made)
+
+
+def react_agent(llm: InvariantLLM, order: Any) -> ReActAgent:
+    """Return an agent that is offered tools as text, over marked nodes; the same holds for it."""
+    reasoning = {"logits_processor": [Reasoning(llm.lm, "records")], "eos_token_id": llm.lm.tokenizer.eos_token_id}
+    tools = retriever_tools(order, node_postprocessors=[SegmentMarkerPostprocessor()])
+    agent = ReActAgent(tools=tools, llm=llm.model_copy(update={"generation_kwargs": reasoning}))
+    agent.formatter.system_header = "Tools:\n{tool_desc}\n{tool_names}\n## Current Conversation"
+    return agent
 
 
 AGENTS: dict[str, Callable[[InvariantLLM, Any], Any]] = {
     "FunctionAgent": function_agent,
     "FunctionAgent, no stream": lambda llm, order: function_agent(llm, order, streaming=False),
     "AgentWorkflow": lambda llm, order: AgentWorkflow(agents=[function_agent(llm, order)], root_agent="one"),
+    "ReActAgent": react_agent,
 }
 
 
@@ -257,14 +271,17 @@ async def test_an_agents_answer_ignores_the_order_of_the_nodes_that_its_tool_ret
         events = [event async for event in run.stream_events()]
         return str(await run), events
 
-    runs = [await ask(spoken, order, strict=True) for order in ORDERS[::2]]
+    runs = [await ask(spoken, order, strict=True) for order in ORDERS]
     assert len({said for said, _ in runs}) == 1
+    for _, events in runs:
+        (called,) = (each for each in events if isinstance(each, ToolCallResult))
+        assert all(text in called.tool_output.content for text in TEXTS)
     if kind == "FunctionAgent":
         streamed = [each for each in runs[0][1] if isinstance(each, AgentStream)]
         assert (streamed[-1].raw["sets"], streamed[-1].raw["invariant"]) == ([3], True)
         assert sum(bool(each.tool_calls) for each in streamed) > 3, "the call is seen as it is written"
     plain = spoken.with_method("sequential", ordering="given")
-    assert len({(await ask(plain, order))[0] for order in ORDERS[::2]}) > 1
+    assert len({(await ask(plain, order))[0] for order in ORDERS}) > 1
 
 
 async def test_an_agent_ends_with_an_object(spoken: InvariantModel) -> None:
@@ -311,13 +328,26 @@ def test_an_object_that_does_not_fit_is_an_error(writer: InvariantLLM) -> None:
             ask(Essay, PromptTemplate("Write."), {"max_tokens": 5})
 
 
+def test_json_mode_writes_an_object_and_nothing_else(model: InvariantModel) -> None:
+    llm = InvariantLLM(model, max_tokens=40, json_mode=True)
+    said = '{"leaves": ["noon", null]}'
+    answers = [llm.complete(QUERY, **written(model, said)), llm.chat([ChatMessage(QUERY)], **written(model, said))]
+    assert [(str(each), each.raw["finish_reason"]) for each in answers] == [
+        (said, "stop"),
+        (f"assistant: {said}", "stop"),
+    ]
+    for other in (f"At noon: {said}", "[1]"):
+        assert llm.complete(QUERY, **written(model, other)).text.startswith("{")
+        assert llm.complete(QUERY, json_mode=False, **written(model, other)).text == other
+
+
 async def test_objects_of_engines_do_not_depend_on_the_order_of_nodes(
     writer: InvariantLLM, plain_llm: InvariantLLM
 ) -> None:
     def made_by(llm: InvariantLLM, order: Any) -> Any:
         return InvariantSynthesizer(llm, output_cls=Departure).synthesize(QUERY, nodes_of(order))
 
-    made = [made_by(writer, order) for order in ORDERS[::2]]
+    made = [made_by(writer, order) for order in ORDERS]
     made.append(await InvariantSynthesizer(writer, output_cls=Departure).asynthesize(QUERY, nodes_of()))
     made.append(InvariantSynthesizer(writer.as_structured_llm(Departure)).synthesize(QUERY, nodes_of()))
     assert {type(each) for each in made} == {PydanticResponse}
@@ -385,7 +415,7 @@ def about(order: Any) -> list[ChatMessage]:
 
 def test_a_sentence_that_a_segment_contains_is_cited_in_every_order(model: InvariantModel) -> None:
     citing, said = InvariantLLM(model, max_tokens=80, citations=True), f"It is blue. {SENTENCE}"
-    responses = [citing.chat(about(order), **written(model, said)) for order in ORDERS[::2]]
+    responses = [citing.chat(about(order), **written(model, said)) for order in ORDERS]
     *growing, last = citing.stream_chat(about(ORDERS[1]), **written(model, said))
     assert not any(isinstance(block, CitationBlock) for each in growing for block in each.message.blocks)
     text, citation = responses[0].message.blocks
@@ -402,7 +432,7 @@ def test_a_sentence_that_a_segment_contains_is_cited_in_every_order(model: Invar
 
 def test_engines_report_citations_and_a_number_leads_to_the_same_source_in_every_order(model: InvariantModel) -> None:
     found = set[tuple[str, str]]()
-    for order in ORDERS[::2]:
+    for order in ORDERS:
         llm = InvariantLLM(model, citations=True, max_tokens=80, generation_kwargs=written(model, TEXTS[0]))
         response = engine_of(nodes_of(order), response_synthesizer=InvariantSynthesizer(llm)).query(QUERY)
         cited = {"start": 0, "end": len(TEXTS[0]), "text": TEXTS[0], "source": Segment(TEXTS[0]).content_hash}
