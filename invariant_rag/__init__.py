@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.outputs import Generation
-    from invariant_rag.judge import Judge, Verdict
-    from invariant_rag.judge_calibration import CapCal
+    from invariant_rag.judge import CapCal, Judge, Verdict
     from invariant_rag.prompts.literal_text import Trusted
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.remote import RemoteModel
@@ -36,7 +35,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "Answer": "rag.pipeline",
     "AttentionSorting": "ensembles",
-    "CapCal": "judge_calibration",
+    "CapCal": "judge",
     "ContextExperts": "ensembles",
     "ContextualCalibration": "ensembles",
     "Generation": "generation.outputs",

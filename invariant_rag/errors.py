@@ -343,7 +343,7 @@ class IncompleteObject(InvariantRAGError):
 class InvalidObject(InvariantRAGError):
     """A complete JSON answer that its schema or class rejects: a rule that no grammar of xgrammar expresses."""
 
-    hint = "Say it with a pattern, an enum or bounds; xgrammar ignores uniqueItems, multipleOf and custom validators."
+    hint = "Say it with a pattern, an enum or bounds: what only a validator knows is checked afterwards."
 
 
 class ExtraRequired(InvariantRAGError, ImportError):

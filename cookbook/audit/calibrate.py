@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests" / "audit"))
 from worlds import BLIND, DEPENDS, RIGHT, World, draw, expected, ten_points  # noqa: E402
 
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, looks, screen  # noqa: E402
-from invariant_rag.audit.statistics import mean_difference, mean_of_shares  # noqa: E402
+from invariant_rag.audit.statistics import mean_difference, mean_interval  # noqa: E402
 
 PAGE = ROOT / "cookbook" / "results" / "audit_calibration.md"
 SIZES = (20, 50, 200)
@@ -60,7 +60,7 @@ def simulate(world: World, questions: int, audits: int, seed: int) -> Cell:
             if found.outcome != "cannot tell yet":
                 break
         today, remedy = ((each == RIGHT).mean(axis=1) for each in (drawn.classes[:, [FIRST, PLACEBO]], drawn.remedy))
-        estimates = (found.net, mean_of_shares(today[:count]), mean_difference(remedy, today))
+        estimates = (found.net, mean_interval(today[:count]), mean_difference(remedy, today))
         true = (truth["net"], truth["today"], truth["gain"])
         missed += [not each.low <= one <= each.high for each, one in zip(estimates, true, strict=True)]
         outcomes.append(found.outcome)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from invariant_rag.audit.grading import LONG_GOLD, RIGHT, SAME_MEANING, resolve_metric
+from invariant_rag.audit.grading import RIGHT, SAME_MEANING, resolve_metric
 from invariant_rag.audit.screen import CALLS
 from invariant_rag.shown import counted, shown
 
 if TYPE_CHECKING:
-    from invariant_rag.audit.measures import Comparison
-    from invariant_rag.audit.result import Audit
+    from invariant_rag.audit.result import Audit, Comparison
     from invariant_rag.audit.statistics import Estimate
+
+
+LONG_GOLD = 12
+"""Words of a gold answer that no answer is likely to repeat."""
 
 
 def percent(estimate: Estimate, sign: str = "") -> str:
@@ -88,7 +91,7 @@ def _recommendation(audit: Audit) -> str:
 def _where_it_matters(audit: Audit, compared: list[Comparison]) -> str:
     """Return what to do where no remedy was shown to be right more often."""
     margin = audit.choices.margin
-    safe = [each for each in compared if each.fixes and each.costs_less_than(margin)]
+    safe = [each for each in compared if each.fixes and each.gain and each.gain.low > -margin]
     if safe:
         steady = max(safe, key=lambda each: each.gain.low if each.gain else 0.0)
         return f"For steadier answers use {_named(steady)}, no loss beyond the margin.{_steady(steady)}"
@@ -144,9 +147,8 @@ def _about_the_judge(audit: Audit) -> list[str]:
     judge = audit.judge
     if judge is None:
         unused = sum(bool(each.question.rubrics) for each in audit.asked)
-        return [
-            f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
-        ] * bool(unused)
+        said = f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
+        return [said] if unused else []
     found = [f"The judge was asked {judge.calls:,} times."]
     if judge.pairs:
         found.append(

@@ -64,36 +64,31 @@ class Patience:
     timeout: float | None = None
 
     def call(self, key: str, function: Callable[[], Reply]) -> Answer:
-        """Call a function until it returns, or as often as it may be tried.
-
-        Raises:
-            AuditFailed: The system is none that can be audited. This is no error of a call, and is not tried again.
-        """
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt
+        """Call a function until it returns, or as often as it may be tried."""
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
         errors: list[str] = []
         started = perf_counter()
+        growing = wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
+
+        def failed(state: RetryCallState) -> None:
+            error = _error(state)
+            errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+
         trying = Retrying(
             stop=stop_after_attempt(self.retries + 1),
-            wait=self._wait,
+            wait=lambda state: max(growing(state), getattr(_error(state), "retry_after", None) or 0.0),
             retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
-            after=lambda state: errors.append(_described(state)),
+            after=failed,
             retry_error_callback=lambda _: None,  # an error is an outcome
         )
         reply = trying(lambda: _try(function, self.timeout))
         text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
         return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
 
-    def _wait(self, state: RetryCallState) -> float:
-        """Return the seconds before the next try: what the server asks for, if that is longer."""
-        error = state.outcome.exception() if state.outcome is not None else None
-        asked = getattr(error, "retry_after", None) or 0.0
-        return float(max(asked, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (state.attempt_number - 1))))
 
-
-def _described(state: RetryCallState) -> str:
-    error = state.outcome.exception() if state.outcome is not None else None
-    return f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+def _error(state: RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
 
 
 def make_calls(
@@ -112,10 +107,6 @@ def make_calls(
         workers: Number of threads.
         on_answer: Called with each answer, one at a time.
         answers_before: Whether the system has answered before.
-
-    Raises:
-        AuditFailed: The system is none that can be audited, or never answers. Running calls are finished, no other is
-            started.
     """
     stopped, lock = Event(), Lock()
     answered, failed = int(answers_before), 0
@@ -181,28 +172,16 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _try(function: Callable[[], T], timeout: float | None) -> T:
-    """Return what a function returns.
-
-    Raises:
-        RuntimeError: It would end the process: an audit goes on, and reports it like any other failure.
-        Exception: What it raised, or a TimeoutError.
-    """
+    """Return what a function returns; one that would end the process raises instead, and the audit goes on."""
     try:
         return function() if timeout is None else _within(timeout, function)
     except SystemExit as error:
-        raise RuntimeError(
-            f"the system called sys.exit({'' if error.code is None else repr(error.code)}); expected an answer or an "
-            "error"
-        ) from error
+        code = "" if error.code is None else repr(error.code)
+        raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
-    """Return what a function returns within so many seconds.
-
-    Raises:
-        TimeoutError: It has not returned.
-        Exception: What it raised.
-    """
+    """Return what a function returns within so many seconds, or raise what it raised, or a TimeoutError."""
     done: Future[T] = Future()
 
     def run() -> None:

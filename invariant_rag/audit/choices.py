@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from invariant_rag.audit.grading import resolve_metric
-from invariant_rag.audit.remedies import check_remedies
+from invariant_rag.audit.plan import check_remedies
 from invariant_rag.checks import MOST_CALLS, check_items, check_number, check_real
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.shown import shown
@@ -29,7 +29,7 @@ class AuditChoices:
         metric: When an answer is right: `match`, `exact_match`, `token_f1`, or a function `(answer, gold answers) ->`
             number from 0 to 1, right from 0.5 on.
         judge: Grades instead of the metric, and says which answers mean the same: a model, an `Endpoint`, a URL, or a
-            function from a prompt to text; see `invariant_rag.audit.judging.AnswerJudge`.
+            function from a prompt to text; see `invariant_rag.audit.grading.AnswerJudge`.
         margin: Net sensitivity below which the order does not matter.
         k: Segments to retrieve, where a retriever is asked.
         seed: Seed of the orders.
@@ -82,11 +82,7 @@ class AuditChoices:
                 raise InvalidChoice(f"{name}: expected a mapping, got {shown(getattr(self, name))}")
 
     def changed(self, changes: Mapping[str, Any]) -> AuditChoices:
-        """Return these choices with some changed.
-
-        Raises:
-            InvalidChoice: There is no such choice, or a value is none.
-        """
+        """Return these choices with some changed."""
         known = [each.name for each in dataclasses.fields(self)]
         for name in changes:
             if name not in known:

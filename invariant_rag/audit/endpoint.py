@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.systems import Reply, prompt_text
+from invariant_rag.audit.systems import Reply, System, ToInput, is_url, prompt_text, refuse
 from invariant_rag.errors import AuditFailed
 
 if TYPE_CHECKING:
@@ -25,12 +25,7 @@ SECONDS = 120.0
 
 
 class ServerError(Exception):
-    """A request that the server did not answer. It may be sent again.
-
-    Args:
-        message: What the server said.
-        retry_after: Seconds that it asks to wait; None: it asks for none.
-    """
+    """A request that the server did not answer. It may be sent again, after `retry_after` seconds if it says so."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -61,11 +56,7 @@ class Endpoint:
 
     @cached_property
     def served(self) -> str:
-        """Name of the model that is asked.
-
-        Raises:
-            AuditFailed: None is named, and the server lists none.
-        """
+        """Name of the model that is asked."""
         if self.model is not None:
             return self.model
         try:
@@ -77,12 +68,7 @@ class Endpoint:
             ) from error
 
     def ask(self, question: Question, segments: Sequence[Segment]) -> Reply:
-        """Ask with the documents and the question in one message.
-
-        Raises:
-            ServerError: The server does not answer, or with something else.
-            AuditFailed: The server refuses this key or this model.
-        """
+        """Ask with the documents and the question in one message; see `complete`."""
         return self.complete(prompt_text(question.text, segments))
 
     def complete(self, text: str) -> Reply:
@@ -116,6 +102,15 @@ class Endpoint:
             return response.json()
         except ValueError as error:
             raise ServerError(f"expected JSON: {said}") from error
+
+
+def from_url(system: Any, to_input: ToInput | None) -> System | None:
+    """Wrap an `Endpoint`, or the URL of one. None for anything else."""
+    endpoint = Endpoint(system) if is_url(system) else system
+    if not isinstance(endpoint, Endpoint):
+        return None
+    refuse(to_input, "to_input", "an endpoint, which is sent a message")
+    return System(f"{endpoint.served} at {endpoint.url}", endpoint.ask)
 
 
 def _pause(response: httpx.Response) -> float | None:

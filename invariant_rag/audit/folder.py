@@ -1,21 +1,23 @@
-"""The folder of an audit: what was asked and of whom, the answers, the result."""
+"""The folder of an audit: what was asked and of whom, the answers, the result; and two results compared."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from invariant_rag.audit.calling import Answer
 from invariant_rag.audit.line_file import LineFile
 from invariant_rag.audit.questions import Question, read_questions
+from invariant_rag.audit.result import SCHEMA_VERSION
+from invariant_rag.audit.statistics import Estimate, mean_difference, mean_interval, paired_p_value
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, UnusableFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
 from invariant_rag.shown import shown
-
-SCHEMA_VERSION = 1
-"""Of `run.json` and `audit.json`. It changes with the meaning of a field."""
 
 RUN, ANSWERS, RESULT = "run.json", "answers.jsonl", "audit.json"
 
@@ -28,11 +30,6 @@ class AnswerFile:
 
     Attributes:
         answers: What is known, by key.
-
-    Raises:
-        AuditFailed: A line is no answer.
-        FileInUse: Another process writes the file.
-        UnusableFile: The file cannot be opened.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -41,11 +38,7 @@ class AnswerFile:
         self.answers: dict[str, Answer] = {each.key: each for each in known}
 
     def add(self, answer: Answer) -> None:
-        """Keep an answer.
-
-        Raises:
-            UnusableFile: It cannot be written.
-        """
+        """Keep an answer."""
         self.answers[answer.key] = answer
         if self._file is not None and answer.text is not None:
             self._file.append([asdict(answer)])
@@ -56,12 +49,21 @@ class AnswerFile:
             self._file.close()
 
 
-def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
-    """Make the folder of a new run, and write down what is asked and of whom.
+def _parse_answer(line: Any, where: str) -> Answer:
+    """Return an answer; somebody may have edited the file."""
+    kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "errors": list}
+    if not isinstance(line, dict) or line.keys() != kinds.keys():
+        raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
+    for name, kind in kinds.items():
+        if not isinstance(line[name], kind) or isinstance(line[name], bool):
+            raise AuditFailed(f"{where}: {name}: got {shown(line[name])}")
+    if not all(isinstance(each, str) for each in line["errors"]):
+        raise AuditFailed(f"{where}: errors: expected texts, got {shown(line['errors'])}")
+    return Answer(**{**line, "errors": tuple(line["errors"])})
 
-    Raises:
-        UnusableFile: It cannot be made, or holds a run already.
-    """
+
+def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
+    """Make the folder of a new run, and write down what is asked and of whom."""
     folder = check_path("out", out)
     make_folder(folder)
     if (folder / RUN).exists() or (folder / ANSWERS).exists():
@@ -76,24 +78,10 @@ def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
 
 
 def read_run(folder: Any) -> tuple[Path, dict[str, Any], list[Question]]:
-    """Return the folder of a run that was begun, what it says, and its questions.
-
-    Raises:
-        AuditFailed: There is none, or it is not of this version.
-    """
+    """Return the folder of a run that was begun, what it says, and its questions."""
     path = check_path("resume", folder)
     run = _read(path / RUN, {"system": str, "seed": int, "margin": float, "questions": list})
-    questions = read_questions(run["questions"], None)
-    return path, run, questions
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Read the result of an audit from its folder, as plain data.
-
-    Raises:
-        AuditFailed: There is none, or it is not of this version.
-    """
-    return _read(folder / RESULT if folder.is_dir() else folder, {"system": str, "screen": dict, "questions": list})
+    return path, run, read_questions(run["questions"], None)
 
 
 def _read(path: Path, shape: dict[str, type]) -> dict[str, Any]:
@@ -107,14 +95,63 @@ def _read(path: Path, shape: dict[str, type]) -> dict[str, Any]:
     return dict(found)
 
 
-def _parse_answer(line: Any, where: str) -> Answer:
-    """Return an answer; somebody may have edited the file."""
-    kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "errors": list}
-    if not isinstance(line, dict) or line.keys() != kinds.keys():
-        raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
-    for name, kind in kinds.items():
-        if not isinstance(line[name], kind) or isinstance(line[name], bool):
-            raise AuditFailed(f"{where}: {name}: got {shown(line[name])}")
-    if not all(isinstance(each, str) for each in line["errors"]):
-        raise AuditFailed(f"{where}: errors: expected texts, got {shown(line['errors'])}")
-    return Answer(**{**line, "errors": tuple(line["errors"])})
+@dataclass(frozen=True)
+class AuditDiff:
+    """Two audits compared on the questions of both.
+
+    Attributes:
+        before: Name of the first system.
+        after: Name of the second.
+        common: Questions that both asked, with gold answers.
+        accuracy: Accuracy today of both, on these questions.
+        gain: That of the second minus that of the first.
+        p: Two-tailed p-value of the gain.
+        fixed: Questions that are right now in every call of today, and wrong before.
+        broken: Questions that are wrong now, and right before.
+    """
+
+    before: str
+    after: str
+    common: int
+    accuracy: tuple[Estimate, Estimate]
+    gain: Estimate
+    p: float
+    fixed: list[str]
+    broken: list[str]
+
+
+def diff_audits(before: Path, after: Path) -> AuditDiff:
+    """Compare two audits, by their folders: accuracy today, over distinct draws of it."""
+    results = [
+        _read(each / RESULT if each.is_dir() else each, {"system": str, "screen": dict, "questions": list})
+        for each in (before, after)
+    ]
+    shares = [
+        {(str(one.get("id")), str(one.get("question"))): share for one in found["questions"] if (share := _share(one))}
+        for found in results
+    ]
+    names = [name for name in shares[0] if name in shares[1]]
+    if not names:
+        raise AuditFailed("the audits share no question with gold answers", hint="Audit the same questions.")
+    old, new = (np.array([each[name][0] for name in names]) for each in shares)
+
+    def changed(was: float) -> list[str]:
+        return [text for (_, text), one, other in zip(names, old, new, strict=True) if (one, other) == (was, 1 - was)]
+
+    return AuditDiff(
+        str(results[0]["system"]),
+        str(results[1]["system"]),
+        len(names),
+        (mean_interval(old), mean_interval(new)),
+        mean_difference(new, old),
+        min(1.0, 2 * min(paired_p_value(new - old), paired_p_value(old - new))),
+        fixed=changed(0.0),
+        broken=changed(1.0),
+    )
+
+
+def _share(record: Mapping[str, Any]) -> tuple[float] | None:
+    """Return the share of right answers of today in a tuple; None if they are neither right nor wrong."""
+    said = [call["outcome"] for call in record["calls"] if call["call"] in {"today", "placebo"}]
+    known = [each for each in said if each in {"right", "wrong", "failed"}]
+    return (known.count("right") / len(known),) if known and record.get("answers") else None

@@ -1,7 +1,8 @@
-"""Systems of LangChain and LlamaIndex, and functions, wrapped for an audit."""
+"""Systems of LangChain and LlamaIndex, and functions, called in the form that they declare."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,7 +10,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calling import settle
-from invariant_rag.audit.inputs import as_text, for_callable, for_runnable, metadata_of
 from invariant_rag.audit.systems import (
     Ask,
     Reply,
@@ -18,20 +18,31 @@ from invariant_rag.audit.systems import (
     as_reply,
     is_language_model,
     loaded,
+    prompt_text,
     refuse,
 )
-from invariant_rag.segments import Segment
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.prompts import mark
+from invariant_rag.segments import Segment, document_rendering, plain_rendering
 
 if TYPE_CHECKING:
-    from invariant_rag.audit.inputs import MakeInput
     from invariant_rag.audit.questions import Question
 
+MakeInput = Callable[["Question", Sequence[Segment]], Any]
+
+QUESTION_NAMES = ("question", "input", "query", "user_input", "q", "user_query", "user_question", "prompt", "text")
+CONTEXT_NAMES = (
+    "context", "contexts", "documents", "docs", "segments", "passages", "chunks", "input_documents", "context_str",
+    "retrieved_contexts", "sources", "nodes",
+)  # fmt: skip
+_TEXT_NAMES = ("prompt", "text")
+_EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
 _MARKED_TEXT_MODELS = (
     ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
     ("langchain_invariant_rag.api_models", "WrappedRunnable"),
     ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
 )
-"""Module and class of what `canonical` and `vote` return: models that order the segments marked in their text."""
+"""What `canonical` and `vote` return: models that order the segments marked in their text."""
 
 
 def from_langchain(system: Any, to_input: ToInput | None) -> System | None:
@@ -42,14 +53,14 @@ def from_langchain(system: Any, to_input: ToInput | None) -> System | None:
     if to_input is not None:
         makes = [_given(to_input)]
     else:
-        makes = [partial(as_text, marked=_takes_marks(system))] if takes_text else for_runnable(system)
+        makes = [partial(_as_text, marked=_takes_marks(system))] if takes_text else _for_runnable(system)
     return System(system.get_name(), _ask(system.invoke, makes), may_retrieve=to_input is None and not takes_text)
 
 
 def from_llama_index(system: Any, to_input: ToInput | None) -> System | None:
     """Wrap an LLM, a query engine, a chat engine, a synthesizer or an agent of LlamaIndex. None for anything else."""
     name = type(system).__name__
-    make = _given(to_input) if to_input is not None else partial(as_text, marked=_takes_marks(system))
+    make = _given(to_input) if to_input is not None else partial(_as_text, marked=_takes_marks(system))
     if isinstance(system, loaded("llama_index.core.llms", "LLM")):
         name = f"{name} {system.metadata.model_name}"
         return System(name, lambda question, segments: as_reply(system.complete(make(question, segments)).text))
@@ -78,7 +89,7 @@ def from_callable(system: Any, to_input: ToInput | None) -> System | None:
     name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
     if to_input is not None:
         return System(name, _ask(system, [_given(to_input)]))
-    return System(name.removeprefix("__main__."), _ask(lambda made: system(*made[0], **made[1]), for_callable(system)))
+    return System(name.removeprefix("__main__."), _ask(lambda made: system(*made[0], **made[1]), _for_callable(system)))
 
 
 def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput]) -> Ask:
@@ -111,7 +122,7 @@ def _takes_marks(system: Any) -> bool:
 def _nodes(segments: Sequence[Segment]) -> list[Any]:
     schema: Any = sys.modules["llama_index.core.schema"]
     return [
-        schema.NodeWithScore(node=schema.TextNode(text=each.text, metadata=metadata_of(each)), score=each.score)
+        schema.NodeWithScore(node=schema.TextNode(text=each.text, metadata=_metadata(each)), score=each.score)
         for each in segments
     ]
 
@@ -120,19 +131,19 @@ def _query_engine(system: Any) -> System:
     """Wrap a query engine: it synthesizes from nodes or, where it cannot, is asked with the documents in the query."""
     schema: Any = sys.modules["llama_index.core.schema"]
     base: Any = loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")[0]
-
-    def synthesize(question: Question, segments: Sequence[Segment]) -> Reply:
-        return as_reply(str(system.synthesize(schema.QueryBundle(question.text), _nodes(segments))))
-
-    def query(question: Question, segments: Sequence[Segment]) -> Reply:
-        return as_reply(str(system.query(as_text(question, segments))))
-
-    retrieves = type(system).retrieve is not base.retrieve
     name = type(system).__name__
     if type(system).synthesize is base.synthesize:
-        return System(name, query, may_retrieve=True)
-    retrieve = (lambda question: system.retrieve(schema.QueryBundle(question))) if retrieves else None
-    return System(name, synthesize, retrieve=retrieve)
+        return System(
+            name,
+            lambda question, segments: as_reply(str(system.query(_as_text(question, segments)))),
+            may_retrieve=True,
+        )
+    retrieves = type(system).retrieve is not base.retrieve
+    return System(
+        name,
+        lambda asked, segments: as_reply(str(system.synthesize(schema.QueryBundle(asked.text), _nodes(segments)))),
+        retrieve=(lambda question: system.retrieve(schema.QueryBundle(question))) if retrieves else None,
+    )
 
 
 def _chat(system: Any, make: MakeInput) -> Any:
@@ -145,3 +156,123 @@ def _chat(system: Any, make: MakeInput) -> Any:
             return as_reply(str(system.chat(make(question, segments))))
 
     return ask
+
+
+def _as_text(question: Question, segments: Sequence[Segment], *, marked: bool = False) -> str:
+    return prompt_text(question.text, segments, mark if marked else document_rendering)
+
+
+def _for_runnable(runnable: Any) -> list[MakeInput]:
+    """Return what makes the input of a LangChain Runnable, by its input schema; of several, the first that it takes.
+
+    A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
+    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where
+    the field is a string, as text. Without a field for documents, the question holds them, as does an agent's message.
+    """
+    schema = runnable.get_input_jsonschema()
+    fields = schema.get("properties", {})
+    if schema.get("type") == "string" or set(fields) == {"root"}:
+        return [_as_text]
+    if not fields and schema.get("type") != "object":
+        return [_as_text, _mapping]
+    unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
+    if unknown and len(fields) > 1:
+        raise UnsupportedCombination(
+            f"{runnable.get_name()} wants {', '.join(sorted(fields))}, and nothing is known of "
+            f"{', '.join(sorted(unknown))}",
+            hint="Say what it is called with: to_input=lambda question, segments: ... (in Python).",
+        )
+    takes_context = not fields or bool(set(fields) & set(CONTEXT_NAMES)) or schema.get("additionalProperties") is True
+    alone = len(fields) == 1 and not {*fields} & {"messages", *CONTEXT_NAMES}
+    asked = [name for name in fields if name in QUESTION_NAMES or alone]
+    # Fields that are found in code, or taken over by an assignment, are not all: there may be one for the documents.
+    untyped = any(not {"type", "anyOf", "$ref"} & set(each) for each in fields.values())
+    partial = untyped or any(each in schema.get("title", "") for each in ("Assign", "Sequence"))
+
+    def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        if "messages" in fields and not asked:
+            return {"messages": [{"role": "user", "content": _as_text(question, segments)}]}
+        made = _mapping(question, segments)
+        documents = made["context"]
+        for name in asked:
+            holds_all = name in _TEXT_NAMES or not (takes_context or partial)
+            made[name] = _as_text(question, segments) if holds_all else question.text
+        for name in set(fields) & set(CONTEXT_NAMES):
+            is_text = fields[name].get("type") == "string"
+            made[name] = "\n\n".join(map(plain_rendering, segments)) if is_text else documents
+        return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
+
+    return [make]
+
+
+def _mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+    return {"question": question.text, "input": question.text, "context": _documents(segments)}
+
+
+def _for_callable(function: Any) -> list[MakeInput]:
+    """Return what makes the positional and named arguments of a function, by its signature; the first that it takes.
+
+    Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
+    or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
+    """
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        found = None
+    if found is None or any(each.kind is each.VAR_POSITIONAL for each in found):
+        return [lambda question, segments: ((question.text, segments), {})]
+    named = [each for each in found if each.kind is not each.VAR_KEYWORD]
+    wanted = [each for each in named if each.default is each.empty]
+    if len(wanted) == 1:
+        # A second parameter with a default, which is named as documents are, takes them.
+        wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
+    if len(wanted) not in {1, 2}:
+        raise UnsupportedCombination(
+            f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
+            hint="Wrap it in a function (question, segments) -> answer.",
+        )
+    if len(wanted) == 1:
+        return [_arguments(wanted, lambda *asked, make=make: [make(*asked)]) for make in _for_one(wanted[0])]
+    backwards = wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES
+    asked, listed = reversed(wanted) if backwards else wanted
+    return [_arguments([asked, listed], lambda question, segments: [question.text, _as_annotated(segments, listed)])]
+
+
+def _arguments(parameters: Sequence[inspect.Parameter], values: Callable[..., Sequence[Any]]) -> MakeInput:
+
+    def make(question: Question, segments: Sequence[Segment]) -> tuple[list[Any], dict[str, Any]]:
+        pairs = list(zip(parameters, values(question, segments), strict=True))
+        named = {each.name: value for each, value in pairs if each.kind is not each.POSITIONAL_ONLY}
+        return [value for each, value in pairs if each.kind is each.POSITIONAL_ONLY], named
+
+    return make
+
+
+def _for_one(parameter: inspect.Parameter) -> list[MakeInput]:
+    def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        texts = [plain_rendering(each) for each in segments]
+        return {"question": question.text, "input": question.text, "context": texts}
+
+    if parameter.annotation is inspect.Parameter.empty:
+        return [_as_text, mapping]
+    annotation = str(parameter.annotation).lower()
+    return [mapping if "dict" in annotation or "mapping" in annotation else _as_text]
+
+
+def _as_annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:
+    annotation = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
+    if parameter.annotation is str or annotation == "str":
+        return "\n\n".join(map(plain_rendering, segments))
+    if "str" in annotation.replace("structure", ""):
+        return [each.text for each in segments]
+    return tuple(segments)
+
+
+def _metadata(segment: Segment) -> dict[str, Any]:
+    """Return the metadata of a segment, with its title."""
+    return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
+
+
+def _documents(segments: Sequence[Segment]) -> list[Any]:
+    document = sys.modules["langchain_core.documents"].Document
+    return [document(page_content=each.text, metadata=_metadata(each)) for each in segments]

@@ -17,14 +17,7 @@ _BOUND = re.compile(r"\s*([a-z-]+)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition.
-
-    Attributes:
-        text: As it was written.
-        measure: Name of a measure; "" for `order-matters`.
-        above: Whether it holds above the bound, else below it.
-        bound: The bound, as a share.
-    """
+    """A condition: `order-matters` (without a measure), or a measure above or below a bound, which is a share."""
 
     text: str
     measure: str = ""
@@ -37,9 +30,6 @@ class Gate:
 
         >>> Gate.parse("net-sensitivity>5%").bound
         0.05
-
-        Raises:
-            InvalidChoice: It is none.
         """
         if text.strip() == "order-matters":
             return cls(text)
@@ -52,11 +42,7 @@ class Gate:
         return cls(text, found[1], found[2] == ">", float(found[3]) / 100)
 
     def holds(self, audit: Audit) -> bool:
-        """Return whether it holds beyond doubt: the whole interval is on the wrong side of the bound.
-
-        Raises:
-            InvalidChoice: The measure is not known of this audit.
-        """
+        """Return whether it holds beyond doubt: the whole interval is on the wrong side of the bound."""
         if not self.measure:
             return audit.order_matters
         estimate = audit.measures.get(self.measure.replace("-", "_"))

@@ -32,10 +32,6 @@ class LineFile(Generic[T]):
 
     Attributes:
         lines: What was in the file.
-
-    Raises:
-        FileInUse: Another process writes the file.
-        UnusableFile: The file cannot be opened.
     """
 
     def __init__(
@@ -68,11 +64,7 @@ class LineFile(Generic[T]):
             raise
 
     def append(self, documents: Iterable[Any]) -> None:
-        """Append lines, all or none of them.
-
-        Raises:
-            UnusableFile: They cannot be written.
-        """
+        """Append lines, all or none of them."""
         if self._file is None:
             return
         content = memoryview(b"".join(encode_json(each) + b"\n" for each in documents))
@@ -107,12 +99,7 @@ class LineFile(Generic[T]):
 
 
 def _lock(path: Path) -> FileLock:
-    """Return the lock of a file, held by this process.
-
-    Raises:
-        FileInUse: Another process holds it.
-        UnusableFile: It cannot be created.
-    """
+    """Return the lock of a file, held by this process."""
     lock = FileLock(f"{path}.lock", thread_local=False)
     try:
         lock.acquire(timeout=0)

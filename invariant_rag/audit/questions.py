@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from invariant_rag.audit.matching import contains_gold
-from invariant_rag.audit.question_files import read_entries
-from invariant_rag.audit.question_formats import as_record, describe_unknown, rows_of
+from invariant_rag.audit.question_files import as_record, describe_unknown, read_entries, rows_of
 from invariant_rag.checks import check_items, check_name, check_path, check_text, is_iterable
 from invariant_rag.errors import FieldWarning, InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.segments import Segment, plain_rendering
@@ -84,7 +83,7 @@ def read_questions(
     table (.csv, .xlsx, .parquet) has a row per question, or a row per segment with the columns `question`, `segment`,
     and any of `id`, `title`, `score`, `gold` (1 or 0) and `answer` (several are separated by `|`). Records of ragas,
     promptfoo, deepeval, inspect and SQuAD and folders of Hugging Face `datasets` are read as well; see
-    `invariant_rag.audit.question_formats`. Other fields are kept in `Question.extra`.
+    `invariant_rag.audit.question_files`. Other fields are kept in `Question.extra`.
 
     If the answers are known and the gold segments are not, the segments that contain an answer as whole tokens are
     gold, unless all of them do.
@@ -110,10 +109,6 @@ def parse_questions(
     source: str | Path | Iterable[Question | Mapping[str, Any]], fields: Mapping[str, str] | None = None
 ) -> list[tuple[str, Question]]:
     """Parse questions as `read_questions` does, without retrieval: where each is, and what it asks.
-
-    Raises:
-        InvalidQuestion: The source cannot be read, or an entry is invalid.
-        ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
 
     Warns:
         FieldWarning: Records have fields that may be misspelt, or those of a file others that mean nothing here.
@@ -191,9 +186,6 @@ def as_retrieve_function(retriever: Any, k: int) -> Retrieve:
     Args:
         retriever: The retriever.
         k: Segments to retrieve, if the retriever takes a number.
-
-    Raises:
-        UnsupportedCombination: It is none of these.
     """
     find = getattr(retriever, "retrieve", None)
     if callable(find):

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.advice import p_value, percent, points
 from invariant_rag.audit.folder import RESULT
-from invariant_rag.audit.measures import ABOUT, flips
+from invariant_rag.audit.result import ABOUT
 from invariant_rag.files import encode_json, write_file
 from invariant_rag.shown import clean
 
 if TYPE_CHECKING:
     from invariant_rag.audit.result import Audit
-    from invariant_rag.audit.statistics import Estimate
 
 SHOWN = 100
 """Most questions on a page; those that flip come first."""
@@ -25,11 +24,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 
 
 def write_report(audit: Audit, folder: Path) -> None:
-    """Write audit.json, answers.csv, report.html and report.md.
-
-    Raises:
-        UnusableFile: They cannot be written.
-    """
+    """Write audit.json, answers.csv, report.html and report.md."""
     write_file(folder / RESULT, encode_json(audit.as_dict(), indent=1, default=str) + b"\n")
     write_file(folder / "answers.csv", _csv(audit).encode("utf-8", "backslashreplace"))
     for name in ("report.html", "report.md"):
@@ -38,12 +33,9 @@ def write_report(audit: Audit, folder: Path) -> None:
 
 def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
     """Return name, value and meaning of each measure that is known."""
-    rows = []
-    for name, about in ABOUT.items():
-        estimate = audit.measures.get(name)
-        if estimate is not None:
-            rows.append((name.replace("_", " "), _shown(name, estimate), about))
-    return rows
+    known = {name: audit.measures[name] for name in ABOUT if name in audit.measures}
+    special = {"calls": lambda each: f"{each.value:g}", "net_sensitivity": points}
+    return [(name.replace("_", " "), special.get(name, percent)(each), ABOUT[name]) for name, each in known.items()]
 
 
 def remedy_rows(audit: Audit) -> list[dict[str, Any]]:
@@ -64,16 +56,10 @@ def remedy_rows(audit: Audit) -> list[dict[str, Any]]:
 
 def described(audit: Audit) -> str:
     """Return what describes this system alone, and is not to be compared with another."""
-    rate, always = flips(audit.asked)
+    rate, always = audit.flip_rates()
     text = f"Of the questions, {percent(rate)} flip in one of the three orders asked"
     text += "" if always is None else f", and {percent(always)} are right in all three"
     return f"{text}. Both grow with noise and with the number of orders: compare net sensitivity instead."
-
-
-def _shown(name: str, estimate: Estimate) -> str:
-    if name == "calls":
-        return f"{estimate.value:g}"
-    return points(estimate) if name == "net_sensitivity" else percent(estimate)
 
 
 def _page(audit: Audit, template: str) -> str:

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from invariant_rag.audit.advice import advise
 from invariant_rag.audit.calling import Answer
 from invariant_rag.audit.choices import AuditChoices
-from invariant_rag.audit.folder import SCHEMA_VERSION
-from invariant_rag.audit.grading import FAILED, RIGHT, WRONG
-from invariant_rag.audit.judging import JudgeRecord
-from invariant_rag.audit.measures import Comparison, compare, flips, measure, slot_accuracies
-from invariant_rag.audit.plan import Order
+from invariant_rag.audit.grading import FAILED, RIGHT, WRONG, JudgeRecord
+from invariant_rag.audit.plan import DRAWS, SLOTS, TODAY, Order, Remedy, relative_place, slot_of
 from invariant_rag.audit.questions import Question
-from invariant_rag.audit.remedies import DRAWS, Remedy
-from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, Screen
-from invariant_rag.audit.statistics import Estimate
+from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, Screen
+from invariant_rag.audit.statistics import TAIL, Estimate, holm, mean_difference, mean_interval, paired_p_value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+SCHEMA_VERSION = 1
+"""Of `run.json` and `audit.json`. It changes with the meaning of a field."""
 
 COLUMNS = ("today", "today again", "placebo", "another order", "a third order")
 """Names of the calls of the screen."""
+
+ABOUT = {
+    "accuracy_today": "share of right answers in the order that your retriever gives; a call that failed is not right",
+    "accuracy_over_orders": "share of right answers in random orders",
+    "net_sensitivity": "disagreement between orders, minus disagreement within one order",
+    "worst_slot": "accuracy where the documents with the answer are in the worst part of the prompt",
+    "errors": "share of calls without an answer, after all retries",
+    "calls": "calls of the screen for each question",
+}
+"""What each of the six measures says."""
+
+REMEDY_LEVEL = 0.02
+FEWEST = 5
+"""Calls in a part of the prompt, from which its accuracy is measured."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,36 @@ class Drawn:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A remedy against today: as many distinct draws of each, on the same questions.
+
+    Attributes:
+        name: The remedy.
+        about: What it does.
+        fixes: Whether the order of today changes nothing after it, by construction.
+        questions: Questions that were compared.
+        accuracy: Accuracy with it; None without gold answers.
+        gain: Accuracy with it minus accuracy today.
+        p: One-tailed p-value of the gain, corrected for the number of remedies.
+        calls: Calls for one answer.
+    """
+
+    name: str
+    about: str
+    fixes: bool
+    questions: int
+    accuracy: Estimate | None
+    gain: Estimate | None
+    p: float
+    calls: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is right more often than today, beyond noise."""
+        return self.gain is not None and self.gain.value > 0 and self.p <= REMEDY_LEVEL
+
+
+@dataclass(frozen=True)
 class Audit:
     """What an audit found.
 
@@ -121,12 +171,34 @@ class Audit:
     @cached_property
     def measures(self) -> dict[str, Estimate]:
         """The six measures, as far as they are known: see `invariant_rag.audit.ABOUT`."""
-        return measure(self.asked) | {"net_sensitivity": self.screen.net, "calls": Estimate(CALLS, CALLS, CALLS)}
+        scored = [each for each in self.asked if each.scored]
+        found = {"errors": mean_interval([each.classes.count(FAILED) / CALLS for each in self.asked])}
+        if scored:
+            found["accuracy_today"] = mean_interval(_right(scored, (FIRST, PLACEBO)))  # draws that no cache makes equal
+            found["accuracy_over_orders"] = mean_interval(_right(scored, (OTHER, ANOTHER)))
+            worst = worst_slot(scored)
+            if worst is not None:
+                found["worst_slot"] = worst
+        return found | {"net_sensitivity": self.screen.net, "calls": Estimate(CALLS, CALLS, CALLS)}
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        """Each remedy against today."""
-        return compare(self.drawn, self.remedies)
+        """Each remedy against today, on the questions that both were asked."""
+        found, p_values = [], {}
+        for remedy in self.remedies:
+            both = [each for each in self.drawn if each.scored and {TODAY, remedy.name} <= each.draws.keys()]
+            accuracy = gain = None
+            if both:
+                ours, today = (
+                    np.array([np.mean([draw == RIGHT for draw in each.draws[arm]]) for each in both])
+                    for arm in (remedy.name, TODAY)
+                )
+                accuracy, gain = mean_interval(ours), mean_difference(ours, today)
+                p_values[remedy.name] = paired_p_value(ours - today)
+            described = remedy.name, remedy.about, remedy.fixes
+            found.append(Comparison(*described, len(both), accuracy, gain, 1.0, float(remedy.votes)))
+        corrected = holm(p_values)
+        return [replace(each, p=corrected.get(each.name, 1.0)) for each in found]
 
     @cached_property
     def advice(self) -> list[tuple[str, str]]:
@@ -148,6 +220,14 @@ class Audit:
         """Questions of which none did."""
         return [each for each in self.asked if not each.flips]
 
+    def flip_rates(self) -> tuple[Estimate, Estimate | None]:
+        """Return the share of questions of which some order changes the outcome, and of those right in every order.
+
+        Both grow with the number of calls and with noise, so they describe one system and are never compared.
+        """
+        always = [all(each.classes[c] == RIGHT for c in (FIRST, OTHER, ANOTHER)) for each in self.asked if each.scored]
+        return mean_interval([each.flips for each in self.asked]), mean_interval(always) if always else None
+
     @property
     def calls(self) -> int:
         """Calls of the system: those of the screen, and of today and all remedies."""
@@ -163,10 +243,26 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data, for JSON."""
-        flip_rate, always = flips(self.asked)
+        flip_rate, always = self.flip_rates()
         scored = [each for each in self.asked if each.scored]
         answers = [answer for each in self.asked for answer in each.answers]
         tokens = [answer.tokens for answer in answers if answer.tokens is not None]
+        described = {
+            "flip_rate": flip_rate,
+            "right_in_every_order": always,
+            "slots": slot_accuracies(scored) if scored else [],
+            "tokens": sum(tokens) if tokens else None,
+            "seconds": sum(answer.seconds for answer in answers),
+            "calls": self.calls,
+            "planned": self.planned,
+            "unordered": self.unordered,
+            "errors": self.errors,
+        }
+        draws = [
+            {"index": each.index, **{arm: [one == RIGHT for one in said] for arm, said in each.draws.items()}}
+            for each in self.drawn
+            if each.scored
+        ]
         document: dict[str, Any] = plain(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -176,29 +272,64 @@ class Audit:
                 "advice": [{"title": title, "text": text} for title, text in self.advice],
                 "screen": self.screen,
                 "measures": self.measures,
-                "described": {
-                    "flip_rate": flip_rate,
-                    "right_in_every_order": always,
-                    "slots": slot_accuracies(scored) if scored else [],
-                    "tokens": sum(tokens) if tokens else None,
-                    "seconds": sum(answer.seconds for answer in answers),
-                    "calls": self.calls,
-                    "planned": self.planned,
-                    "unordered": self.unordered,
-                    "errors": self.errors,
-                },
+                "described": described,
                 "remedies": self.comparisons,
                 "judge": self.judge,
                 "versions": package_versions(),
                 "questions": [each.as_dict() for each in self.asked],
-                "draws": [
-                    {"index": each.index, **{arm: [one == RIGHT for one in said] for arm, said in each.draws.items()}}
-                    for each in self.drawn
-                    if each.scored
-                ],
+                "draws": draws,
             }
         )
         return document
+
+
+def slot_accuracies(scored: Sequence[Asked], tail: float = TAIL) -> list[Estimate | None]:
+    """Return the accuracy by the part of the prompt in which the documents with the answer are, from random orders.
+
+    The order of today is left out: what a retriever lists first is also what is easy to answer.
+    """
+    return [mean_interval(each, tail=tail) if len(each) >= FEWEST else None for each in _by_slot(scored)]
+
+
+def worst_slot(scored: Sequence[Asked]) -> Estimate | None:
+    """Return the accuracy of the worst part of the prompt; None if fewer than two are known.
+
+    The minimum of noisy means is too low, so the worst part is chosen on one half of the questions and measured on the
+    other, both ways. The interval holds whichever part is the worst (Bonferroni).
+    """
+    whole = slot_accuracies(scored)
+    known = [number for number, each in enumerate(whole) if each is not None]
+    if len(known) < 2:
+        return None
+    halves = [_by_slot(scored[start::2]) for start in range(2)]
+    values = []
+    for chosen, measured in (halves, halves[::-1]):
+        usable = [number for number in known if len(chosen[number]) and len(measured[number])]
+        if usable:
+            worst = min(usable, key=lambda number: float(np.mean(chosen[number])))
+            values.append(float(np.mean(measured[worst])))
+    low = min(each.low for each in whole if each is not None)
+    high = min(each.high for each in slot_accuracies(scored, TAIL / len(known)) if each is not None)
+    value = sum(values) / len(values) if values else low
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def _by_slot(scored: Sequence[Asked]) -> list[Floats]:
+    """Return for each part the mean outcome of the calls of each question that has some there."""
+    found: list[list[float]] = [[] for _ in range(SLOTS)]
+    for each in scored:
+        right: dict[int, list[bool]] = {}
+        for column in (OTHER, ANOTHER):
+            place = relative_place(each.question, each.orders[column])
+            if place is not None:
+                right.setdefault(slot_of(place), []).append(each.classes[column] == RIGHT)
+        for slot, said in right.items():
+            found[slot].append(sum(said) / len(said))
+    return [np.array(values, dtype=np.float64) for values in found]
+
+
+def _right(asked: Sequence[Asked], columns: Sequence[int]) -> Floats:
+    return np.array([np.mean([each.classes[column] == RIGHT for column in columns]) for each in asked])
 
 
 def plain(value: Any) -> Any:

@@ -13,20 +13,22 @@ import numpy as np
 from invariant_rag.audit.calling import Answer, Patience, make_calls
 from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.audit.folder import AnswerFile, read_run, start_run
-from invariant_rag.audit.grading import AnswerEmbedder, Grader, resolve_metric
-from invariant_rag.audit.judging import AnswerJudge, warn_unjudged
-from invariant_rag.audit.measures import slot_accuracies
+from invariant_rag.audit.grading import AnswerEmbedder, Grader, build_judge, resolve_metric
 from invariant_rag.audit.plan import (
+    DRAWS,
     TODAY,
     Call,
+    Remedy,
     asking_order,
+    build_remedies,
+    check_remedies,
+    choose_remedies,
     has_orders,
     screen_calls,
 )
 from invariant_rag.audit.progress import Progress, no_progress
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.audit.remedies import DRAWS, Remedy, build_remedies, check_remedies, choose_remedies
-from invariant_rag.audit.result import Asked, Audit, Drawn, package_versions
+from invariant_rag.audit.result import Asked, Audit, Drawn, package_versions, slot_accuracies
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
 from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra
@@ -107,10 +109,9 @@ def audit(
     else:
         retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
         asked = read_questions(() if questions is None else questions, retrieve, chosen.fields)
-    judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
+    judge = build_judge(chosen.judge, asked)
     if judge is not None:
         judge.check(asked)
-    warn_unjudged(asked, judge)
     if out is not None:
         described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
         folder = start_run(out, described, asked)
@@ -144,11 +145,7 @@ def audit(
 
 
 def check_extras() -> None:
-    """Check that the packages are installed that an audit needs, before a model is loaded or a system is asked.
-
-    Raises:
-        ExtraRequired: One is not.
-    """
+    """Check that the packages are installed that an audit needs, before a model is loaded or a system is asked."""
     for module in ("scipy", "tenacity", "jinja2", "pandas"):
         require_extra(module, "evaluation")
 
@@ -286,9 +283,6 @@ class _Running:
         """Refuse a chain whose answers do not change with the order, nor with other texts: it retrieves by itself.
 
         Equal answers to all questions prove nothing: "I don't know" may be right for both texts.
-
-        Raises:
-            AuditFailed: The system does not read the documents that it is given.
         """
         probed = self.asked[:PROBED]
         before = [each.answers[0].text for each in probed]

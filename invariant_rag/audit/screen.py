@@ -35,6 +35,9 @@ FALSE_ALARMS = 0.01
 WRONG_CLEARANCES = 0.05
 """How often, at most, a system whose net sensitivity is the margin is said not to depend on it, over all looks."""
 
+ALONE = 1.75
+"""Pairs of each kind that are added for the bound of net sensitivity that clears a system; see `mean_difference`."""
+
 STOPPED_TAIL = 0.01
 """Of each bound of net sensitivity: who stops at an extreme misses more often than a formula knows."""
 
@@ -106,8 +109,7 @@ def screen(classes: Classes, two_orders: Sequence[bool], margin: float, planned:
     """Decide after some of the planned questions.
 
     Args:
-        classes: Classes of equal outcomes `[questions, 5]`, in the order in which the questions were asked; the columns
-            are `FIRST`, `AGAIN`, `PLACEBO`, `OTHER` and `ANOTHER`.
+        classes: Classes of equal outcomes `[questions, 5]`, in the order in which the questions were asked.
         two_orders: For each question, whether it has two orders only, so that the last two columns are one order.
         margin: Net sensitivity below which the order does not matter.
         planned: How many questions will be asked if nothing is decided before.
@@ -116,7 +118,7 @@ def screen(classes: Classes, two_orders: Sequence[bool], margin: float, planned:
     done = [count for count in looks(planned) if count <= asked]
     p, rejected = _sequential_test(classes, done, planned)
     between, within = disagreements(classes, two_orders)
-    bound = mean_difference(between, within, tail=_clearance(done, planned, margin)).high
+    bound = mean_difference(between, within, _clearance(done, planned, margin), ALONE).high
     cleared = bound < margin
     outcome: Outcome = "order does not matter" if cleared else "order matters" if rejected else "cannot tell yet"
     nets = between - within
@@ -137,14 +139,13 @@ def screen(classes: Classes, two_orders: Sequence[bool], margin: float, planned:
 def _clearance(done: Sequence[int], planned: int, margin: float) -> float:
     """Return the level at which the last look may say that the order does not matter.
 
-    The looks share the level in proportion to the questions. One with too few of them to say so, whatever the answers
-    are, leaves its part to the next.
+    The looks share the level in proportion to the questions. One that is too early leaves its part to the next.
     """
     used, level = 0.0, WRONG_CLEARANCES
     for count in done:
         level = WRONG_CLEARANCES * count / planned - used
         nothing = np.zeros(count)
-        if mean_difference(nothing, nothing, tail=level).high < margin:
+        if mean_difference(nothing, nothing, level, ALONE).high < margin:
             used += level
     return level
 
@@ -200,8 +201,7 @@ def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tup
 def _chances(classes: Classes) -> tuple[Floats, Classes]:
     """Return how likely 0 to 3 disagreeing pairs within the order of today are, `[questions, 4]`, and their number.
 
-    Of the first questions, two calls are draws in the order of today, and their disagreement counts as two pairs, as
-    that of one in three does.
+    Of the first questions, two calls are draws in the order of today; their disagreement counts as two pairs.
     """
     early, late = classes[:REPEATED, [FIRST, PLACEBO, OTHER, ANOTHER]], classes[REPEATED:]
     parts = []
@@ -224,5 +224,6 @@ def _needed(nets: Floats, margin: float) -> int:
     shown = ((float(norm.isf(FALSE_ALARMS)) + power) / mean) ** 2 * variance if mean > 0 else inf
     tail, gap = float(norm.isf(WRONG_CLEARANCES)), margin - max(mean, 0.0)
     cleared = ((tail + power) / gap) ** 2 * variance if gap > 0 else inf
-    fewest = tail**2 * (1 - margin) / margin  # where nothing differs at all
-    return ceil(max(fewest, min(shown, cleared)))
+    fewest = tail * (2 * ALONE) ** 0.5 / margin - 2 * ALONE  # where nothing differs at all
+    questions: int = ceil(max(fewest, min(shown, cleared)))
+    return questions

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
+TAIL = (1 - CONFIDENCE) / 2
+"""How often either bound of an interval may miss."""
 DIFFERENCE_TAIL = 0.015
 """Of each bound of a difference, by its formula: so wide, it covers 95% in the worst simulated world, too."""
 RESAMPLES = 2000
 PERMUTATIONS = 1000
 FLIPS = 4999
 _BATCH = 100  # resamples and shuffles that are drawn at a time, which bounds memory to [100, questions]
-_FINEST = 1.5  # so many trials, at most, for each mean of scores that are not 0 or 1
 _SAME = 1e-9  # differences of sums of thirds that are equal but for rounding
 
 
@@ -42,7 +43,7 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def wilson_interval(successes: int, trials: int) -> Estimate:
+def wilson_interval(successes: int, trials: int, tail: float = TAIL) -> Estimate:
     """Return a share with its Wilson score interval.
 
     >>> wilson_interval(8, 10).as_dict()
@@ -50,7 +51,7 @@ def wilson_interval(successes: int, trials: int) -> Estimate:
     """
     from scipy.stats import binomtest
 
-    interval = binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    interval = binomtest(successes, trials).proportion_ci(1 - 2 * tail, method="wilson")
     return Estimate(successes / trials, float(interval.low), float(interval.high))
 
 
@@ -67,82 +68,56 @@ def zero_share_upper_bound(trials: int) -> float:
     return float(binomtest(0, trials, alternative="less").proportion_ci(CONFIDENCE, method="exact").high)
 
 
-def mean_interval(scores: Sequence[float], seed: int = 0) -> Estimate:
+def mean_interval(scores: Sequence[float] | Floats, seed: int = 0, tail: float = TAIL) -> Estimate:
     """Return the mean of independent scores with its interval, which is never without width.
 
-    Scores that are all 0 or 1 have a Wilson interval. Others from 0 to 1 have the interval of Agresti and Coull (1998),
-    "add two successes and two failures", for means: that of the normal distribution after two scores of 0 and two of 1
-    were added. A percentile bootstrap is too narrow where most scores are equal, and has no width where all are. Scores
-    without bounds have a bootstrap interval.
+    Scores that are all 0 or 1 have a Wilson interval, others from 0 to 1 that of Agresti and Coull (1998) for means:
+    two scores of 0 and two of 1 are added. A percentile bootstrap is too narrow where most scores are equal, and has no
+    width where all are. Scores without bounds have a bootstrap interval.
 
     Args:
         scores: One score per question, at least one.
         seed: Seed of the resamples of scores without bounds: equal scores give equal intervals.
+        tail: How often either bound may miss.
     """
-    if all(score in {0.0, 1.0} for score in scores):
-        return wilson_interval(int(sum(scores)), len(scores))
-    values = np.array(scores, dtype=np.float64)
+    values = np.asarray(scores, dtype=np.float64)
+    if np.isin(values, (0.0, 1.0)).all():
+        return wilson_interval(int(values.sum()), len(values), tail)
     if values.min() < 0 or values.max() > 1:
         return bootstrap_mean(values, seed)
-    return _adjusted_mean(values, {0.0: 2.0, 1.0: 2.0})
+    return _adjusted_mean(values, (0.0, 1.0), 2.0, tail)
 
 
 def mean_difference(
-    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, tail: float = DIFFERENCE_TAIL
+    ours: Sequence[float] | Floats,
+    theirs: Sequence[float] | Floats,
+    tail: float = DIFFERENCE_TAIL,
+    added: float = 1.0,
 ) -> Estimate:
     """Return the mean of `ours` minus `theirs`, scores from 0 to 1 that are paired by question, with its interval.
 
-    The interval is that of Newcombe (1998, method 10) for matched pairs: gains and losses are two shares with Wilson
-    intervals, joined by their correlation. It is never without width, and covers where few pairs differ at all. Scores
-    between 0 and 1 vary less than shares do; the Wilson interval of such a mean is that of more trials.
+    One pair that gains everything and one that loses everything are added (Agresti and Min, 2005, add half of each), so
+    the interval is never without width, and covers where few pairs differ at all.
 
     Args:
         ours: Scores.
         theirs: Those that they are compared with.
-        tail: How often either bound may miss. A lower one gives the bound of a test at that level.
+        tail: How often either bound may miss, by the formula.
+        added: Pairs of each kind that are added. A bound of a one-sided test takes 1.75: where nothing was
+            seen, that at 5% is as high as the exact one.
     """
-    differences = np.subtract(ours, theirs, dtype=np.float64)
-    gain, loss = (mean_of_shares(part, tail) for part in (np.maximum(differences, 0), np.maximum(-differences, 0)))
-    odds = gain.value * loss.value / max((1 - gain.value) * (1 - loss.value), _SAME)
-    correlation = -(min(1.0, odds) ** 0.5)
-
-    def joined(one: float, other: float) -> float:
-        return float(max(one**2 - 2 * correlation * one * other + other**2, 0.0) ** 0.5)
-
-    mean = float(differences.mean())
-    below = joined(gain.value - gain.low, loss.high - loss.value)
-    above = joined(gain.high - gain.value, loss.value - loss.low)
-    return Estimate(mean, max(-1.0, mean - below), min(1.0, mean + above))
+    return _adjusted_mean(np.subtract(ours, theirs, dtype=np.float64), (-1.0, 1.0), added, tail)
 
 
-def mean_of_shares(values: Floats, tail: float = (1 - CONFIDENCE) / 2) -> Estimate:
-    """Return the mean of shares, one for each question, with the Wilson interval of the trials that vary as they do.
-
-    Args:
-        values: Shares from 0 to 1, at least one.
-        tail: How often either bound may miss.
-    """
+def _adjusted_mean(values: Floats, bounds: tuple[float, float], added: float, tail: float) -> Estimate:
+    """Return a mean with the normal interval of the values and of so many more at each of their bounds."""
     from scipy.stats import norm
 
-    mean, variance = float(values.mean()), float(values.var())
-    trials = len(values) * (min(mean * (1 - mean) / variance, _FINEST) if variance > 0 else 1.0)
-    z = float(norm.isf(tail))
-    centre = (mean + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    margin = z / (1 + z**2 / trials) * (mean * (1 - mean) / trials + z**2 / (4 * trials**2)) ** 0.5
-    low, high = 0.0 if mean == 0 else centre - margin, 1.0 if mean == 1 else centre + margin
-    return Estimate(mean, max(0.0, low), min(1.0, high))
-
-
-def _adjusted_mean(values: Floats, added: Mapping[float, float]) -> Estimate:
-    """Return a mean with the normal interval of the values and added ones, of given weights, within their bounds."""
-    from scipy.stats import norm
-
-    every = np.append(values, list(added))
-    weights = np.append(np.ones(len(values)), list(added.values()))
+    every, weights = np.append(values, bounds), np.append(np.ones(len(values)), [added, added])
     centre = float(np.average(every, weights=weights))
     variance = float(np.average((every - centre) ** 2, weights=weights))
-    margin = float(norm.isf((1 - CONFIDENCE) / 2)) * (variance / float(weights.sum())) ** 0.5
-    return Estimate(float(values.mean()), max(min(added), centre - margin), min(max(added), centre + margin))
+    margin = float(norm.isf(tail)) * (variance / float(weights.sum())) ** 0.5
+    return Estimate(float(values.mean()), max(bounds[0], centre - margin), min(bounds[1], centre + margin))
 
 
 def bootstrap_mean(scores: Sequence[float] | Floats, seed: int = 0) -> Estimate:
@@ -167,15 +142,7 @@ def bootstrap_mean(scores: Sequence[float] | Floats, seed: int = 0) -> Estimate:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A paired two-tailed t-test at the level of 5%.
-
-    Attributes:
-        difference: Mean of the differences.
-        t: The t-statistic; NaN if all differences are the same.
-        degrees_of_freedom: Number of pairs minus one.
-        critical: Critical value of the t-statistic.
-        p: The p-value; NaN if all differences are the same.
-    """
+    """A paired two-tailed t-test at the level of 5%. `t` and `p` are NaN if all differences are the same."""
 
     difference: float
     t: float
@@ -220,20 +187,14 @@ def paired_t_test(before: Sequence[float], after: Sequence[float]) -> PairedTest
 
 
 def _resampled_means(scores: Floats, seed: int) -> Floats:
-    """Return column means `[B, columns]` of B resamples of the rows.
-
-    scipy.stats.bootstrap resamples for one statistic at a time.
-    """
+    """Return column means `[B, columns]` of B resamples of the rows, for all statistics of them at once."""
     shares = np.full(len(scores), 1 / len(scores))
     counts = np.random.default_rng(seed).multinomial(len(scores), shares, size=RESAMPLES)  # how often each was drawn
     return np.asarray(counts @ scores / len(scores))
 
 
 def _shuffled_means(scores: Floats, seed: int) -> Floats:
-    """Return column means `[P, columns]` of P shuffles of every row: what they are if no column differs from another.
-
-    scipy.stats.permutation_test would shuffle once more for every statistic of them.
-    """
+    """Return column means `[P, columns]` of P shuffles of every row: as they are if no column differs from another."""
     source = np.random.default_rng(seed)
     batches = [np.broadcast_to(scores, (_BATCH, *scores.shape))] * (PERMUTATIONS // _BATCH)
     return np.concatenate([source.permuted(each, axis=2).mean(axis=1) for each in batches])
@@ -311,7 +272,8 @@ def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
         return float((every >= values.sum() - _SAME).mean())
     # scipy.stats.permutation_test does the same, fifty times as slowly.
     signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), (FLIPS, len(values)))
-    return _share_as_large(signs @ values, float(values.sum()))
+    as_large = (signs @ values >= values.sum() - _SAME).sum()
+    return float((1 + as_large) / (1 + FLIPS))  # the value itself is one of those that chance made
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -325,8 +287,3 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
         corrected[name] = largest
     return {name: corrected[name] for name in p_values}
-
-
-def _share_as_large(by_chance: Floats, value: float) -> float:
-    """Return the p-value of a value among those that chance made: the value itself counts as one of them."""
-    return float((1 + (by_chance >= value - _SAME).sum()) / (1 + len(by_chance)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
@@ -78,9 +78,10 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
         refuse(to_input, "to_input", "one of our models, which takes segments as they are")
         return found
     refuse(generation, "generation keywords", "a system that is not one of our models")
+    from invariant_rag.audit.endpoint import from_url
     from invariant_rag.audit.frameworks import from_callable, from_langchain, from_llama_index
 
-    for wrap in (_endpoint, from_langchain, from_llama_index, from_callable):
+    for wrap in (from_url, from_langchain, from_llama_index, from_callable):
         found = wrap(system, to_input)
         if found is not None:
             return found
@@ -91,11 +92,7 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
 
 
 def as_reply(said: Any, tokens: int | None = None) -> Reply:
-    """Return the answer in whatever a system returns: text, a message, a mapping or an object that holds one.
-
-    Raises:
-        AuditFailed: No answer is found in it.
-    """
+    """Return the answer in whatever a system returns: text, a message, a mapping or an object that holds one."""
     if isinstance(said, Reply):
         return said
     if isinstance(said, str):
@@ -126,19 +123,6 @@ _ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "co
 """Names under which answers are returned."""
 
 
-def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
-    """Return the name of a model together with everything that its answers depend on."""
-    options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
-    options += "" if message is None else f", system={message!r}"
-    hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(lm.method).items()))
-    loaded = f"{lm.backend.name}, {str(lm.model.dtype).removeprefix('torch.')}"
-    loaded += "" if lm.overflow == "error" else f", {lm.overflow}"
-    longest = lm.max_segment_tokens
-    loaded += "" if longest is None else f", max_segment_tokens={longest}"
-    loaded += "" if lm.intervention is None else f", {lm.intervention!r}"
-    return f"{lm.name} ({lm.method.name}{hyper}, {lm.ordering!r}, {loaded}{options})"
-
-
 def prompt_text(
     question: str, segments: Sequence[Segment], rendering: Callable[[Segment], str] = document_rendering
 ) -> str:
@@ -147,15 +131,9 @@ def prompt_text(
     return f"{DEFAULT_SYSTEM}\n\n{documents}\nQuestion: {question}\nAnswer:"
 
 
-def _endpoint(system: Any, to_input: ToInput | None) -> System | None:
-    from invariant_rag.audit.endpoint import Endpoint
-
-    if isinstance(system, str) and system.startswith(("http://", "https://")):
-        system = Endpoint(system)
-    if not isinstance(system, Endpoint):
-        return None
-    refuse(to_input, "to_input", "an endpoint, which is sent a message")
-    return System(f"{system.served} at {system.url}", system.ask)
+def is_url(value: Any) -> bool:
+    """Return whether a value is the address of a server."""
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
 def refuse(value: Any, what: str, where: str) -> None:
@@ -179,20 +157,31 @@ def is_language_model(value: Any) -> bool:
 def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
     """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper around an `InvariantModel`."""
     models = loaded("invariant_rag.generation.model", "InvariantModel")
-    if isinstance(system, models):
-        return _from_lm(system, None, generation)
+    lm, message, retrieve = system, None, None
     if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
-        found = _from_lm(system.model, system.system, generation)
-        return replace(found, retrieve=lambda question: system.retriever.retrieve(question, system.k))
-    lm = getattr(system, "lm", None)
-    if not is_language_model(system) or not isinstance(lm, models):
+        lm, message = system.model, system.system
+        retrieve = lambda question: system.retriever.retrieve(question, system.k)  # noqa: E731
+    elif is_language_model(system):
+        lm, message = getattr(system, "lm", None), getattr(system, "system_prompt", None)
+    if not isinstance(lm, models):
         return None
-    return _from_lm(lm, getattr(system, "system_prompt", None), {**_wrapper_parameters(system), **generation})
-
-
-def _from_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> System:
+    if lm is not system and retrieve is None:
+        generation = {**_wrapper_parameters(system), **generation}
     name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
-    return System(name, ask, lm, message, generation=generation)
+    return System(name, ask, lm, message, retrieve, generation)
+
+
+def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
+    """Return the name of a model together with everything that its answers depend on."""
+    options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
+    options += "" if message is None else f", system={message!r}"
+    hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(lm.method).items()))
+    loaded = f"{lm.backend.name}, {str(lm.model.dtype).removeprefix('torch.')}"
+    loaded += "" if lm.overflow == "error" else f", {lm.overflow}"
+    longest = lm.max_segment_tokens
+    loaded += "" if longest is None else f", max_segment_tokens={longest}"
+    loaded += "" if lm.intervention is None else f", {lm.intervention!r}"
+    return f"{lm.name} ({lm.method.name}{hyper}, {lm.ordering!r}, {loaded}{options})"
 
 
 def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:

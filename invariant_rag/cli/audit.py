@@ -16,6 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 from invariant_rag.audit.choices import AuditChoices
+from invariant_rag.audit.endpoint import Endpoint
+from invariant_rag.audit.systems import is_url
 from invariant_rag.cli import options
 from invariant_rag.cli.console import (
     handle_errors,
@@ -58,25 +60,21 @@ _NOT_HERE = {"generation"}  # --max-new-tokens
 def _with_choices(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each choice of an audit."""
     signature = inspect.signature(function, eval_str=True)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     kinds = {"int": int, "float": float, "float | None": float | None, "int | None": int | None}
-    added = []
     for each in dataclasses.fields(AuditChoices):
         if each.name in _NOT_HERE:
             continue
         about = {name: each.metadata[name] for name in ("min", "max", "metavar") if name in each.metadata}
-        repeatable = each.name in _REPEATABLE
-        names = [_REPEATABLE[each.name]] if repeatable else []
-        shown = each.metadata.get("shown", True)
-        option = typer.Option(*names, help=each.metadata["about"], show_default=shown, **about)
-        kind = list[str] | None if repeatable else kinds.get(str(each.type), str if each.default else str | None)
-        default = None if repeatable else each.default
-        added.append(
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-            )
+        names = [_REPEATABLE[each.name]] if each.name in _REPEATABLE else []
+        option = typer.Option(
+            *names, help=each.metadata["about"], show_default=each.metadata.get("shown", True), **about
         )
-    parameters = [*own, *added]
+        kind = list[str] | None if names else kinds.get(str(each.type), str if each.default else str | None)
+        default = None if names else each.default
+        annotation = Annotated[kind, option]  # type: ignore[valid-type]
+        added = inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        parameters.append(added)
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
     return function
@@ -152,31 +150,24 @@ def run(
     from invariant_rag.audit.run import audit, check_extras
     from invariant_rag.methods import check_method_and_ordering
 
-    with handle_errors():
-        given = _parsed(choices)
-        if resume is not None and questions is not None:
-            raise typer.BadParameter("--resume has its own questions: give either")
-        if resume is None and questions is None:
-            raise typer.BadParameter("QUESTIONS is missing: name a file, or continue an audit with --resume")
+    with handle_errors(), _warnings_as_notes():
+        chosen = _parsed_choices(choices)
+        if (resume is None) == (questions is None):
+            raise typer.BadParameter("name a file of QUESTIONS, or continue an audit with --resume, which has its own")
         check_documents(docs or ())
         gates = [Gate.parse(each) for each in fail_on or ()]
-        asked = read_run(resume)[2] if resume is not None else _parse(questions, given["fields"])
-        if not dry_run and resume is None:
+        asked = read_run(resume)[2] if resume is not None else _parse(questions, chosen.fields)
+        if dry_run:
+            print_json({"questions": len(asked)}) if as_json else print_text(_most_calls(len(asked), chosen.remedies))
+            return
+        if resume is None:
             if out is None:
                 raise typer.BadParameter(
                     "--out is missing: name a folder for answers and report, or ask with --dry-run"
                 )
             make_folder(out)
-        if not dry_run:
-            check_extras()
-        chosen = AuditChoices(**given)
-        if docs:
-            from invariant_rag.rag.retrieval import resolve_retriever
-
-            resolve_retriever(retriever)
-        if dry_run:
-            print_json({"questions": len(asked)}) if as_json else print_text(_most_calls(len(asked), chosen.remedies))
-            return
+        check_extras()
+        index = _index(docs, retriever, strict=strict) if docs else None
         if system is None:
             check_method_and_ordering(method, ordering)
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
@@ -184,18 +175,23 @@ def run(
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         else:
             audited = _named_system(system, model)
-        with _warnings_as_notes(), _resumable(resume or out):
+        if chosen.judge is not None and not is_url(chosen.judge):
+            chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
+        try:
             result = audit(
                 audited,
                 None if resume is not None else asked,
-                chosen.changed({"judge": _named_judge(chosen.judge)}),
-                retriever=_index(docs, retriever, strict=strict) if docs else None,
+                chosen,
+                retriever=index,
                 out=out,
                 resume=resume,
                 name=name,
                 progress=progress_bar,
                 on_step=print_note,
             )
+        except KeyboardInterrupt:
+            print_note(f"\nInterrupted. What was answered is kept: continue with --resume {resume or out}.")
+            raise
         broken = [each for each in gates if each.holds(result)]
     _print(result, resume or out, broken, as_json=as_json)
     if broken:
@@ -203,7 +199,7 @@ def run(
 
 
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
-    from invariant_rag.audit.remedies import DRAWS
+    from invariant_rag.audit.plan import DRAWS
     from invariant_rag.audit.screen import CALLS
 
     extra = "remedies only if the order matters" if remedies is None else ", ".join(remedies) or "no remedies"
@@ -213,38 +209,23 @@ def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
     )
 
 
-def _parsed(choices: Mapping[str, Any]) -> dict[str, Any]:
+def _parsed_choices(given: Mapping[str, Any]) -> AuditChoices:
     """Return choices as the options give them, with those that are repeatable in the form of a choice."""
-    pairs = [each.partition("=") for each in choices["fields"] or ()]
+    pairs = [each.partition("=") for each in given["fields"] or ()]
     if any(not theirs for _, _, theirs in pairs):
         raise InvalidChoice("--field: expected OURS=YOURS, such as question=frage")
-    remedies = choices["remedies"]
-    return {
-        **choices,
-        "fields": {ours: theirs for ours, _, theirs in pairs},
-        "remedies": None if remedies is None else tuple(remedies),
-    }
+    remedies = None if given["remedies"] is None else tuple(given["remedies"])
+    return AuditChoices(**{**given, "fields": {ours: theirs for ours, _, theirs in pairs}, "remedies": remedies})
 
 
 def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
     """Return the questions of a file, and say what is odd about them."""
     from invariant_rag.audit.questions import parse_questions
 
-    with _warnings_as_notes():
-        asked = [question for _, question in parse_questions(str(questions), fields)]
+    asked = [question for _, question in parse_questions(str(questions), fields)]
     if not any(question.answers or question.rubrics for question in asked):
         print_note("No gold answers: only changes can be measured.")
     return asked
-
-
-@contextmanager
-def _resumable(folder: Path | None) -> Iterator[None]:
-    """Say how to go on, if somebody interrupts."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print_note(f"\nInterrupted. What was answered is kept: continue with --resume {folder}.")
-        raise
 
 
 @contextmanager
@@ -301,7 +282,7 @@ def diff(
 ) -> None:
     """Compare two audits question by question: what got better, what got worse, and is that more than noise?"""
     from invariant_rag.audit.advice import percent, points
-    from invariant_rag.audit.diff import diff_audits
+    from invariant_rag.audit.folder import diff_audits
     from invariant_rag.audit.result import plain
 
     with handle_errors():
@@ -327,31 +308,17 @@ def _load_model(model: str | None, **loading: Any) -> InvariantModel:
         return InvariantModel.from_pretrained(model, **loading)
 
 
-def _named_judge(judge: str | None) -> Any:
-    """Return the judge that --judge names: a server, or a model of ours."""
-    if judge is None or judge.startswith(("http://", "https://")):
-        return judge
-    return _load_model(judge, method="rotor")
-
-
 def _named_system(system: str, model: str | None) -> Any:
-    """Return the system that --system names: an object, or a server with the model of --model."""
-    if system.startswith(("http://", "https://")):
-        from invariant_rag.audit import Endpoint
-
+    """Return the system that --system names: a server with the model of --model, or an object, imported from here."""
+    if is_url(system):
         return Endpoint(system, model)
     if model is not None:
         raise UnsupportedCombination("--system and --model are two systems")
-    return _import_object(system)
-
-
-def _import_object(name: str) -> Any:
-    """Import the object that `MODULE:NAME` names, from the current folder if it is there."""
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     try:
-        return pkgutil.resolve_name(name)
+        return pkgutil.resolve_name(system)
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
         raise UnsupportedCombination(
-            f"--system {name}: {type(error).__name__}: {error}",
+            f"--system {system}: {type(error).__name__}: {error}",
             hint="Give MODULE:NAME of an object that can be imported from here.",
         ) from error

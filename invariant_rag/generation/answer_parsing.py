@@ -1,31 +1,18 @@
-"""Answers taken apart: reasoning, text, and calls of tools; piece by piece, or as a whole."""
+"""Answers taken apart, piece by piece: reasoning, text, and calls of tools. A stop string ends the text only."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 
-from invariant_rag.errors import InvalidObject
 from invariant_rag.generation.answers import AnswerDelta, CallDelta
-from invariant_rag.prompts import CallFormat, ReasoningFormat, ToolCall
+from invariant_rag.generation.streaming import stream_until_stop_string
+from invariant_rag.prompts import CallFormat, ReasoningFormat
 from invariant_rag.prompts.tools import call_id
 
-_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
-
-class AnswerParser(Protocol):
-    """Takes pieces of an answer's text, and gives pieces of what it means."""
-
-    def feed(self, text: str) -> list[AnswerDelta]:
-        """Return what is known after more of the text."""
-
-    def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end of the text. Where it ends within a call, that call has no end."""
-
-
-class MarkerParser:
+class AnswerParser:
     """Parses an answer by the markers that its chat template writes. No part of a marker is given as text.
 
     Args:
@@ -195,49 +182,43 @@ def _pattern(before: str, middle: str) -> re.Pattern[str]:
     return re.compile(rf"\s*{_loose(before)}\s*([\w./:-]+?)\s*{_loose(middle)}\s*(?=\{{)")
 
 
-class ResponseTemplateParser:
-    """Parses an answer with the tokenizer's response template, in transformers.
+def parse_answer(parser: AnswerParser, texts: Iterable[str], stops: Sequence[str] = ()) -> Iterator[AnswerDelta]:
+    """Yield the pieces of an answer.
+
+    The whole text is parsed, so that a `TextStream` ends by itself and has its `generation`.
 
     Args:
-        template: The response template.
-        prefix: Text of the prompt, part of which may belong to the answer.
-        tools: The tools, in OpenAI's shape: arguments are cast to the types of their schemas.
-        prompt: What tells the prompt from others, for ids of calls.
+        parser: A fresh parser.
+        texts: Pieces of the text.
+        stops: Strings that end the answer where they occur in its text; not in reasoning, nor in calls.
     """
+    stopped = False
+    for is_content, run in groupby(_parsed(parser, texts), key=lambda delta: bool(delta.content)):
+        if stopped:
+            continue
+        if not is_content or not stops:
+            yield from run
+            continue
+        counted = _Counted(delta.content for delta in run)
+        kept = _Counted(stream_until_stop_string(counted, stops))
+        yield from map(AnswerDelta, kept)
+        stopped = kept.characters < counted.characters
 
-    def __init__(
-        self, template: Mapping[str, Any], prefix: str, tools: Sequence[Mapping[str, Any]], *, prompt: str = ""
-    ) -> None:
-        from transformers.utils.chat_parsing import ResponseParser
 
-        self._parser = ResponseParser(dict(template), prefix=prefix, tools=list(tools))  # type: ignore[arg-type]
-        self._prompt = prompt
-        self._calls = 0
+def _parsed(parser: AnswerParser, texts: Iterable[str]) -> Iterator[AnswerDelta]:
+    for text in texts:
+        yield from parser.feed(text)
+    yield from parser.finish()
 
-    def feed(self, text: str) -> list[AnswerDelta]:
-        """Return what is known after more of the text."""
-        return self._deltas(lambda: self._parser.feed(text))
 
-    def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end of the text."""
-        return self._deltas(lambda: self._parser.finalize()[1])
+class _Counted(Iterator[str]):
+    """Texts, and how many characters they had so far."""
 
-    def _deltas(self, parse: Any) -> list[AnswerDelta]:
-        found: list[AnswerDelta] = []
-        try:
-            events = parse()
-        except (ValueError, KeyError) as error:
-            raise InvalidObject(f"expected an answer of the tokenizer's response template: {error}") from error
-        for event in events:
-            if event["type"] == "region_chunk" and event["field"] == "content":
-                found.append(AnswerDelta(content=event["text"]))
-            elif event["type"] == "region_chunk" and event["field"] in _REASONING_FIELDS:
-                found.append(AnswerDelta(reasoning=event["text"]))
-            elif event["type"] == "region_close" and event["field"] == "tool_calls":
-                calls = event["value"] if isinstance(event["value"], list) else [event["value"]]
-                for call in map(ToolCall.of, calls):
-                    identifier = call_id(self._prompt, self._calls, call.name)
-                    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-                    found.append(AnswerDelta(call=CallDelta(self._calls, identifier, call.name, arguments)))
-                    self._calls += 1
-        return found
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = iter(texts)
+        self.characters = 0
+
+    def __next__(self) -> str:
+        text = next(self._texts)
+        self.characters += len(text)
+        return text

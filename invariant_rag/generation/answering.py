@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
 from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.answer_pieces import parse_answer
-from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, Reply, TokenLogprob, Usage
+from invariant_rag.generation.answer_parsing import parse_answer
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, Reply, Usage
 from invariant_rag.generation.batching import MicroBatcher, generate_alone
-from invariant_rag.generation.citations import CitedSpan, cite_spans
-from invariant_rag.generation.json_schema import json_schema
+from invariant_rag.generation.citations import cite_spans
+from invariant_rag.generation.json_schema import check_expressible, json_schema
 from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_max_new_tokens
@@ -42,8 +42,7 @@ from invariant_rag.generation.streaming import (
 )
 from invariant_rag.generation.structured import constrain
 from invariant_rag.generation.tools import ToolCalling
-from invariant_rag.prompts import Tool
-from invariant_rag.prompts.template_format import parses_calls
+from invariant_rag.prompts import Tool, render_chat, template_format
 from invariant_rag.prompts.tools import as_tools
 from invariant_rag.segments import Prompt
 
@@ -61,10 +60,6 @@ class Answering:
         request: The request.
         prompt: What the model gets.
 
-    Args:
-        lm: The model.
-        request: The request.
-
     Raises:
         InvalidPrompt: There is not one of messages and prompt; or as for `render_chat`.
         InvalidTool: As for `ToolCalling`.
@@ -77,51 +72,39 @@ class Answering:
         check_number("n", request.n, 1, MOST_CALLS, error=InvalidOption)
         if (request.messages is None) == (request.prompt is None):
             raise InvalidPrompt("expected either messages or a prompt")
-        self._object_tool: str | None = None
-        self._schema = request.schema
-        self._calling: ToolCalling | None = None
-        if request.prompt is not None:
-            if request.tools:
-                raise UnsupportedCombination(
-                    "expected a prompt without tools: only in a conversation is there a place for them",
-                    hint="Give messages.",
-                )
-            self.prompt = check_kind("prompt", request.prompt, Prompt, error=InvalidPrompt)
-            return
+        if request.prompt is not None and request.tools:
+            raise UnsupportedCombination(
+                "expected a prompt without tools: only in a conversation is there a place for them",
+                hint="Give messages.",
+            )
         tools, choice, parallel = as_tools(request.tools), request.tool_choice, request.parallel
+        self._schema, self._object_tool = request.schema, ""
         if self._schema is not None and tools and choice != "none":
             if choice == "auto":  # decoded as the call of one more tool, so that the model knows the schema
                 tools = (*tools, _object_tool(self._schema))
                 self._object_tool, choice, parallel = tools[-1].name, "required", False
             self._schema = None
-        self._calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
-        self.prompt = self._calling.prompt(request.messages or (), request.question, **request.template_kwargs)
-
-    @property
-    def _stops_model(self) -> tuple[str, ...]:
-        """Strings at which decoding ends. With tools the text is cut afterwards: stop strings do not cut calls."""
-        has_tools = self._calling is not None and self._calling.tools
-        return () if has_tools or self._schema is not None else self.request.stop
-
-    @cached_property
-    def _parses(self) -> ToolCalling | None:
-        """What takes the answer apart; None where there is nothing but text in it."""
-        calling = self._calling if self._schema is None else None
-        if calling is None or calling.tools or calling.form.reasoning or parses_calls(self._tokenizer):
-            return calling
-        return None
-
-    @property
-    def _kept_tokens(self) -> frozenset[int]:
-        return frozenset() if self._parses is None else self._parses.kept_tokens
+        self._calling: ToolCalling | None = None
+        if request.prompt is not None:
+            self.prompt = check_kind("prompt", request.prompt, Prompt, error=InvalidPrompt)
+        elif (
+            tools
+            or choice not in ("auto", "none")
+            or (self._schema is None and template_format(self._tokenizer).reasoning)
+        ):
+            calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
+            self.prompt = calling.prompt(request.messages or (), request.question, **request.template_kwargs)
+            self._calling = calling if self._schema is None else None
+        else:
+            values = request.template_kwargs
+            self.prompt = render_chat(request.messages or (), self._tokenizer, request.question, template_kwargs=values)
+        # Where the model may write calls or an object, the text is cut afterwards: stop strings do not cut those.
+        is_free = self._schema is None and not tools
+        self._stops = request.stop if is_free else ()
 
     @cached_property
     def prepared(self) -> PreparedPrompt:
-        """The prompt as the model reads it.
-
-        Raises:
-            ContextOverflow: It does not fit into the context window, with the tokens of the answer.
-        """
+        """The prompt as the model reads it, or ContextOverflow: it does not fit, with the tokens of the answer."""
         wanted = resolve_max_new_tokens(self.request.max_new_tokens, self.request.options)
         return self.lm.prepare_to_generate(self.prompt, wanted)
 
@@ -151,13 +134,18 @@ class Answering:
 
         With a batcher, the request waits from now on, before a piece is asked for. Closing the iterator ends the
         generation.
-
-        Raises:
-            CancelledError: It was abandoned.
-            TokenizerRequired: The model has no tokenizer.
         """
         queue = MicroBatcher() if batcher is None and self._drawn > 1 else batcher
-        streams = [self._text_stream(index, queue, batch_size, abandoned) for index in range(self._drawn)]
+        streams = []
+        for prompt, options in self.calls():
+            options["keep_tokens"] = self._kept_tokens
+            if queue is None:
+                if abandoned is not None:
+                    criteria = options.get("stopping_criteria") or ()
+                    options["stopping_criteria"] = [*criteria, StopOnEvent(abandoned)]
+                streams.append(self.lm.stream(prompt, **options))
+            else:
+                streams.append(queue.stream(self.lm, prompt, options, batch_size=batch_size, abandoned=abandoned))
         return self._pieces(streams, abandoned)
 
     def _pieces(
@@ -167,9 +155,9 @@ class Answering:
             for each in streams:
                 stack.enter_context(closing(each))
             found: list[list[AnswerDelta]] = [[] for _ in streams]
-            for delta in _interleaved([_numbered(self._deltas(each), index) for index, each in enumerate(streams)]):
-                found[delta.index].append(delta)
-                yield delta
+            for index, delta in _interleaved([self._deltas(each) for each in streams]):
+                found[index].append(delta)
+                yield replace(delta, index=index)
             if abandoned is not None and abandoned.is_set():
                 raise CancelledError
             generations = [each.generation for each in streams]
@@ -190,23 +178,11 @@ class Answering:
         return [(self.prompt, self._options(index)) for index in range(self._drawn)]
 
     def parse(self, generations: Sequence[Generation]) -> Reply:
-        """Return the reply that generations are, one for each of `calls`.
-
-        Raises:
-            IncompleteObject: As for `reply`.
-        """
-        return self._reply([(each, Answer.join(self._deltas([self._text(each)]))) for each in generations])
-
-    def _text_stream(
-        self, index: int, batcher: MicroBatcher | None, batch_size: int, abandoned: Event | None
-    ) -> TextStream:
-        options = {**self._options(index), "keep_tokens": self._kept_tokens}
-        if batcher is not None:
-            return batcher.stream(self.lm, self.prompt, options, batch_size=batch_size, abandoned=abandoned)
-        if abandoned is not None:
-            criteria = [*(options.get("stopping_criteria") or ()), StopOnEvent(abandoned)]
-            options["stopping_criteria"] = criteria
-        return self.lm.stream(self.prompt, **options)
+        """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""
+        kept = self._kept_tokens
+        texts = [decode_keeping(self._tokenizer, each.token_ids, kept) if kept else each.text for each in generations]
+        answers = [Answer.join(self._deltas([text])) for text in texts]
+        return self._reply(list(zip(generations, answers, strict=True)))
 
     def _options(self, index: int) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
@@ -214,85 +190,77 @@ class Answering:
         options = {"max_new_tokens": request.max_new_tokens, **request.options}
         if check_real("temperature", request.temperature, error=InvalidOption):
             sampling = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-            options = {
-                "do_sample": True,
-                **options,
-                **{key: value for key, value in sampling.items() if value is not None},
-            }
+            given = {key: value for key, value in sampling.items() if value is not None}
+            options = {"do_sample": True, **options, **given}
             if request.seed is not None:
                 options["seed"] = check_number("seed", request.seed, error=InvalidOption) + index
         if request.top_logprobs:
             options["top_logprobs"] = check_number("top_logprobs", request.top_logprobs, 1, error=InvalidOption)
-        if self._stops_model:
-            options["stop_strings"] = list(self._stops_model)
+        if self._stops:
+            options["stop_strings"] = list(self._stops)
         if self._schema is not None:
             return constrain(self.lm, self._schema, **options).options
-        if self._calling is not None and self._calling.tools:
+        if self._calling is not None and self._calling.offered:
             return self._calling.constrain(self.prompt, **options).options
         return options
 
-    def _text(self, generation: Generation) -> str:
-        """Return the text of a generation, with the special tokens that the parser needs."""
-        kept = self._kept_tokens
-        return decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
+    @property
+    def _kept_tokens(self) -> frozenset[int]:
+        return frozenset() if self._calling is None else self._calling.kept_tokens
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.lm.tokenizer is None:
-            raise TokenizerRequired("expected a model with a tokenizer: tokens are reported as text")
+            raise TokenizerRequired("expected a model with a tokenizer: a conversation is text")
         return self.lm.tokenizer
 
     def _deltas(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
         """Yield what pieces of a text mean, up to the first stop string."""
-        texts = stream_until_stop_string(texts, self._stops_model) if self._stops_model else texts
-        if self._parses is None:
+        texts = stream_until_stop_string(texts, self._stops) if self._stops else texts
+        if self._calling is None:
             yield from map(AnswerDelta, texts)
             return
-        stops = () if self._stops_model else self.request.stop
-        deltas = parse_answer(self._parses.parser(self.prompt), texts, stops)
-        yield from _object_as_content(deltas, self._object_tool)
+        stops = () if self._stops else self.request.stop
+        objects = set()
+        for delta in parse_answer(self._calling.parser(self.prompt), texts, stops):
+            call = delta.call
+            if call and call.name and call.name == self._object_tool:
+                objects.add(call.index)
+            if call is None or call.index not in objects:
+                yield delta
+            elif call.arguments:  # of the tool that stands for the object of a schema
+                yield AnswerDelta(call.arguments)
 
-    def _reply(self, found: list[tuple[Generation, Answer]]) -> Reply:
+    def _reply(self, found: Sequence[tuple[Generation, Answer]]) -> Reply:
         first, request = found[0][0], self.request
         answers = [self._answer(*each) for each in found]
         answers += answers[:1] * (request.n - len(answers))
+        written = sum(each.generation.usage.completion_tokens for each in answers if each.generation)
         return Reply(
             answers=tuple(answers),
-            usage=Usage(
-                prompt_tokens=first.usage.prompt_tokens,
-                completion_tokens=sum(each.generation.usage.completion_tokens for each in answers if each.generation),
-                cached_tokens=first.usage.cached_tokens,
-            ),
+            usage=Usage(first.usage.prompt_tokens, written, first.usage.cached_tokens),
             ledger={**ledger(first, self.prompt, recognized=request.recognized), **first.details},
             model=self.lm.name,
         )
 
     def _answer(self, generation: Generation, answer: Answer) -> ModelAnswer:
-        is_stopped = self._schema is None and trim_at_stop_string(generation.text, self.request.stop) != generation.text
-        reason: str = "stop" if is_stopped else generation.finish_reason
+        request, reason, logprobs, citations = self.request, str(generation.finish_reason), None, None
+        if self._schema is None and trim_at_stop_string(generation.text, request.stop) != generation.text:
+            reason = "stop"
         if reason == "stop" and answer.tool_calls:
             reason = "tool_calls"
         if reason != "length":
             answer.check_complete()
+        if request.logprobs:  # of no token that begins after a stop string
+            end = len(trim_at_stop_string(generation.text, self._stops))
+            tokens = token_logprobs(generation, self._tokenizer)
+            logprobs = [each for each in tokens if each.start < end or not each.token]
+        if request.citations and request.schema is None:
+            question, segments = self.prompt.query or "", self.prompt.segments
+            citations = cite_spans(answer.content, question, segments, generation.order, generation.labels)
         return ModelAnswer(
-            **vars(answer),
-            finish_reason=reason,
-            logprobs=self._logprobs(generation) if self.request.logprobs else None,
-            citations=self._citations(answer.content, generation) if self.request.citations else None,
-            generation=generation,
+            **vars(answer), finish_reason=reason, logprobs=logprobs, citations=citations, generation=generation
         )
-
-    def _logprobs(self, generation: Generation) -> list[TokenLogprob]:
-        """Return the tokens; none that begins after a stop string."""
-        end = len(trim_at_stop_string(generation.text, self._stops_model))
-        tokens = token_logprobs(generation, self._tokenizer)
-        return [each for each in tokens if each.start < end or not each.token]
-
-    def _citations(self, text: str, generation: Generation) -> list[CitedSpan] | None:
-        if self.request.schema is not None:
-            return None
-        question = self.prompt.query or ""
-        return cite_spans(text, question, self.prompt.segments, generation.order, generation.labels)
 
 
 def reply_all(
@@ -313,39 +281,22 @@ def reply_all(
     return [each.parse(list(islice(generations, len(own)))) for each, own in zip(answerings, calls, strict=True)]
 
 
-def _numbered(deltas: Iterable[AnswerDelta], index: int) -> Iterator[AnswerDelta]:
-    return (replace(delta, index=index) if index else delta for delta in deltas)
-
-
-def _interleaved(streams: list[Iterator[AnswerDelta]]) -> Iterator[AnswerDelta]:
-    """Yield one piece of each in turn, until all have ended."""
-    done = object()
-    while streams:
-        for each in list(streams):
+def _interleaved(streams: Iterable[Iterator[AnswerDelta]]) -> Iterator[tuple[int, AnswerDelta]]:
+    """Yield one piece of each in turn with its index, until all have ended."""
+    running, done = dict(enumerate(streams)), object()
+    while running:
+        for index, each in list(running.items()):
             delta: Any = next(each, done)
             if delta is done:
-                streams.remove(each)
+                del running[index]
             else:
-                yield delta
-
-
-def _object_as_content(deltas: Iterable[AnswerDelta], object_tool: str | None) -> Iterator[AnswerDelta]:
-    """Yield the arguments of the tool that stands for the object of a schema as text."""
-    objects = set()
-    for delta in deltas:
-        call = delta.call
-        if call and call.name and call.name == object_tool:
-            objects.add(call.index)
-        if call and call.index in objects:
-            if call.arguments:
-                yield AnswerDelta(call.arguments)
-        else:
-            yield delta
+                yield index, delta
 
 
 def _object_tool(schema: Any) -> Tool:
     """Return a tool whose arguments are the object that a schema describes."""
     described = json_schema(schema)
+    check_expressible(described)
     name = re.sub(r"[^\w./:-]+", "_", described.get("title") or "answer")
     purpose = "Give the final answer to the user."
     return Tool(name, " ".join(filter(None, (purpose, described.get("description")))), described)

@@ -32,10 +32,7 @@ class AnswerRequest:
             With tools, an answer is calls or the object.
         stop: Strings that end the text of an answer; not its reasoning, nor a call.
         max_new_tokens: The most tokens of an answer. None: as for `InvariantModel.generate`.
-        temperature: 0: greedy; then `top_p`, `top_k`, `min_p` and `seed` mean nothing.
-        top_p: As in transformers.
-        top_k: As in transformers.
-        min_p: As in transformers.
+        temperature: 0: greedy; then `top_p`, `top_k`, `min_p` (as in transformers) and `seed` mean nothing.
         seed: Seed of the first answer; the next ones have the numbers after it.
         options: Further keywords of transformers' `generate`.
         n: Number of answers.
@@ -71,14 +68,7 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A piece of a call.
-
-    Attributes:
-        index: Place of the call in the answer.
-        id: Its id, in the first piece of a call only.
-        name: Name of the tool, in the first piece of a call only.
-        arguments: A piece of the JSON of its arguments.
-    """
+    """A piece of the JSON of a call's arguments, with the place of the call; in its first piece, its id and name."""
 
     index: int
     id: str | None = None
@@ -88,14 +78,7 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """A piece of an answer: of its text, of its reasoning, or of a call.
-
-    Attributes:
-        content: A piece of the text.
-        reasoning: A piece of the reasoning.
-        call: A piece of a call.
-        index: Which of the answers to a request it belongs to.
-    """
+    """A piece of an answer: of its text, of its reasoning, or of a call. `index` is that of the answer to a request."""
 
     content: str = ""
     reasoning: str = ""
@@ -138,11 +121,7 @@ class Answer:
         return cls(content, reasoning, tuple(found))
 
     def check_complete(self) -> None:
-        """Check that no call was cut off.
-
-        Raises:
-            IncompleteObject: One was.
-        """
+        """Check that no call was cut off, or raise IncompleteObject."""
         if self.cut_call is not None:
             raise IncompleteObject(
                 f"expected whole calls, got an answer that ends within call {self.cut_call.index} of "
@@ -171,13 +150,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one generation.
-
-    Attributes:
-        prompt_tokens: Tokens of the prompt.
-        completion_tokens: Generated tokens.
-        cached_tokens: Tokens of the prompt whose keys and values were loaded from a cache.
-    """
+    """Token counts of one generation; `cached_tokens` of the prompt were loaded from a cache."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,4 +1,4 @@
-"""Answers that are objects: decoding in which only JSON of a schema can be written (with xgrammar).
+"""Decoding that follows a structural tag of xgrammar: an object of a JSON schema, or text that may turn into calls.
 
 A text that runs out of tokens ends there, with `finish_reason` "length", and parsing it raises `IncompleteObject`.
 
@@ -11,16 +11,33 @@ Departure(vessel='ferry', hour=12)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
 
 from invariant_rag.checks import check_kind
-from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.grammar import Grammar, GrammarComplete, GrammarProcessor, json_format, vocabulary
-from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
+from invariant_rag.errors import ExtraRequired, InvalidChoice, InvalidSchema, TokenizerRequired, UnsupportedCombination
+from invariant_rag.generation.json_schema import (
+    check_complete,
+    check_expressible,
+    compile_tag,
+    json_format,
+    json_schema,
+    parse_object,
+    tag_of,
+)
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.options import as_ids, check_options, is_set, resolve_max_new_tokens, resolve_option
+from invariant_rag.locks import ForkSafeLock
+from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,24 +48,16 @@ __all__ = ["Constraint", "check_complete", "constrain", "generate_structured", "
 
 T = TypeVar("T")
 
-NEUTRAL = {
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0,
-}
-"""Rules for prose, which would ban the names and punctuation of JSON: without effect inside a schema."""
+CACHE_BYTES = 1 << 28
+"""Of grammars that are kept once they are compiled: schemas from outside are without number."""
+# What xgrammar lets into strings of JSON though it is none in UTF-8: control characters, overlong forms, and halves of
+# surrogate pairs, as bytes and behind \u (any character can be written as itself).
+_BROKEN = re.compile(rb"[\x00-\t\v\f\x0e-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|(?<!\\)(?:\\\\)*\\u")
+_UNFINISHED = re.compile(rb"[\xe0\xed\xf0]\Z|(?<!\\)(?:\\\\)*\\\Z")  # behind these, some bytes would be broken
 
-_REFUSED = (
-    "bad_words_ids",
-    "exponential_decay_length_penalty",
-    "force_words_ids",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "stop_strings",
-)
+compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None]
+compile_elsewhere = ContextVar("compile_elsewhere", default=None)
+"""Compiles a structural tag for a vocabulary: a server does that in a process that can be stopped. None: here."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,8 @@ class Constraint:
 def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = None, **kwargs: Any) -> Constraint:
     """Return keywords with which a model generates JSON that follows a schema.
 
-    Control tokens of the tokenizer are never chosen. Rules for prose do not apply inside the schema, wherever they come
-    from: `repetition_penalty`, `no_repeat_ngram_size`, `min_new_tokens`, `min_length`, and `eos_token_id`. The schema's
-    own text ends the generation, with `finish_reason` "stop"; a text that needs more tokens than there are ends with
-    "length".
+    Control tokens are never chosen. The end of the JSON ends the generation, with `finish_reason` "stop"; a text that
+    needs more tokens than there are ends with "length".
 
     Args:
         lm: The model.
@@ -79,45 +86,46 @@ def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = N
 
     Raises:
         ExtraRequired: xgrammar is not installed.
-        InvalidSchema: It is no schema, or uses what xgrammar does not know.
+        InvalidSchema: It is no schema, or has a keyword that xgrammar does not follow.
         TokenizerRequired: The model has no tokenizer.
-        UnsupportedCombination: There are beams, stop strings, or other keywords that would break the object.
+        UnsupportedCombination: There are beams or stop strings.
     """
     check_kind("lm", lm, InvariantModel)
     if lm.tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: an object is written as text")
-    check_options(kwargs, lm.model)
-    return follow(lm, Grammar(json_format(json_schema(schema))), max_new_tokens, kwargs)
+    described = json_schema(schema)
+    check_expressible(described)
+    return follow(lm, tag_of(json_format(described)), max_new_tokens, kwargs)
 
 
 def follow(
     lm: InvariantModel,
-    grammar: Grammar,
+    tag: str,
     max_new_tokens: int | None,
     kwargs: dict[str, Any],
-    stops: Iterable[int] = (),
+    *,
+    trigger: str = "",
+    literals: str = "",
 ) -> Constraint:
-    """Return keywords with which texts follow a grammar; `constrain` says more.
+    """Return keywords with which the texts of a model follow a structural tag; see `constrain`.
 
-    Args:
-        lm: The model, which has a tokenizer.
-        grammar: The grammar.
-        max_new_tokens: The most tokens of a text.
-        kwargs: Further keywords of `generate`.
-        stops: Tokens that end a text, besides those of the model.
+    A text is free until it holds the trigger; `literals`, which stand around JSON, may have control tokens.
     """
-    defaults = lm.model.generation_config
-    check_keywords(kwargs, defaults)
-    size = lm.model.config.get_text_config(decoder=True).vocab_size
-    ends = {index for name in (kwargs, {}) for index in as_ids(resolve_option(name, "eos_token_id", defaults))}
-    words = vocabulary(cast("PreTrainedTokenizerBase", lm.tokenizer), size, ends)
-    processor = GrammarProcessor(words, grammar, frozenset(each for each in {*ends, *stops} if each < size))
-    rules = () if grammar.trigger else NEUTRAL.items()  # free text has its rules
-    neutral = {name: value for name, value in rules if resolve_option(kwargs, name, defaults) not in (None, value)}
+    check_options(kwargs, lm.model)
+    tokenizer, defaults = cast("PreTrainedTokenizerBase", lm.tokenizer), lm.model.generation_config
+    refused = [name for name in ("num_beams", "stop_strings") if is_set(resolve_option(kwargs, name, defaults))]
+    if refused:
+        raise UnsupportedCombination(
+            f"expected keywords that leave an object whole, got {' and '.join(refused)}",
+            hint="Leave them away; those of a generation_config too.",
+        )
+    words = vocabulary(tokenizer, lm.model.config.get_text_config(decoder=True).vocab_size)
+    ends = [*as_ids(resolve_option(kwargs, "eos_token_id", defaults)), *as_ids(defaults.eos_token_id)]
+    stops = frozenset(each for each in ends or as_ids(tokenizer.eos_token_id) if each < len(words.words))
+    processor = GrammarProcessor(words, tag, stops, trigger, literals)
     return Constraint(
         {
             **kwargs,
-            **neutral,
             "max_new_tokens": resolve_max_new_tokens(max_new_tokens, kwargs),
             "logits_processor": [*(kwargs.get("logits_processor") or ()), processor],
             "stopping_criteria": [*(kwargs.get("stopping_criteria") or ()), GrammarComplete(processor)],
@@ -143,34 +151,169 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
         **kwargs: Keywords of `generate`, as for `constrain`.
 
     Raises:
-        ExtraRequired: xgrammar is not installed.
         IncompleteObject: The text was cut off: it needs more tokens than `max_new_tokens`.
         InvalidChoice: There is more than one prompt.
         InvalidObject: The class rejects the text, with a rule that no grammar expresses.
-        InvalidSchema: It is no schema, or uses what xgrammar does not know.
-        UnsupportedCombination: As for `constrain`.
+        InvariantRAGError: As for `constrain`.
     """
     if isinstance(prompt, list | tuple):
         raise InvalidChoice(f"expected one prompt for an object, got {len(prompt)}", hint="Ask for one after another.")
-    options = constrain(lm, schema, **kwargs).options
-    generation = lm.generate(prompt, **options)
-    return parse_object(generation.text, schema)
+    return parse_object(lm.generate(prompt, **constrain(lm, schema, **kwargs).options).text, schema)
 
 
-def check_keywords(kwargs: dict[str, Any], defaults: Any) -> None:
-    """Refuse keywords of `generate` that would break an object.
+class Vocabulary:
+    """The tokens of a model, for xgrammar (`info`) and as bytes (`words`)."""
 
-    Raises:
-        UnsupportedCombination: There is one.
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise ExtraRequired("xgrammar", "structured") from error
+        self.info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
+        self.words: list[bytes] = self.info.decoded_vocab
+        self._controls = {index: name for index, name in control_tokens(tokenizer).items() if index < size}
+        self._compiler = xgrammar.GrammarCompiler(self.info, cache_limit_bytes=CACHE_BYTES)
+        self.allowed = lru_cache(maxsize=64)(self._allowed)
+
+    @cached_property
+    def serialized(self) -> str:
+        """The tokens as JSON, for another process."""
+        return str(self.info.serialize_json())
+
+    def compile(self, tag: str) -> Any:
+        """Compile a structural tag, which is kept, or raise InvalidSchema. Several threads may do so at a time."""
+        elsewhere = compile_elsewhere.get()
+        return compile_tag(self._compiler, tag) if elsewhere is None else elsewhere(self, tag)
+
+    def _allowed(self, before: bytes, literals: str, stops: frozenset[int]) -> torch.Tensor:
+        """Return which tokens may follow in JSON where its grammar allows them: bits `[size / 32]`.
+
+        `before` is the end of the text, if that begins a character or an escape. Only `literals` have control tokens.
+        """
+        allowed = np.zeros(-(-len(self.words) // 32) * 32, dtype=bool)
+        allowed[: len(self.words)] = [not _BROKEN.search(before + word) for word in self.words]
+        allowed[[index for index, name in self._controls.items() if name not in literals]] = False
+        allowed[list(stops)] = True
+        return torch.from_numpy(np.packbits(allowed, bitorder="little").view(np.int32).copy())
+
+
+_lock = ForkSafeLock()
+_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, dict[int, Vocabulary]] = WeakKeyDictionary()
+
+
+def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
+    """Return the vocabulary of a model with so many logits, which is built once."""
+    with _lock:
+        known = _vocabularies.setdefault(tokenizer, {})
+        if size not in known:
+            known[size] = Vocabulary(tokenizer, size)
+        return known[size]
+
+
+class GrammarProcessor(LogitsProcessor):
+    """Leaves only tokens that continue the texts of a batch, each of which follows the tag.
+
+    Two of one tag and one model are equal, so that their texts can be rows of one batch.
     """
-    beams = resolve_option(kwargs, "num_beams", defaults) or 1
-    if beams > 1:
-        raise UnsupportedCombination(
-            f"expected texts that follow a schema, got num_beams={beams}: beams would share a place in the grammar",
-            hint="Leave num_beams away.",
-        )
-    if given := [name for name in _REFUSED if resolve_option(kwargs, name, defaults)]:
-        raise UnsupportedCombination(
-            f"expected keywords that leave an object whole, got {', '.join(given)}",
-            hint="Leave them away; those of a generation_config too.",
-        )
+
+    def __init__(self, words: Vocabulary, tag: str, stops: frozenset[int], trigger: str, literals: str) -> None:
+        self.words, self.tag, self.stops, self.trigger, self.literals = words, tag, stops, trigger, literals
+        self.compiled = words.compile(tag)
+        self._seen = torch.empty(0, 0)
+        self._texts: list[_Text] = []
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GrammarProcessor) and self._arguments == other._arguments
+
+    def __hash__(self) -> int:
+        return hash(self._arguments)
+
+    @property
+    def _arguments(self) -> tuple[Vocabulary, str, frozenset[int], str, str]:
+        return self.words, self.tag, self.stops, self.trigger, self.literals
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrammarProcessor:
+        """Return a processor of texts that have not begun: a routed model writes two answers."""
+        return GrammarProcessor(*self._arguments)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores `[B, vocabulary]`, minus infinity but for tokens that may be chosen."""
+        from xgrammar import apply_token_bitmask_inplace
+
+        found = scores.clone()
+        bits = torch.stack([text.allowed() for text in self.follow(input_ids)])
+        apply_token_bitmask_inplace(found, bits.to(scores.device))
+        if (found.amax(-1) == -torch.inf).any():
+            raise UnsupportedCombination(
+                "expected a token that continues the schema, got scores that ban all of them",
+                hint="Leave other logits processors away.",
+            )
+        return found
+
+    def follow(self, input_ids: torch.Tensor) -> Sequence[_Text]:
+        """Follow what was appended to prompts and texts `[B, L]`. Where they are others, new texts begin."""
+        length = self._seen.shape[1]
+        if not self._texts or not torch.equal(input_ids[:, :length], self._seen):
+            self._texts = [_Text(self) for _ in input_ids]
+        else:
+            for text, tokens in zip(self._texts, input_ids[:, length:].tolist(), strict=True):
+                for token in tokens:
+                    text.advance(token)
+        self._seen = input_ids
+        return self._texts
+
+
+@dataclass(frozen=True)
+class GrammarComplete(StoppingCriteria):
+    """Ends a text of a processor where nothing can follow."""
+
+    processor: GrammarProcessor
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return whether each text is finished `[B]`."""
+        return torch.tensor([text.done for text in self.processor.follow(input_ids)], device=input_ids.device)
+
+
+class _Text:
+    """One text that grows token by token."""
+
+    def __init__(self, processor: GrammarProcessor) -> None:
+        from xgrammar import GrammarMatcher, allocate_token_bitmask
+
+        self._of, self._written, self.done = processor, b"", False
+        self._matcher = GrammarMatcher(processor.compiled, override_stop_tokens=sorted(processor.stops) or None)
+        self._bits = allocate_token_bitmask(1, len(processor.words.words))
+        self._matcher.fill_next_token_bitmask(self._bits)
+
+    def advance(self, token: int) -> None:
+        if self.done:
+            return
+        word = self._of.words.words[token]
+        if not self._matcher.accept_token(token):
+            raise UnsupportedCombination(
+                f"expected a token that continues {self._written!r}, got {word!r}, which something else than the "
+                "schema chose",
+                hint="Leave other logits processors and stopping criteria away.",
+            )
+        self._written += word
+        self.done = self._matcher.is_terminated()
+        if not self.done:
+            self._matcher.fill_next_token_bitmask(self._bits)
+            following = np.unpackbits(self._bits.numpy().view(np.uint8), bitorder="little").nonzero()[0]
+            self.done = self._matcher.is_completed() and self._of.stops.issuperset(following.tolist())
+
+    def allowed(self) -> torch.Tensor:
+        """Return which tokens may come next: bits `[size / 32]`."""
+        if self.done:
+            return torch.full_like(self._bits[0], -1)
+        bits = self._bits[0]
+        if self._of.trigger.encode() in self._written:
+            end = _UNFINISHED.search(self._written)
+            kept = bits & self._of.words.allowed(end[0][-1:] if end else b"", self._of.literals, self._of.stops)
+            bits = kept if kept.any() else bits  # a constant may have an escape
+        if not bits.any():
+            raise InvalidSchema(
+                f"expected a schema of which a text begins with {self._written!r}, got one of which none does",
+                hint='A pattern cannot ask for quotes, backslashes and control characters: ", \\ and \\n.',
+            )
+        return bits

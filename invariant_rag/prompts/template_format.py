@@ -141,12 +141,6 @@ def template_format(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
     return known[key]
 
 
-def parses_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokenizer has a response template, with which transformers parses calls."""
-    template = getattr(tokenizer, "response_template", None) or {}
-    return "tool_calls" in template.get("fields", {})
-
-
 def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
     question = {"role": "user", "content": _USER}
     spoken = [question, {"role": "assistant", "content": _CONTENT}]
@@ -161,12 +155,11 @@ def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
     if calls and reasoning and reasoning.close in calls.begin:
         calls = replace(calls, begin=calls.begin.split(reasoning.close)[-1].lstrip("\n"))
     result = {"role": "tool", "name": _CALLS[0].name, "tool_call_id": _CALLS[0].id, "content": _RESULT}
-    parsed = calls is not None or parses_calls(tokenizer)
     answered = _render(tokenizer, [question, _assistant(_CALLS[:1]), result], prompt=True, tools=True) or ""
     return TemplateFormat(
-        tools=parsed and _TOOL.name in described and _TOOL.description in described,
+        tools=calls is not None and _TOOL.name in described and _TOOL.description in described,
         calls=calls,
-        renders_calls=parsed and all(word in one for word in ("probealpha", "probekey", "probeone")),
+        renders_calls=calls is not None and all(word in one for word in ("probealpha", "probekey", "probeone")),
         results=_RESULT in answered,
         reasoning=reasoning,
         turn_end=turn_end,

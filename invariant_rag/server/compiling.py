@@ -1,21 +1,22 @@
-"""Grammars of schemas and tools, compiled in a process that can be stopped: how long that takes no schema tells."""
+"""Schemas at work in processes that can be stopped: how long one takes to compile or to validate it does not tell."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from functools import lru_cache
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import InvalidSchema
-from invariant_rag.generation.json_schema import compile_tag
+from invariant_rag.generation.json_schema import compile_tag, validate_value
 from invariant_rag.server.engines.base import wait_for
 from invariant_rag.server.worker import Workers
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.grammar import Vocabulary
+    from invariant_rag.generation.structured import Vocabulary
 
 SECONDS = 20.0
 """A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
@@ -24,6 +25,26 @@ _MOST = 1000
 
 COMPILERS = Workers(1)
 """Compiles schemas, for all models of this process."""
+VALIDATORS = Workers(2)
+"""Validate answers: patterns may backtrack, and references fan out."""
+VALIDATION_SECONDS = 5.0
+
+
+def validate(value: Any, schema: Mapping[str, Any], abandoned: Event) -> None:
+    """Validate what an answer says, in a worker; see `validate_value`.
+
+    Raises:
+        CancelledError: It was abandoned.
+        InvalidObject: The value does not satisfy the schema.
+        InvalidSchema: It is no schema, or takes too long.
+    """
+    try:
+        VALIDATORS.call(VALIDATION_SECONDS, abandoned, validate_value, value, dict(schema))
+    except TimeoutError:
+        raise InvalidSchema(
+            f"expected a schema that validates an answer in {VALIDATION_SECONDS:g} seconds, got one that does not",
+            hint="Leave away references in circles, and nested repetitions in patterns.",
+        ) from None
 
 
 class SchemaCompiler:

@@ -18,7 +18,7 @@ from invariant_rag.checks import SEEDS
 from invariant_rag.errors import InvalidSchema, InvalidTool
 from invariant_rag.files import parse_json
 from invariant_rag.generation.answers import AnswerRequest
-from invariant_rag.generation.schema_validation import check_json_schema
+from invariant_rag.generation.json_schema import check_json_schema
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
 from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.server.documents import check_ids, segment_of, set_of

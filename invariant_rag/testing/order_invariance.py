@@ -10,8 +10,7 @@ from typing import Any
 
 from invariant_rag.audit.calling import Answer, Patience, make_calls
 from invariant_rag.audit.choices import AuditChoices
-from invariant_rag.audit.grading import FAILED, Grader, resolve_metric
-from invariant_rag.audit.judging import AnswerJudge, warn_unjudged
+from invariant_rag.audit.grading import FAILED, Grader, build_judge, resolve_metric
 from invariant_rag.audit.plan import Call, has_orders, placebo, screen_calls
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
 from invariant_rag.audit.run import Questions, check_extras
@@ -78,9 +77,7 @@ def assert_order_invariant(
     wrapped = as_system(system, to_input, chosen.generation)
     retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
     asked = [each for each in read_questions(questions, retrieve, chosen.fields) if has_orders(each)]
-    judge = None if chosen.judge is None else AnswerJudge(chosen.judge)
-    warn_unjudged(asked, judge)
-    grader = Grader(resolve_metric(chosen.metric)[0], judge)
+    grader = Grader(resolve_metric(chosen.metric)[0], build_judge(chosen.judge, asked))
 
     def outcomes(calls: Sequence[Call]) -> list[tuple[int, str | None]]:
         """Return class and text of the answer to each call."""

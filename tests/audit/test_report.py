@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from invariant_rag.audit import audit
-from invariant_rag.audit.diff import diff_audits
+from invariant_rag.audit.folder import diff_audits
 from invariant_rag.errors import AuditFailed
 from invariant_rag.segments import Segment
 from tests.audit.known import first, records, symmetric

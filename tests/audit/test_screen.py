@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from invariant_rag.audit.screen import FALSE_ALARMS, REPEATED, Screen, disagreements, looks, screen, spent
-from invariant_rag.audit.statistics import mean_difference, mean_of_shares
+from invariant_rag.audit.statistics import mean_difference, mean_interval
 from tests.audit.worlds import BLIND, DEPENDS, RIGHT, World, draw, expected, ten_points
 
 AUDITS = 40
@@ -79,7 +79,7 @@ def test_intervals_hold_the_truth(world: World) -> None:
         today, remedy = ((each == RIGHT).mean(axis=1) for each in (drawn.classes[:, [0, 2]], drawn.remedy))
         for name, estimate in {
             "net": mean_difference(between, within),
-            "today": mean_of_shares(today),
+            "today": mean_interval(today),
             "gain": mean_difference(remedy, today),
         }.items():
             missed[name] += not estimate.low <= truth[name] <= estimate.high

@@ -18,15 +18,14 @@ from transformers import LogitsProcessor
 
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import IncompleteObject, InvalidTool, UnsupportedCombination
-from invariant_rag.generation.answer_parsing import MarkerParser
+from invariant_rag.generation.answer_parsing import AnswerParser
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import AnswerRequest, ModelAnswer
-from invariant_rag.generation.streaming import token_logprobs
 from invariant_rag.generation.tools import Answer, Tool, ToolCall, ToolCalling
 from invariant_rag.prompts import ReasoningFormat, template_format
 from invariant_rag.prompts.template_format import OWN_FORMAT
 from invariant_rag.testing import tiny_model
-from tests.prompts.tool_templates import ALL, RESPONSE_TEMPLATE, templated
+from tests.prompts.tool_templates import ALL, templated
 
 SEARCH = {
     "type": "function",
@@ -131,14 +130,6 @@ def test_a_tool_is_chosen_by_name(kind: str, choice: str) -> None:
         assert answer.tool_calls[0].arguments == {}
 
 
-def test_any_is_another_name_of_required_and_unknown_choices_are_refused() -> None:
-    assert ToolCalling(lm_of("hermes"), TOOLS, tool_choice="any").tool_choice == "required"
-    with pytest.raises(InvalidTool, match="choose from 'auto', 'none', 'required', 'any', 'search'"):
-        ToolCalling(lm_of("hermes"), TOOLS, tool_choice="find")
-    with pytest.raises(InvalidTool, match="got none"):
-        ToolCalling(lm_of("hermes"), tool_choice="required")
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bare"])
 def test_parallel_calls_are_as_many_as_the_model_likes_and_one_where_it_may_not(kind: str) -> None:
     numbers = []
@@ -176,7 +167,12 @@ VALUES = st.recursive(
     max_leaves=3,
 )
 KEYS = st.sampled_from(["a", "key", "größe", "名前", "with space", "$x"])
-PLACE = {"type": "object", "properties": {"at": {"type": "string", "maxLength": 2}}, "required": ["at"]}
+NEAR = {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}
+PLACE = {
+    "type": "object",
+    "properties": {"at": {"type": "string", "maxLength": 2}, "near": NEAR},
+    "required": ["at"],
+}
 
 
 @st.composite
@@ -203,24 +199,6 @@ def test_every_forced_call_parses_and_validates(schemas: list[Any], kind: str, s
         return
     answer = calling.answer(generation, prompt)
     check(answer.tool_calls, tools)
-
-
-@pytest.mark.parametrize("kind", ["hermes", "named"])
-def test_schemas_may_refer_to_their_own_parts_and_to_themselves(kind: str) -> None:
-    place = {**PLACE, "properties": {**PLACE["properties"], "near": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
-    schema = {
-        "type": "object",
-        "properties": {"place": {"$ref": "#/$defs/Place"}},
-        "required": ["place"],
-        "$defs": {"Place": place},
-    }
-    tools = [NOW, {"function": {"name": "go", "parameters": schema}}]
-    for seed in range(4):
-        calling = ToolCalling(lm_of(kind, seed), tools, tool_choice="required", parallel=False)
-        options = {"max_new_tokens": 600, "do_sample": True, "seed": seed}
-        check(calling.generate(calling.prompt(QUESTION), **options)[1].tool_calls, tools)
-        calling = ToolCalling(lm_of(kind, seed), tools, tool_choice="go", parallel=False)
-        check(calling.generate(calling.prompt(QUESTION), **options)[1].tool_calls, tools)
 
 
 # --- as the model likes ---
@@ -255,7 +233,8 @@ def test_text_without_a_call_is_what_the_model_writes_without_tools() -> None:
     calling = ToolCalling(lm, TOOLS)
     prompt = calling.prompt(QUESTION)
     generation, answer = calling.generate(prompt, max_new_tokens=40)
-    assert generation.token_ids == lm.generate(prompt, max_new_tokens=40).token_ids
+    unused = [*range(len(lm.tokenizer), 288)]  # which no grammar knows
+    assert generation.token_ids == lm.generate(prompt, max_new_tokens=40, suppress_tokens=unused).token_ids
     assert answer == Answer(generation.text)
 
 
@@ -362,7 +341,7 @@ def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     found = []
     for pieces in ([whole], [whole[a:b] for a, b in pairwise(places)], list(whole)):
-        parser = MarkerParser(written, ("now", "search"), THINK)
+        parser = AnswerParser(written, ("now", "search"), THINK)
         found.append(Answer.join([delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()))
     assert found[0] == found[1] == found[2]
 
@@ -371,7 +350,7 @@ def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(
 def test_what_a_template_writes_is_parsed(kind: str) -> None:
     written = template_format(templated(kind)).call_format
     calls = CALLS[1:] if written.between is None else CALLS
-    parser = MarkerParser(written, ("now", "search"))
+    parser = AnswerParser(written, ("now", "search"))
     text = "" if written.anchored else "Well.\n"
     answer = Answer.join([*parser.feed(text + written.write(calls)), *parser.finish()])
     assert answer.content == text.rstrip()
@@ -380,7 +359,7 @@ def test_what_a_template_writes_is_parsed(kind: str) -> None:
 
 def test_what_is_no_call_is_text_and_half_a_call_is_an_error() -> None:
     def parse(text: str) -> Answer:
-        parser = MarkerParser(OWN_FORMAT, ("now",))
+        parser = AnswerParser(OWN_FORMAT, ("now",))
         return Answer.join([*parser.feed(text), *parser.finish()])
 
     for text in ("a <tool_call> b", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "<tool_call", "a  "):
@@ -390,22 +369,6 @@ def test_what_is_no_call_is_text_and_half_a_call_is_an_error() -> None:
     assert (cut.tool_calls, cut.cut_call.arguments) == ((), '{"a": ')
     with pytest.raises(IncompleteObject, match="call 0"):
         cut.check_complete()
-
-
-def test_the_tokenizers_response_template_parses_where_there_is_one() -> None:
-    tokenizer = templated("hermes")
-    tokenizer.response_template = RESPONSE_TEMPLATE
-    lm = InvariantModel(lm_of("hermes").model, tokenizer)
-    calling = ToolCalling(lm, TOOLS, parallel=False)
-    prompt = calling.prompt(QUESTION)
-    writing = "<think>Hm.</think>I look.<tool_call>"
-    generation, answer = calling.generate(prompt, max_new_tokens=200, logits_processor=[Writing(lm, writing)])
-    check(answer.tool_calls, TOOLS)
-    message = tokenizer.parse_response(tokenizer.decode(generation.token_ids), prefix=prompt.suffix)
-    assert message["tool_calls"][0]["function"]["name"] == answer.tool_calls[0].name
-    assert (answer.reasoning, answer.content) == ("Hm.", "I look.")
-    forced = ToolCalling(lm, TOOLS, tool_choice="search", parallel=False)
-    check(forced.generate(prompt, max_new_tokens=300)[1].tool_calls, [SEARCH])
 
 
 def test_without_tools_an_answer_is_its_reasoning_and_its_text() -> None:
@@ -423,8 +386,13 @@ def test_without_tools_an_answer_is_its_reasoning_and_its_text() -> None:
 # --- refusals, log-probabilities ---
 
 
-def test_tools_that_are_none_and_keywords_that_break_calls_are_refused() -> None:
+def test_tools_and_choices_that_are_none_and_keywords_that_break_calls_are_refused() -> None:
     lm = lm_of("hermes")
+    assert ToolCalling(lm, TOOLS, tool_choice="any").tool_choice == "required"
+    with pytest.raises(InvalidTool, match="choose from 'auto', 'none', 'required', 'any', 'search'"):
+        ToolCalling(lm, TOOLS, tool_choice="find")
+    with pytest.raises(InvalidTool, match="got none"):
+        ToolCalling(lm, tool_choice="required")
     for tools in (
         [NOW, NOW],
         [{"function": {"name": "a b"}}],
@@ -441,15 +409,6 @@ def test_tools_that_are_none_and_keywords_that_break_calls_are_refused() -> None
             calling.constrain(prompt, **keywords)
 
 
-def test_tokens_of_an_answer_join_to_its_text_with_their_log_probabilities() -> None:
-    lm = lm_of("hermes")
-    generation = lm.generate(lm.chat_prompt(messages=QUESTION), max_new_tokens=40)
-    tokens = token_logprobs(generation, lm.tokenizer)
-    assert "".join(each.token for each in tokens) == generation.text
-    assert [each.logprob for each in tokens] == list(generation.logprobs)
-    assert all(generation.text[each.start : each.end] == each.token for each in tokens)
-
-
 def test_a_routed_model_writes_two_answers_and_keeps_one() -> None:
     lm = lm_of("hermes").with_routing()
     calling = ToolCalling(lm, TOOLS, tool_choice="required")
@@ -459,8 +418,8 @@ def test_a_routed_model_writes_two_answers_and_keeps_one() -> None:
     assert json.dumps([dict(call.arguments) for call in answer.tool_calls])
 
 
-@pytest.mark.parametrize(("behind", "calls"), [('\n{"na', True), ('{"q', False)])
-def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_text(behind: str, calls: bool) -> None:
+@pytest.mark.parametrize(("behind", "fits"), [('\n{"na', True), ('{"q', False)])
+def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_not_chosen(behind: str, fits: bool) -> None:
     tokenizer = templated("hermes")
     beyond = f"<tool_call>{behind}"
     tokenizer.add_tokens([AddedToken(beyond, normalized=False)])
@@ -468,6 +427,5 @@ def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_text(behind: st
     calling = ToolCalling(lm, TOOLS, parallel=False)
     prompt = calling.prompt(QUESTION)
     generation, answer = calling.generate(prompt, max_new_tokens=300, logits_processor=[Writing(lm, beyond)])
-    assert generation.token_ids[0] == tokenizer.convert_tokens_to_ids(beyond)
-    assert len(answer.tool_calls) == calls
-    assert calls or answer.content == generation.text
+    assert (generation.token_ids[0] == tokenizer.convert_tokens_to_ids(beyond)) == fits
+    assert len(answer.tool_calls) == fits

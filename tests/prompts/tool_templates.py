@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -83,25 +81,6 @@ STRICT = """{% for message in messages %}{% if message.role not in ('user', 'ass
 """As Gemma's: two roles in turn, and nothing about tools."""
 
 ALL = {"hermes": HERMES, "list": LIST, "bare": BARE, "named": NAMED, "strict": STRICT, "chatml": None}
-
-RESPONSE_TEMPLATE: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "content": "json",
-            "repeats": True,
-            "transform": {
-                "type": "function",
-                "function": {"name": "{content.name}", "arguments": "{content.arguments}"},
-            },
-        },
-        "content": {"close": "<|im_end|>"},
-    },
-}
 
 _MARKERS = {
     "hermes": ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>"),

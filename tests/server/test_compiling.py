@@ -14,7 +14,9 @@ import torch
 from xgrammar import GrammarMatcher, allocate_token_bitmask
 
 from invariant_rag import InvariantModel
-from invariant_rag.generation.grammar import Grammar, json_format, vocabulary
+from invariant_rag.errors import InvalidObject, InvalidSchema
+from invariant_rag.generation.json_schema import json_format, tag_of
+from invariant_rag.generation.structured import vocabulary
 from invariant_rag.server import InProcess, Settings, compiling
 from invariant_rag.server.compiling import SchemaCompiler
 from invariant_rag.server.errors import InvalidRequest
@@ -62,8 +64,8 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
 
 
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
-    words, compiler = vocabulary(model.tokenizer, 288, frozenset({0})), SchemaCompiler(1)
-    tag, left = Grammar(json_format(LENGTHY)).tag, Event()
+    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1)
+    tag, left = tag_of(json_format(LENGTHY)), Event()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(compiler.compile, left, words, tag)
         others = [pool.submit(compiler.compile, Event(), words, tag) for _ in range(3)]
@@ -73,12 +75,34 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
         found = [each.result() for each in others]
     assert all(each is found[0] for each in found)
     assert compiler.compile(Event(), words, tag) is found[0]
-    compiler.compile(Event(), words, Grammar(json_format(QUICK)).tag)  # there is room for one
+    compiler.compile(Event(), words, tag_of(json_format(QUICK)))  # there is room for one
     assert compiler.compile(Event(), words, tag) is not found[0]
     mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
-    GrammarMatcher(words.compile(Grammar(json_format(LENGTHY)))).fill_next_token_bitmask(mine)
+    GrammarMatcher(words.compile(tag_of(json_format(LENGTHY)))).fill_next_token_bitmask(mine)
     GrammarMatcher(found[0]).fill_next_token_bitmask(theirs)
     assert torch.equal(mine, theirs)
+
+
+FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ("a" * 60 + "!", {"pattern": "^(a|a)*$"}),
+        ({"a" * 60 + "!": 1}, {"patternProperties": {"^(a|a)*$": {}}}),
+        (1, {"$ref": "#/$defs/d0", "$defs": {**FAN, "d60": {}}}),
+    ],
+    ids=["pattern", "names", "references"],
+)
+def test_a_validation_that_never_ends_is_stopped(
+    value: Any, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "VALIDATION_SECONDS", 0.3)
+    with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
+        compiling.validate(value, schema, Event())
+    with pytest.raises(InvalidObject):
+        compiling.validate(value, {"type": "null"}, Event())
 
 
 @pytest.fixture

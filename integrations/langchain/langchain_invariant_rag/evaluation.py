@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict, check_judge_options
-from invariant_rag.judge_calibration import CapCal
+from invariant_rag.judge import DEFAULT_CRITERIA, By, CapCal, Criteria, Judge, Verdict, check_judge_options
 
 from langchain_invariant_rag.chat_models import ChatInvariant
 

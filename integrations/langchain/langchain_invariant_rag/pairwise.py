@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from invariant_rag.errors import ExtraRequired
-from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge
-from invariant_rag.judge_calibration import CapCal
+from invariant_rag.judge import DEFAULT_CRITERIA, By, CapCal, Criteria, Judge
 
 from langchain_invariant_rag.chat_models import ChatInvariant
 from langchain_invariant_rag.errors import DISTRIBUTION

@@ -176,6 +176,8 @@ def test_every_format_parses_or_says_that_it_ran_out(chat: ChatInvariant, name: 
         found = chat.with_structured_output(schema, include_raw=True, **options).invoke(QUESTION)
         if found["raw"].response_metadata["finish_reason"] == "length":
             assert isinstance(found["parsing_error"], IncompleteObject)
+        elif name in ("duration", "url"):  # whose formats hold what pydantic does not
+            assert isinstance(found["parsed"], schema) or isinstance(found["parsing_error"], InvalidObject)
         else:
             assert isinstance(found["parsed"], schema)
 

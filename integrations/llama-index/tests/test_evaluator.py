@@ -10,8 +10,7 @@ import pytest
 from cases import QUERY
 from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnknownName, UnsupportedCombination
-from invariant_rag.judge import Judge
-from invariant_rag.judge_calibration import CapCal
+from invariant_rag.judge import CapCal, Judge
 from llama_index.core import Settings
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE, EvaluationSource

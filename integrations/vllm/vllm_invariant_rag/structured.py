@@ -6,18 +6,16 @@ run there with xgrammar. One thing differs: log-probabilities are those among th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.grammar import GrammarComplete, GrammarProcessor
+from invariant_rag.generation.structured import GrammarComplete, GrammarProcessor
 from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.grammar import Grammar
     from invariant_rag.generation.model import InvariantModel
     from transformers import StoppingCriteria
 
@@ -56,17 +54,15 @@ def structure_of(lm: InvariantModel, processors: Sequence[Any], criteria: Sequen
         criteria: `stopping_criteria` of the call.
 
     Raises:
-        UnsupportedCombination: There are other processors, which would have to run in vLLM, or free text with tools
-            that vLLM cannot hold to its grammar.
+        UnsupportedCombination: There are other processors, which would have to run in vLLM.
     """
     if not processors:
         return None
     complete = [each for each in criteria if isinstance(each, GrammarComplete)]
     if len(processors) == len(complete) == 1 and isinstance(processors[0], GrammarProcessor):
         processor = processors[0]
-        banned = {} if processor.grammar.trigger else _without_control_tokens(lm, processor)
-        tag = {"type": "structural_tag", "format": _format(processor.grammar)}
-        fields = {"structured_outputs": {"structural_tag": json.dumps(tag)}}
+        banned = {} if processor.trigger else _without_control_tokens(lm, processor)
+        fields = {"structured_outputs": {"structural_tag": processor.tag}}
         return Structure(fields | banned, processor.stops, complete[0])
     raise UnsupportedCombination(
         f"expected no logits processors, got {', '.join(type(each).__name__ for each in processors)}: they change "
@@ -79,19 +75,6 @@ def _without_control_tokens(lm: InvariantModel, processor: GrammarProcessor) -> 
     """Return what bans control tokens, which xgrammar would take for their names inside strings."""
     if lm.tokenizer is None:
         return {}
-    literals = processor.grammar.literals
-    banned = {token for token, name in control_tokens(lm.tokenizer).items() if name not in literals} - processor.stops
+    names = control_tokens(lm.tokenizer).items()
+    banned = {token for token, name in names if name not in processor.literals} - processor.stops
     return {"logit_bias": {str(token): _UNLIKELY for token in sorted(banned)}}
-
-
-def _format(grammar: Grammar) -> Any:
-    """Return the format of the whole text: behind a trigger, that of the grammar."""
-    if not grammar.trigger:
-        return grammar.format
-    if grammar.anchored or grammar.reasoning is not None:
-        raise UnsupportedCombination(
-            "expected calls behind a marker, of a model that does not reason, for text with tools on vLLM, got "
-            + (f"calls that begin with {grammar.trigger!r}" if grammar.anchored else "a model that reasons"),
-            hint="Use tool_choice='required' or the name of a tool, or run this call without vLLM.",
-        )
-    return {"type": "dispatch", "rules": [[grammar.trigger, grammar.format]], "loop": False}

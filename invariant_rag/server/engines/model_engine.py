@@ -28,17 +28,15 @@ from invariant_rag.errors import (
 from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import Answer, AnswerDelta, ModelAnswer, Reply, TokenLogprob
 from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.grammar import CACHE_BYTES, compile_elsewhere
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.sampling import TokenPenalties
-from invariant_rag.generation.schema_validation import validate_value
-from invariant_rag.generation.structured import check_complete
+from invariant_rag.generation.structured import CACHE_BYTES, check_complete, compile_elsewhere
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt, SegmentSet, document_rendering
-from invariant_rag.server.compiling import SchemaCompiler
+from invariant_rag.server.compiling import SchemaCompiler, validate
 from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
@@ -118,7 +116,7 @@ class ModelEngine(Engine):
                 compile_elsewhere.reset(hook)
             for call, reply in zip(calls, replies, strict=True):
                 for each in reply.answers:
-                    _validate(each, call)
+                    _validate(each, call, abandoned)
         if abandoned.is_set():
             raise CancelledError
         found = zip(calls, answerings, replies, strict=True)
@@ -317,7 +315,7 @@ def _about_parts(call: Call) -> Iterator[None]:
             raise
 
 
-def _validate(answer: ModelAnswer, call: Call) -> None:
+def _validate(answer: ModelAnswer, call: Call, abandoned: Event) -> None:
     """Validate a complete answer with what no grammar expresses: its object, and its calls by the schemas of the tools.
 
     Tools with `strict: false` have a caller who does that.
@@ -326,12 +324,13 @@ def _validate(answer: ModelAnswer, call: Call) -> None:
         InvalidObject: It does not follow a schema.
     """
     if call.request.schema is not None and call.strict and answer.finish_reason != "length":
-        validate_value(check_complete(answer.content), call.request.schema)
+        validate(check_complete(answer.content), call.request.schema, abandoned)
     functions: Any = {each["function"]["name"]: each["function"] for each in call.request.tools}  # type: ignore[index]
     for each in answer.tool_calls:
         function = functions.get(each.name)
         if function is not None and function.get("strict") is not False:
-            validate_value(dict(each.arguments), {"type": "object", **(function.get("parameters") or {})})
+            schema = {"type": "object", **(function.get("parameters") or {})}
+            validate(dict(each.arguments), schema, abandoned)
 
 
 def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> EngineReply:

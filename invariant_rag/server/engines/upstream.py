@@ -30,10 +30,11 @@ from invariant_rag.api_models import (
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.answers import AnswerDelta, Usage
 from invariant_rag.generation.citations import cite_spans
-from invariant_rag.generation.json_schema import parse_object
+from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt
+from invariant_rag.server.compiling import validate
 from invariant_rag.server.documents import citations_of, report_of_request
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, wait_for
 from invariant_rag.server.engines.openai_api import OpenAIAPI, WrittenAnswer
@@ -158,7 +159,7 @@ class Upstream(Engine):
         report = report_of_request(request, method, ordering, call.warnings)
         report["warnings"] += notes
         return EngineReply(
-            choices=[_choice(call, each, request.labels) for each in asked[winner].written],
+            choices=[_choice(call, each, request.labels, abandoned) for each in asked[winner].written],
             usage=_usage([each.usage or {} for each in asked]),
             report=report if tally is None else {**report, "vote": tally.as_dict()},
         )
@@ -314,7 +315,7 @@ def _check_supported(call: Call, method: str) -> None:
             raise UnsupportedCombination(f"expected n=1 with the method vote, which has one outcome, got {count}")
 
 
-def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
+def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event) -> Choice:
     """Return an answer with its citations.
 
     Raises:
@@ -326,7 +327,7 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels) -> Choice:
     is_cut = written.finish_reason == "length"
     if asked.schema is not None and call.strict and not answer.tool_calls and not is_cut:
         with about("response_format"):
-            parse_object(answer.content, asked.schema)
+            validate(check_complete(answer.content), asked.schema, abandoned)
     if asked.logprobs and written.logprobs is None:
         with about("logprobs"):
             raise UnsupportedCombination(

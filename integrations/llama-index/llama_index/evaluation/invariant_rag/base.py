@@ -12,8 +12,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.settings import Settings
 
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, check_judge_options
-from invariant_rag.judge_calibration import CapCal
+from invariant_rag.judge import DEFAULT_CRITERIA, By, CapCal, Criteria, Judge, check_judge_options
 from llama_index.llms.invariant_rag import InvariantLLM
 
 

@@ -1,29 +1,143 @@
-"""`RoutedModel`: an `InvariantModel` that asks two branches and returns the answer of one."""
+"""Selective Routing: run the plain and the invariant model, and return one answer (arXiv 2502.08662, section 3.3).
+
+In some prompts the order of the segments carries meaning ("none of the above" as the last option). The router returns
+the invariant answer only if that model is more confident than the plain one by a margin. It costs two generations, and
+inherits the order dependence of the plain model: with `plain_order="given"`, as published, the answer may change with
+the order of the segments; with `plain_order="canonical"` it does not, but the plain model cannot use the order either.
+
+Confidences are those of the published code, which the published margin of 0.2 was chosen for: the largest probability
+in a softmax over the candidates alone, and for a text the arithmetic mean of its token probabilities. Two differences:
+
+- A candidate of several tokens is scored whole, where the published code reads its first token only. The candidates
+  ` A` to ` D` have no other.
+- The probability of a token is that of the chosen token under the model, where the published code takes the largest one
+  after logits processors. In greedy decoding without processors these are the same.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args, overload
 
 import torch
 
-from invariant_rag.checks import check_kind, check_name, check_real
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.checks import check_items, check_kind, check_name, check_real
+from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import check_options
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import StopOnEvent
-from invariant_rag.routing.rule import ALPHA, Branch, candidate_confidence, route, text_confidence
 from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
+Branch: TypeAlias = Literal["plain", "invariant"]
 PlainOrder: TypeAlias = Literal["given", "canonical"]
 
-_STATEFUL_OPTIONS = ("logits_processor", "stopping_criteria")
+ALPHA = 0.2
+"""The published margin, chosen on the validation set of MMLU."""
+ALPHAS = (-0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""The candidate margins of the paper (arXiv 2502.08662, appendix E)."""
+
+
+def route(plain_confidence: float, invariant_confidence: float, alpha: float = ALPHA) -> Branch:
+    """Choose a branch: the plain one if `plain_confidence + alpha > invariant_confidence`, else the invariant one.
+
+    On a tie the invariant answer is taken, as in the paper (section 3.3) and in the published `run.py`; the published
+    `mmlu_eval_bulk.py` takes the plain one.
+
+    >>> route(0.5, 0.8), route(0.5, 0.625, alpha=0.125), route(0.9, 0.95)
+    ('invariant', 'invariant', 'plain')
+    """
+    plain, invariant = (
+        check_real("plain_confidence", plain_confidence),
+        check_real("invariant_confidence", invariant_confidence),
+    )
+    return "plain" if plain + check_real("alpha", alpha) > invariant else "invariant"
+
+
+def text_confidence(logprobs: Sequence[float]) -> float:
+    """Return the confidence in a text: the arithmetic mean of its token probabilities, or 0 for no tokens.
+
+    >>> text_confidence([math.log(0.5), math.log(0.125)])
+    0.3125
+
+    Args:
+        logprobs: Log-probability of each token, the end token included.
+    """
+    listed = check_items("logprobs", logprobs, Real)
+    return math.fsum(map(math.exp, listed)) / len(listed) if listed else 0.0
+
+
+def candidate_confidence(logprobs: Sequence[float]) -> float:
+    """Return the largest probability in a softmax over the candidates alone, given the log-probability of each.
+
+    >>> round(candidate_confidence([math.log(0.002), math.log(0.006)]), 4)
+    0.75
+
+    Raises:
+        InvalidChoice: There is none, or one is no number.
+    """
+    listed = check_items("logprobs", logprobs, Real)
+    if not listed:
+        raise InvalidChoice("logprobs: expected at least one number, got none")
+    largest = max(listed)
+    return 1 / math.fsum(math.exp(each - largest) for each in listed)
+
+
+@dataclass(frozen=True)
+class RoutingRecord:
+    """The results of both branches for one labelled question: confidences, and scores; higher ones are better."""
+
+    plain_confidence: float
+    invariant_confidence: float
+    plain_score: float
+    invariant_score: float
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            check_real(each.name, int(value) if isinstance(value, bool) else value)
+
+    def score(self, alpha: float) -> float:
+        """Return the score of the answer that this margin chooses."""
+        branch = route(self.plain_confidence, self.invariant_confidence, alpha)
+        return self.plain_score if branch == "plain" else self.invariant_score
+
+
+@dataclass(frozen=True)
+class TunedAlpha:
+    """The best margin, the mean score of the routed answers at it, and that at every candidate margin."""
+
+    alpha: float
+    score: float
+    scores: dict[float, float]
+
+
+def tune_alpha(records: Iterable[RoutingRecord], alphas: Sequence[float] = ALPHAS) -> TunedAlpha:
+    """Find the margin with the best mean score on a labelled set.
+
+    Ties are broken towards 0, and then towards the positive margin, which prefers the plain model.
+
+    Args:
+        records: The results of both branches for each question.
+        alphas: Candidate margins; the published ones by default.
+
+    Raises:
+        InvalidChoice: `records` or `alphas` is empty.
+    """
+    records = check_items("records", records, RoutingRecord)
+    alphas = [check_real("alphas", each) for each in check_items("alphas", alphas, Real)]
+    if not records or not alphas:
+        raise InvalidChoice(f"expected at least one record and one margin, got {len(records)} and {len(alphas)}")
+    scores = {alpha: math.fsum(each.score(alpha) for each in records) / len(records) for alpha in alphas}
+    best = max(scores, key=lambda alpha: (scores[alpha], -abs(alpha), alpha))
+    return TunedAlpha(best, scores[best], scores)
 
 
 @dataclass(frozen=True)
@@ -32,8 +146,7 @@ class RoutedGeneration(Generation):
 
     Attributes:
         branch: The selected branch.
-        plain_confidence: Mean of the token probabilities of the plain answer.
-        invariant_confidence: The same for the invariant answer.
+        plain_confidence: Mean of the token probabilities of the plain answer; `invariant_confidence` of the other one.
         rejected: The answer of the other branch.
     """
 
@@ -54,8 +167,7 @@ class RoutedScores(list[float]):
 
     Attributes:
         branch: The selected branch.
-        plain_confidence: Largest probability of the plain model, in a softmax over the candidates.
-        invariant_confidence: The same for the invariant model.
+        plain_confidence: Largest probability of the plain model; `invariant_confidence` of the other one.
         rejected: The log-probabilities of the other branch.
     """
 
@@ -90,11 +202,8 @@ class RoutedModel(InvariantModel):
 
     def with_routing(self, alpha: float | None = None, *, plain_order: PlainOrder | None = None) -> RoutedModel:
         """Return a model with another margin or order of the plain branch. What is not given stays as it is."""
-        return self.over(
-            self.invariant_branch,
-            alpha=self.alpha if alpha is None else alpha,
-            plain_order=self.plain_order if plain_order is None else plain_order,
-        )
+        alpha = self.alpha if alpha is None else alpha
+        return self.over(self.invariant_branch, alpha=alpha, plain_order=plain_order or self.plain_order)
 
     def __repr__(self) -> str:
         return f"RoutedModel({self.invariant_branch!r}, alpha={self.alpha}, plain_order={self.plain_order!r})"
@@ -162,7 +271,9 @@ class RoutedModel(InvariantModel):
         """
         check_options(kwargs, self.model)
         streamer = kwargs.pop("streamer", None)
-        stateful = {name: kwargs[name] for name in _STATEFUL_OPTIONS if name in kwargs}
+        stateful: dict[str, Any] = {
+            name: kwargs[name] for name in ("logits_processor", "stopping_criteria") if name in kwargs
+        }
         plain = self.plain_branch.generate(prompt, **kwargs | _copy_stateful(stateful))
         invariant = self.invariant_branch.generate(prompt, **kwargs)
         single = isinstance(plain, Generation) and isinstance(invariant, Generation)
