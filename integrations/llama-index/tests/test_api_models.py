@@ -171,11 +171,10 @@ class Place(BaseModel):
 class Caller(MockFunctionCallingLLM):
     """It calls the first tool with the first document; without tools it says it. Whether it has to is remembered."""
 
-    is_chat_model: bool | None = True
     required: list[bool] = Field(default_factory=list)
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(response_generator=self._said, **kwargs)
+        super().__init__(response_generator=self._said, is_chat_model=True, **kwargs)
 
     def _said(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatMessage:
         said = re.findall(r"Document: (.*)", "\n".join(message.content or "" for message in messages))[0]

@@ -46,7 +46,7 @@ def engine_answer(model: InvariantModel, *content: Any) -> str:
     return model.generate(render_chat(messages, model.tokenizer, QUERY), max_new_tokens=8).text
 
 
-def answer(llm: InvariantLLM, nodes: Any, template: Any = TEMPLATE, **variables: Any) -> str:
+def answer(llm: Any, nodes: Any, template: Any = TEMPLATE, /, **variables: Any) -> str:
     return str(InvariantSynthesizer(llm, text_qa_template=template).synthesize(QUERY, nodes, **variables))
 
 
