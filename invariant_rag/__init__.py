@@ -33,28 +33,18 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "Answer": "rag.pipeline",
-    "AttentionSorting": "ensembles",
-    "CapCal": "judge",
-    "ContextExperts": "ensembles",
-    "ContextualCalibration": "ensembles",
-    "Generation": "generation.outputs",
-    "InvariantModel": "generation.model",
-    "Judge": "judge",
-    "KeyValueCache": "generation.kv_cache",
-    "MicroBatcher": "generation.batching",
-    "PermutationAverage": "ensembles",
-    "Prompt": "segments",
-    "RAG": "rag.pipeline",
-    "RingAverage": "ensembles",
-    "RemoteModel": "remote",
-    "RoutedModel": "routing",
-    "Segment": "segments",
-    "SegmentSet": "segments",
-    "SelfConsistency": "ensembles",
-    "Trusted": "prompts.literal_text",
-    "Verdict": "judge",
+    "ensembles": "AttentionSorting ContextExperts ContextualCalibration PermutationAverage RingAverage SelfConsistency",
     "audit": "audit",
+    "generation.batching": "MicroBatcher",
+    "generation.kv_cache": "KeyValueCache",
+    "generation.model": "InvariantModel",
+    "generation.outputs": "Generation",
+    "judge": "CapCal Judge Verdict",
+    "prompts.literal_text": "Trusted",
+    "rag.pipeline": "RAG Answer",
+    "remote": "RemoteModel",
+    "routing": "RoutedModel",
+    "segments": "Prompt Segment SegmentSet",
 }
 
 __all__ = [
@@ -83,4 +73,4 @@ __all__ = [
     "audit",
 ]
 
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, {name: home for home in _HOMES for name in _HOMES[home].split()})

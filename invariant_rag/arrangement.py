@@ -1,10 +1,8 @@
-"""Layouts and arrangements: which keys every token of a prompt sees, and at which rotary shift.
+"""Layouts and arrangements: which keys every token of a prompt attends to, and at which rotary shift.
 
-Rotary scores depend on position differences only. So a token never moves: it keeps its own position, which is nearly
-always its index in memory, and keys that it should see elsewhere are rotated by a constant shift per segment.
-
-An arrangement is a list of *blocks* of neighbouring queries. A block keeps what it is (causal, rows, or RoToR's ring),
-so that no layer has to recognise it again.
+Rotary scores depend on position differences only. So a token keeps its own position, nearly always its index in memory,
+and keys that it should see elsewhere are rotated by a constant shift per segment. An arrangement is a list of *blocks*
+of neighbouring queries (causal, rows, or RoToR's ring).
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise, starmap
+from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -47,16 +45,6 @@ class Layout:
     texts: tuple[int, ...]
     sets: tuple[tuple[int, ...], ...]
 
-    @cached_property
-    def _parts(self) -> tuple[tuple[Span, ...], tuple[tuple[Span, ...], ...]]:
-        """The texts, and the segments of each set, one behind the other."""
-        texts, sets = [Span(0, self.texts[0])], []
-        for segments, text in zip(self.sets, self.texts[1:], strict=True):
-            start = texts[-1].stop
-            sets.append(_consecutive(start, segments))
-            texts.extend(_consecutive(start + sum(segments), [text]))
-        return tuple(texts), tuple(sets)
-
     @property
     def counts(self) -> tuple[int, ...]:
         """For each set, how many of its segments have tokens."""
@@ -65,22 +53,25 @@ class Layout:
     @cached_property
     def length(self) -> int:
         """Tokens of the whole prompt."""
-        return self._parts[0][-1].stop
+        return self.text_spans[-1].stop
 
-    @property
+    @cached_property
     def text_spans(self) -> tuple[Span, ...]:
         """One span for each text."""
-        return self._parts[0]
+        spans = [Span(0, self.texts[0])]
+        for segments, text in zip(self.sets, self.texts[1:], strict=True):
+            start = spans[-1].stop + sum(segments)
+            spans.append(Span(start, start + text))
+        return tuple(spans)
 
-    @property
+    @cached_property
     def set_spans(self) -> tuple[tuple[Span, ...], ...]:
         """For each set, one span for each segment, in physical order."""
-        return self._parts[1]
-
-
-def _consecutive(start: int, lengths: Iterable[int]) -> tuple[Span, ...]:
-    """Return spans of these lengths, one behind the other."""
-    return tuple(starmap(Span, pairwise(accumulate(lengths, initial=start))))
+        found = []
+        for text, segments in zip(self.text_spans, self.sets, strict=False):
+            bounds = list(accumulate(segments, initial=text.stop))
+            found.append(tuple(map(Span, bounds, bounds[1:])))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -223,7 +214,7 @@ class RowArrangement:
                     yield keys[: row.length - later]
 
     def weighted_from(self, start: int) -> Weighted:
-        """Return the keys that a token weighs, or a row or block that starts with it."""
+        """Return no keys: rows attend by a plain softmax."""
         return ()
 
 
@@ -309,14 +300,15 @@ def arrange_rows(
     Raises:
         InvalidChoice: A row does not end with its own segment.
     """
-    place = _stacked if slots == "stacked" else _in_place
     rows: list[Row] = []
     for text, spans, order in zip(layout.text_spans, (*layout.set_spans, ()), (*orders, ()), strict=True):
         rows.append(Row(text, (Run(0, text.stop, 0),)))
         for own, (segment, seen) in enumerate(zip(spans, order, strict=True)):
             if not seen or seen[-1] != own:
                 raise InvalidChoice(f"expected the row of segment {own} to end with itself, got {list(seen)}")
-            rows.append(Row(segment, place(text.stop, [spans[j] for j in seen])))
+            others = [spans[j] for j in seen]
+            in_place = [(0, text.stop, 0), *((span.start, span.stop, 0) for span in others)]
+            rows.append(Row(segment, _stacked(text.stop, others) if slots == "stacked" else _joined(in_place)))
     positions = shared_positions(layout) if slots == "shared" else natural_positions(layout)
     return RowArrangement(layout, _blocks(row for row in rows if len(row.queries)), positions)
 
@@ -336,11 +328,6 @@ def _stacked(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
     moved = starts[-2] - row[-1].start  # distance of the row's own segment from its natural position
     seen = ((span.start, span.stop, at - span.start - moved) for at, span in zip(starts, row, strict=False))
     return _joined([(0, prefix, -moved), *seen])
-
-
-def _in_place(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
-    """Return the runs of a row whose spans are seen at their natural positions."""
-    return _joined([(0, prefix, 0), *((span.start, span.stop, 0) for span in row)])
 
 
 def _joined(runs: Iterable[tuple[int, int, int]]) -> tuple[Run, ...]:

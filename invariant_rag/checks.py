@@ -35,11 +35,7 @@ def check_number(
     *,
     error: type[InvariantRAGError] = InvalidChoice,
 ) -> int:
-    """Return a whole number as an int.
-
-    Raises:
-        InvariantRAGError: It is none, below `least` or above `most`; raised as the given `error` class.
-    """
+    """Return a whole number from `least` to `most` as an int; raise `error` for anything else."""
     wanted = "a whole number" if least is None else f"at least {least}"
     if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):
         raise error(f"{name}: expected {wanted}, got {shown(value)}", hint=f"Give {name} as an int.")
@@ -50,11 +46,7 @@ def check_number(
 
 
 def check_real(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> float:
-    """Return a finite number as a float.
-
-    Raises:
-        InvariantRAGError: It is none; raised as the given `error` class.
-    """
+    """Return a finite number as a float; raise `error` for anything else."""
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -66,22 +58,14 @@ def check_real(name: str, value: Any, *, error: type[InvariantRAGError] = Invali
 
 
 def check_text(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> str:
-    """Return a text.
-
-    Raises:
-        InvariantRAGError: It is none; raised as the given `error` class.
-    """
+    """Return a text; raise `error` for anything else."""
     if not isinstance(value, str):
         raise error(f"{name}: expected a str, got {shown(value)}", hint=f"Give {name} as text.")
     return value
 
 
 def check_items(name: str, values: Any, kind: type, *, error: type[InvariantRAGError] = InvalidChoice) -> list[Any]:
-    """Return objects of one class as a list.
-
-    Raises:
-        InvariantRAGError: It is no collection of them; raised as the given `error` class.
-    """
+    """Return objects of one class as a list; raise `error` for anything else."""
     what = f"{name}: expected a list of {kind.__name__}"
     if not is_iterable(values) or isinstance(values, str | bytes):
         raise error(f"{what}, got {shown(values)}", hint=f"Give {name} as a list.")
@@ -107,11 +91,7 @@ def check_stops(stops: Any) -> list[str]:
 
 
 def check_tools(tools: Any) -> list[Any]:
-    """Return tools, of whatever kind, as a list; None is none.
-
-    Raises:
-        InvalidTool: They are no collection.
-    """
+    """Return tools, of whatever kind, as a list; None is none. Raise `InvalidTool` for what is no collection."""
     if tools is None:
         return []
     if not is_iterable(tools) or isinstance(tools, str | bytes):
@@ -127,11 +107,7 @@ def check_kind(
     error: type[InvariantRAGError] = InvalidChoice,
     hint: str | None = None,
 ) -> T:
-    """Return an object of a class.
-
-    Raises:
-        InvariantRAGError: It is of another one; raised as the given `error` class.
-    """
+    """Return an object of a class; raise `error` for anything else."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise error(f"{name}: expected {article} {kind.__name__}, got {shown(value)}", hint=hint)
@@ -139,22 +115,14 @@ def check_kind(
 
 
 def check_flag(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> bool:
-    """Return a switch, `True` or `False`; 1 and 0 are these, too.
-
-    Raises:
-        InvariantRAGError: It is none; raised as the given `error` class.
-    """
+    """Return a switch, `True` or `False`; 1 and 0 are these, too; raise `error` for anything else."""
     if not isinstance(value, Integral) or value not in (0, 1):
         raise error(f"{name}: expected True or False, got {shown(value)}", hint=f"Give {name} as a bool.")
     return bool(value)
 
 
 def check_function(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> Any:
-    """Return what can be called.
-
-    Raises:
-        InvariantRAGError: It cannot; raised as the given `error` class.
-    """
+    """Return what can be called; raise `error` for anything else."""
     if not callable(value):
         raise error(f"{name}: expected a function, got {shown(value)}", hint=f"Give {name} as a function.")
     return value
@@ -163,14 +131,8 @@ def check_function(name: str, value: Any, *, error: type[InvariantRAGError] = In
 def check_name(kind: str, value: Any, choices: Iterable[str], *, hint: str | None = None) -> str:
     """Return one of some names.
 
-    Args:
-        kind: What is named, for the message.
-        value: The name.
-        choices: All names.
-        hint: What to do about another one; default: the hint of `UnknownName`.
-
     Raises:
-        UnknownName: It is none of them.
+        UnknownName: It is none of them; the message calls it `kind`.
     """
     listed = list(choices)
     if not isinstance(value, str) or value not in listed:
@@ -179,12 +141,7 @@ def check_name(kind: str, value: Any, choices: Iterable[str], *, hint: str | Non
 
 
 def check_path(name: str, value: Any, *, error: type[InvariantRAGError] = InvalidChoice) -> Path:
-    """Return the path of a file or a folder.
-
-    Raises:
-        InvariantRAGError: It is neither a text nor a `Path`, an empty text, which Python takes for the working
-            directory, or nothing that the system takes for a path; raised as the given `error` class.
-    """
+    """Return the path of a file or a folder; raise `error` for an empty text, and what the system takes for none."""
     if not isinstance(value, str | Path):
         raise error(f"{name}: expected a path, got {shown(value)}", hint=f"Give {name} as a str or a Path.")
     if value == "":

@@ -17,36 +17,20 @@ MAX_DEPTH = 100
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: It cannot be read, or is no regular file: reading a named pipe would wait for ever.
-    """
+    """Return the content of a regular file; raise `OSError` for others: a named pipe would make it wait for ever."""
     check_regular(path)
     return path.read_bytes()
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is no regular file.
-
-    Raises:
-        OSError: It is none, does not exist, or its path is none that the system takes.
-    """
+    """Raise `OSError` for what is no regular file."""
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # a null character in the path
         raise OSError(f"no path of a file: {error}") from error
     if not stat.S_ISREG(mode):
-        raise OSError(f"expected a file, got {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}")
-
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        raise OSError(f"expected a file, got {kinds.get(stat.S_IFMT(mode), 'a device')}")
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
@@ -76,12 +60,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def _check_depth(document: Any) -> None:
     level = [document]
     for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
+        below = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [inner for each in below for inner in each]
         if not level:
             return
     raise ValueError(f"expected JSON nested at most {MAX_DEPTH} deep, got more")
@@ -110,11 +90,7 @@ def finite(document: Any) -> Any:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder for output, if it does not exist, and return it.
-
-    Raises:
-        UnusableFile: It cannot be created.
-    """
+    """Create a folder for output, if it does not exist, and return it; raise `UnusableFile` where that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:

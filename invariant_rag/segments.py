@@ -1,7 +1,6 @@
 """Data types of the library: `Segment`, `SegmentSet` (a multiset of segments) and `Prompt`.
 
-A prompt is text, a set of segments, text; or several such sets with text between them. The listing order of segments
-has no meaning. It is kept so that results can refer to segments by their index in the input.
+The listing order of segments has no meaning. It is kept so that results can refer to segments by their index.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from invariant_rag.checks import check_function, check_items, check_kind, check_text, is_iterable
+from invariant_rag.checks import check_items, check_kind, is_iterable
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, InvariantRAGError
 from invariant_rag.shown import shown
 
 TokenIds: TypeAlias = tuple[int, ...]
 Text: TypeAlias = str | TokenIds
 """Text of a prompt: a string, or token ids that are used as they are."""
-
 
 _LARGEST_ID = 2**31 - 1  # tokenizers hold ids in 32 bits
 
@@ -54,8 +52,6 @@ _written = json.JSONEncoder(default=str).encode
 
 def _canonical_json(value: Any) -> str:
     """Serialize a value so that the iteration order of its mappings and sets does not matter."""
-    if type(value) in _SCALARS:
-        return _written(value)
     if isinstance(value, Mapping):
         pairs = sorted([f"{_canonical_json(key)}: {_canonical_json(each)}" for key, each in value.items()])
         return f"{{{', '.join(pairs)}}}"
@@ -71,11 +67,6 @@ def _rendered(value: Any) -> str:
     if type(value) in _SCALARS:
         return str(value)
     return _canonical_json(value) if isinstance(value, Mapping | Set | list | tuple) else str(value)
-
-
-def _none_first(value: Any) -> tuple[Any, ...]:
-    """Return a sort key for an optional value: None sorts before every other value."""
-    return () if value is None else (value,)
 
 
 def _is_score(value: Any) -> bool:
@@ -111,7 +102,7 @@ class Segment:
             raise InvalidSegment(f"text: expected str, got {type(self.text).__name__}")
         if self.title is not None and not isinstance(self.title, str):
             raise InvalidSegment(f"title: expected str or None, got {type(self.title).__name__}")
-        if not isinstance(self.metadata, Mapping) or [key for key in self.metadata if not isinstance(key, str)]:
+        if not isinstance(self.metadata, Mapping) or not all(isinstance(key, str) for key in self.metadata):
             raise InvalidSegment(f"metadata: expected a mapping with str keys, got {shown(self.metadata)}")
         if self.score is not None and not _is_score(self.score):
             raise InvalidSegment(f"score: expected a number other than nan, got {shown(self.score)}")
@@ -145,15 +136,8 @@ class Segment:
             raise InvalidSegment("metadata: expected values nested less deeply") from error
         except ValueError as error:  # a circle, or an int with thousands of digits
             raise InvalidSegment(f"metadata: expected values that can be written: {error}") from error
-        return (
-            self.text,
-            _none_first(self.token_ids),
-            _none_first(self.title),
-            metadata,
-            _none_first(self.score),
-            rendered,
-            str(self.score),
-        )
+        optional = [() if each is None else (each,) for each in (self.token_ids, self.title, self.score)]
+        return (self.text, *optional[:2], metadata, optional[2], rendered, str(self.score))
 
     @cached_property
     def content_hash(self) -> str:
@@ -239,11 +223,13 @@ class SegmentSet(Sequence[Segment]):
         if isinstance(segments, str | bytes | Segment | Mapping) or not is_iterable(segments):
             raise InvalidSegment(f"expected a collection of segments, got {type(segments).__name__}")
         self._segments = tuple([each if isinstance(each, Segment) else Segment.of(each) for each in segments])
-        self.slots = None if slots is None else tuple(check_items("slots", slots, Slot, error=InvalidSegment))
-        if self.slots is not None and len(self.slots) != len(self._segments):
-            raise InvalidSegment(f"expected one slot per segment, got {len(self.slots)} for {len(self._segments)}")
-        if self.slots is not None and any(each.token_ids is not None for each in self._segments):
-            raise InvalidSegment("expected segments with text, which slots put in a place; got one with token ids")
+        self.slots: tuple[Slot, ...] | None = None
+        if slots is not None:
+            self.slots = tuple(check_items("slots", slots, Slot, error=InvalidSegment))
+            if len(self.slots) != len(self):
+                raise InvalidSegment(f"expected one slot per segment, got {len(self.slots)} for {len(self)}")
+            if any(each.token_ids is not None for each in self):
+                raise InvalidSegment("expected segments with text, which slots put in a place; got one with token ids")
 
     def permuted(self, order: Sequence[int]) -> SegmentSet:
         """Return the same set with its segments listed in another order.
@@ -282,9 +268,7 @@ class SegmentSet(Sequence[Segment]):
 
 
 def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True) -> bool | None:
-    """Return whether the order in which documents were listed cannot change what a model gets, as far as sets tell.
-
-    Every ledger has it from here. It is the same for all orders of the same documents.
+    """Return whether the order in which documents were listed cannot change what a model gets; None: no documents.
 
     >>> verdict([3]), verdict([1, 3]), verdict([1, 1, 2]), verdict([])
     (True, True, False, None)
@@ -294,9 +278,6 @@ def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True
             segment each may be one set that was not understood.
         sorts: Whether the segments of a set are put in an order by content.
         recognized: Whether every document is known to be in a set.
-
-    Returns:
-        None if there are no documents.
     """
     listed = [each for each in sizes if each]
     if not listed and recognized:
@@ -360,20 +341,17 @@ class Prompt:
         rendering: Callable[[Segment], str] = plain_rendering,
     ) -> None:
         segment_set = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
-        self._set_fields((_as_text(prefix), _as_text(suffix)), (segment_set,), query, rendering)
+        self._fill((_as_text(prefix), _as_text(suffix)), (segment_set,), query, rendering)
 
-    def _set_fields(
-        self,
-        texts: tuple[Text, ...],
-        sets: tuple[SegmentSet, ...],
-        query: str | None,
-        rendering: Callable[[Segment], str],
-    ) -> None:
-        if query is not None:
-            check_text("query", query, error=InvalidPrompt)
-        check_function("rendering", rendering, error=InvalidPrompt)
-        for name, value in (("texts", texts), ("sets", sets), ("query", query), ("rendering", rendering)):
-            object.__setattr__(self, name, value)
+    def _fill(
+        self, texts: Sequence[Text], sets: Iterable[SegmentSet], query: str | None, rendering: Callable[[Segment], str]
+    ) -> Prompt:
+        if query is not None and not isinstance(query, str):
+            raise InvalidPrompt(f"query: expected a str, got {shown(query)}")
+        if not callable(rendering):
+            raise InvalidPrompt(f"rendering: expected a function, got {shown(rendering)}")
+        vars(self).update(texts=tuple(texts), sets=tuple(sets), query=query, rendering=rendering)
+        return self
 
     @classmethod
     def of(
@@ -394,10 +372,9 @@ class Prompt:
                 sets.append(part)
                 texts.append("")
             else:
-                texts[-1] = _concatenate(texts[-1], _as_text(part))
-        prompt = cls.__new__(cls)
-        prompt._set_fields(tuple(texts), tuple(sets), query, rendering)
-        return prompt
+                text = part if isinstance(part, str) else as_token_ids(part, InvalidPrompt)
+                texts[-1] = _concatenate(texts[-1], text) if texts[-1] and text else texts[-1] or text
+        return cls.__new__(cls)._fill(texts, sets, query, rendering)
 
     @property
     def segments(self) -> SegmentSet:
@@ -420,12 +397,10 @@ class Prompt:
         Raises:
             InvalidPrompt: Their number differs.
         """
-        prompt = type(self).__new__(type(self))
         listed = check_items("sets", sets, SegmentSet, error=InvalidPrompt)
-        prompt._set_fields(self.texts, tuple(listed), self.query, self.rendering)
-        if len(prompt.sets) != len(self.sets):
-            raise InvalidPrompt(f"expected {len(self.sets)} sets, got {len(prompt.sets)}")
-        return prompt
+        if len(listed) != len(self.sets):
+            raise InvalidPrompt(f"expected {len(self.sets)} sets, got {len(listed)}")
+        return type(self).__new__(type(self))._fill(self.texts, listed, self.query, self.rendering)
 
     def to_complete(self) -> Prompt:
         r"""Return the prompt, with a line break behind segments that it ends with: a model continues text, not a set.
@@ -435,9 +410,7 @@ class Prompt:
         """
         if not self.segments or self.suffix:
             return self
-        prompt = type(self).__new__(type(self))
-        prompt._set_fields((*self.texts[:-1], "\n"), self.sets, self.query, self.rendering)
-        return prompt
+        return type(self).__new__(type(self))._fill((*self.texts[:-1], "\n"), self.sets, self.query, self.rendering)
 
     def shuffled(self, random_state: random.Random) -> Prompt:
         """Return a copy of the prompt with the segments of every set in a random order.
@@ -454,8 +427,6 @@ def _as_text(value: str | Sequence[int]) -> Text:
 
 
 def _concatenate(left: Text, right: Text) -> Text:
-    if not left or not right:
-        return left or right
     if isinstance(left, str) and isinstance(right, str):
         return left + right
     if isinstance(left, tuple) and isinstance(right, tuple):

@@ -19,12 +19,6 @@ layouts = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=5), st.integer
         st.just(tuple(tuple(lengths) for lengths, _ in rest)),
     )
 )
-one_set = st.builds(
-    lambda prefix, lengths, suffix: Layout((prefix, suffix), (tuple(lengths),)),
-    st.integers(0, 4),
-    st.lists(st.integers(0, 4), min_size=1, max_size=6),
-    st.integers(0, 4),
-)
 
 
 def blocks(layout: Layout) -> list[tuple[list[int], list[list[int]]]]:
@@ -97,15 +91,6 @@ def test_sequential_is_its_definition_and_always_plain(layout: Layout) -> None:
     assert len(arrangement.rows) <= 1, "plain rows are merged into one"
 
 
-@given(layouts, st.booleans())
-def test_isolated_segments_are_their_definition_where_they_lie_and_one_behind_the_other(
-    layout: Layout, stacked: bool
-) -> None:
-    arrangement = arrange_rows(layout, alone(layout), slots="stacked" if stacked else "natural")
-    assert read_off(arrangement) == brute_force(layout, alone(layout), stacked=stacked)
-    assert arrangement.positions == tuple(range(layout.length))
-
-
 @given(layouts)
 def test_segments_side_by_side_share_their_positions(layout: Layout) -> None:
     arrangement = arrange_rows(layout, alone(layout), slots="shared")
@@ -129,28 +114,13 @@ def test_any_rows_are_their_definition(layout: Layout, data: st.DataObject) -> N
             seen = data.draw(st.lists(st.sampled_from(others), unique=True)) if others else []
             orders.append([*seen, i])
         rows.append(orders)
-    assert read_off(arrange_rows(layout, rows)) == brute_force(layout, rows, stacked=True)
-
-
-@given(one_set)
-def test_rotor_needs_three_shifts_only(layout: Layout) -> None:
-    (prefix, _), (lengths,) = layout.texts, layout.sets
-    total, ends = sum(lengths), [sum(lengths[: i + 1]) for i in range(len(lengths))]
-    for row in RoToR().arrange(layout).rows:
-        if row.queries.start >= prefix + total or row.queries.stop <= prefix:
-            assert row.is_causal
-            continue
-        inside = [
-            i for i, end in enumerate(ends) if row.queries.start < prefix + end <= row.queries.stop and lengths[i]
-        ]
-        if len(inside) == 1 and not row.is_causal:
-            end = ends[inside[0]]
-            expected = [
-                Run(0, prefix, end - total),
-                Run(prefix + end, prefix + total, -total),
-                Run(prefix, prefix + end, 0),
-            ]
-            assert list(row.runs) == [run for run in expected if run.start < run.stop]
+    stacked = data.draw(st.booleans())
+    arrangement = arrange_rows(layout, rows, slots="stacked" if stacked else "natural")
+    if stacked:
+        assert read_off(arrangement) == brute_force(layout, rows, stacked=True)
+    apart = arrange_rows(layout, alone(layout), slots="stacked" if stacked else "natural")
+    assert read_off(apart) == brute_force(layout, alone(layout), stacked=stacked)
+    assert apart.positions == tuple(range(layout.length))
 
 
 @given(layouts)
@@ -159,6 +129,13 @@ def test_rotor_is_the_ring_of_its_rows(layout: Layout) -> None:
     assert arrangement.rows == arrange_rows(layout, ring(layout)).rows
     rings = [block for block in arrangement.blocks if isinstance(block, Ring)]
     assert len(rings) == sum(sum(map(bool, segments)) > 1 for segments in layout.sets)
+    assert arrangement.is_plain == (not rings), "one segment with tokens per set, or none"
+    for row in arrangement.rows:
+        assert len(row.queries)
+        assert all(run.start < run.stop for run in row.runs)
+        assert row.runs[-1].stop == row.queries.stop, "the last run ends with the span itself"
+        for one, two in zip(row.runs, row.runs[1:], strict=False):
+            assert (one.stop, one.shift) != (two.start, two.shift), "two runs that could be one"
 
 
 def test_rotor_on_a_worked_example() -> None:
@@ -193,25 +170,6 @@ def test_rows_are_merged_only_into_rows_that_are_truly_plain(
 
 
 @given(layouts)
-def test_one_segment_with_tokens_per_set_or_none_is_plain(layout: Layout) -> None:
-    single = Layout(
-        layout.texts, tuple(tuple(each if i == 0 else 0 for i, each in enumerate(one)) for one in layout.sets)
-    )
-    assert RoToR().arrange(single).is_plain
-    assert len(RoToR().arrange(single).rows) <= 1
-
-
-@given(layouts)
-def test_no_run_is_empty_and_no_two_could_be_one(layout: Layout) -> None:
-    for row in RoToR().arrange(layout).rows:
-        assert len(row.queries)
-        assert all(run.start < run.stop for run in row.runs)
-        assert row.runs[-1].stop == row.queries.stop, "the last run ends with the span itself"
-        for one, two in zip(row.runs, row.runs[1:], strict=False):
-            assert (one.stop, one.shift) != (two.start, two.shift)
-
-
-@given(layouts)
 def test_spans_lie_one_behind_the_other_and_cover_the_prompt(layout: Layout) -> None:
     tokens: list[int] = []
     for text, segments in zip(layout.text_spans, (*layout.set_spans, ()), strict=True):
@@ -220,13 +178,6 @@ def test_spans_lie_one_behind_the_other_and_cover_the_prompt(layout: Layout) -> 
     assert tokens == list(range(layout.length))
     assert [len(span) for span in layout.text_spans] == list(layout.texts)
     assert [tuple(map(len, each)) for each in layout.set_spans] == list(layout.sets)
-
-
-@pytest.mark.parametrize("texts", [(0,), (3,)])
-def test_a_prompt_without_sets_is_plain(texts: tuple[int, ...]) -> None:
-    arrangement = RoToR().arrange(Layout(texts, ()))
-    assert arrangement.is_plain
-    assert [row.queries for row in arrangement.rows] == ([Span(0, 3)] if texts[0] else [])
 
 
 def test_layouts_whose_texts_and_sets_do_not_match_are_refused() -> None:

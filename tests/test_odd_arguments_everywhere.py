@@ -40,7 +40,7 @@ from invariant_rag.generation import LazyModel, ToolCalling, constrain, generate
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.methods import APE, METHODS, Sequential, resolve_method
-from invariant_rag.orderings import ORDERINGS, Candidate, CrossEncoder, Embedding, MonoT5, resolve_ordering
+from invariant_rag.orderings import CrossEncoder, Embedding, MonoT5, resolve_ordering
 from invariant_rag.prompts import Tool, ToolCall
 from invariant_rag.rag import BM25Retriever, Document, FaissRetriever, chunk_documents, cite, load_documents
 from invariant_rag.routing import RoutingRecord, candidate_confidence, route, text_confidence, tune_alpha
@@ -205,10 +205,6 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
         "resolve_intervention": (
             resolve_intervention,
             {"intervention": None, "method": Sequential(), "model": model.model},
-        ),
-        "Candidate": (
-            lambda segment: ORDERINGS["lexical"]().rank([Candidate(segment, (1,), "a")], "q"),
-            {"segment": Segment("a")},
         ),
         "MonoT5": (MonoT5, {"tokenizer": None, "batch_size": 1, "max_length": 1, "device": None, "true_word": "t"}),
         "CrossEncoder": (CrossEncoder, {"model": "x", "batch_size": 1, "device": None}),

@@ -55,9 +55,7 @@ def load_model(
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device_map, **kwargs)
     except (OSError, ValueError) as error:  # OSError: not found; ValueError: not a causal LM
-        raise ModelNotFound(
-            f"expected a causal LM at {str(source)!r}: {error}", hint=what_to_do(str(source), error)
-        ) from error
+        raise _not_found("a causal LM", source, error) from error
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"the weights of {str(source)!r} do not fit: {error}") from error
     except (AssertionError, RuntimeError) as error:  # what torch raises for a device depends on how it was built
@@ -100,9 +98,7 @@ def load_tokenizer(name: str | Path | None, **kwargs: Any) -> PreTrainedTokenize
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **_file_keywords(kwargs))
     except (OSError, ValueError) as error:
-        raise ModelNotFound(
-            f"expected a tokenizer at {str(source)!r}: {error}", hint=what_to_do(str(source), error)
-        ) from error
+        raise _not_found("a tokenizer", source, error) from error
     return tokenizer
 
 
@@ -123,10 +119,12 @@ def load_config(name: str | Path | None, *, local_files_only: bool = False, **kw
             source, local_files_only=local_files_only, **_file_keywords(kwargs)
         )
     except (OSError, ValueError) as error:
-        raise ModelNotFound(
-            f"expected a causal LM at {str(source)!r}: {error}", hint=what_to_do(str(source), error)
-        ) from error
+        raise _not_found("a causal LM", source, error) from error
     return config
+
+
+def _not_found(what: str, source: str | Path, error: Exception) -> ModelNotFound:
+    return ModelNotFound(f"expected {what} at {str(source)!r}: {error}", hint=what_to_do(str(source), error))
 
 
 def model_location(name: str | Path | None) -> str | Path:

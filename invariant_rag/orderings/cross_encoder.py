@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from invariant_rag.cancellation import check_cancelled
-from invariant_rag.checks import require_extra
-from invariant_rag.errors import InvalidChoice, UnsupportedModel
+from invariant_rag.errors import UnsupportedModel
 from invariant_rag.orderings.relevance import CHARACTERS_PER_TOKEN, Relevance, load_error
 
+_DEFAULT = "cross-encoder/ms-marco-MiniLM-L6-v2"
 _LONGEST = 8192
 """Tokens that a cross-encoder reads whose limit is not known."""
 _BATCHES = 4
@@ -27,24 +26,10 @@ class CrossEncoder(Relevance):
     """
 
     name: ClassVar[str] = "cross-encoder"
+    scores_with: ClassVar[str | None] = "predict"
 
-    def __init__(
-        self,
-        model: object = "cross-encoder/ms-marco-MiniLM-L6-v2",
-        *,
-        batch_size: int = 32,
-        device: str | None = None,
-    ) -> None:
-        if not isinstance(model, str | Path) and not callable(getattr(model, "predict", None)):
-            raise InvalidChoice(
-                f"model: expected the name of a cross-encoder or a CrossEncoder, got {type(model).__name__}"
-            )
+    def __init__(self, model: object = _DEFAULT, *, batch_size: int = 32, device: str | None = None) -> None:
         super().__init__(model, batch_size=batch_size, device=device)
-
-    def check_installed(self) -> None:
-        """Check that sentence-transformers is installed, unless the model is loaded already."""
-        if self.name_or_folder is not None:
-            require_extra("sentence_transformers", "retrieval")
 
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
         """Return the logit of each text. A sigmoid would round high scores to the same float32."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
-from invariant_rag.checks import require_extra
-from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, load_embedder
 from invariant_rag.orderings.relevance import Relevance
 
@@ -22,18 +19,10 @@ class Embedding(Relevance):
     """
 
     name: ClassVar[str] = "embedding"
+    scores_with: ClassVar[str | None] = "encode_document"
 
     def __init__(self, model: object = DEFAULT_EMBEDDER, *, batch_size: int = 32, device: str | None = None) -> None:
-        if not isinstance(model, str | Path) and not callable(getattr(model, "encode_document", None)):
-            raise InvalidChoice(
-                f"model: expected the name of an embedder or a SentenceTransformer, got {type(model).__name__}"
-            )
         super().__init__(model, batch_size=batch_size, device=device)
-
-    def check_installed(self) -> None:
-        """Check that sentence-transformers is installed, unless the model is loaded already."""
-        if self.name_or_folder is not None:
-            require_extra("sentence_transformers", "retrieval")
 
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
         """Return the cosine similarity of each text to the query."""

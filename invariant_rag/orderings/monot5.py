@@ -77,7 +77,7 @@ class MonoT5(Relevance):
         import torch
 
         model, tokenizer = self._load()
-        label_ids = [self._single_id(tokenizer, word) for word in (self.true_word, self.false_word)]
+        label_ids = [_single_id(tokenizer, word) for word in (self.true_word, self.false_word)]
         if label_ids[0] == label_ids[1]:
             raise UnsupportedModel(
                 f"expected two tokens; {self.true_word!r} and {self.false_word!r} are the same token",
@@ -125,7 +125,13 @@ class MonoT5(Relevance):
             import torch
             from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-            name = _warned_default() if self._use_default else str(self.name_or_folder)
+            name = default_checkpoint() if self._use_default else str(self.name_or_folder)
+            if name == str(EMBEDDED["monot5"]) and self._use_default:
+                warnings.warn(
+                    f"{PUBLISHED} is not in the local cache and the hub cannot be reached: using the embedded MonoT5, "
+                    "which was trained on synthetic documents. Use MonoT5(model=...) to choose another.",
+                    stacklevel=2,
+                )
             try:
                 tokenizer = AutoTokenizer.from_pretrained(name)
                 model: Any = T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
@@ -136,24 +142,11 @@ class MonoT5(Relevance):
         loaded: tuple[Any, Any] = self._loaded
         return loaded
 
-    def _single_id(self, tokenizer: Any, word: str) -> int:
-        ids = tokenizer.encode(word, add_special_tokens=False)
-        if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-            raise UnsupportedModel(
-                f"MonoT5 expects a tokenizer with one token for {word!r}, got token ids {ids}",
-                hint="Use a MonoT5 checkpoint, or set its label words with true_word= and false_word=.",
-            )
-        return int(ids[0])
-
     def _tokenize(self, tokenizer: Any, texts: Sequence[str], query: str) -> list[list[int]]:
         """Return the token ids of each input, at most `max_length` each."""
         most = CHARACTERS_PER_TOKEN * self.max_length
         if len(query) > most:
-            raise ContextOverflow(
-                f"the query has {len(query):,} characters; with at least one token of the document there is room for "
-                f"{self.max_length} tokens",
-                hint="Give the prompt a shorter `query`, or raise MonoT5(max_length=...).",
-            )
+            raise self._overflow(f"{len(query):,} characters")
         texts = [text[:most] for text in texts]
         prompts = [f"Query: {query} Document: {text} Relevant:" for text in texts]
         inputs: list[list[int]] = []
@@ -167,15 +160,17 @@ class MonoT5(Relevance):
             tail = tokenizer.encode("Relevant:")
             room = self.max_length - len(head) - len(tail)
             if room < 1:
-                raise ContextOverflow(
-                    f"the query has {len(head) + len(tail)} tokens with MonoT5's template; with at least one token of "
-                    f"the document there is room for {self.max_length}",
-                    hint="Give the prompt a shorter `query`, or raise MonoT5(max_length=...).",
-                )
+                raise self._overflow(f"{len(head) + len(tail)} tokens with MonoT5's template")
             for index in too_long:
                 document = tokenizer.encode(texts[index], add_special_tokens=False, verbose=False)
                 inputs[index] = [*head, *document[:room], *tail]
         return inputs
+
+    def _overflow(self, size: str) -> ContextOverflow:
+        return ContextOverflow(
+            f"the query has {size}; with at least one token of the document there is room for {self.max_length} tokens",
+            hint="Give the prompt a shorter `query`, or raise MonoT5(max_length=...).",
+        )
 
 
 def default_checkpoint() -> str:
@@ -186,12 +181,11 @@ def default_checkpoint() -> str:
     return PUBLISHED if isinstance(cached, str) or hub_reachable() else str(EMBEDDED["monot5"])
 
 
-def _warned_default() -> str:
-    name = default_checkpoint()
-    if name != PUBLISHED:
-        warnings.warn(
-            f"{PUBLISHED} is not in the local cache and the hub cannot be reached: using the embedded MonoT5, "
-            "which was trained on synthetic documents. Use MonoT5(model=...) to choose another.",
-            stacklevel=3,
+def _single_id(tokenizer: Any, word: str) -> int:
+    ids = tokenizer.encode(word, add_special_tokens=False)
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        raise UnsupportedModel(
+            f"MonoT5 expects a tokenizer with one token for {word!r}, got token ids {ids}",
+            hint="Use a MonoT5 checkpoint, or set its label words with true_word= and false_word=.",
         )
-    return name
+    return int(ids[0])

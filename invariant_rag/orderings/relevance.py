@@ -7,11 +7,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 from invariant_rag.cancellation import check_cancelled
-from invariant_rag.checks import check_number, check_text
-from invariant_rag.errors import InvariantRAGError, TokenizerRequired, UnsupportedModel
+from invariant_rag.checks import check_number, check_text, require_extra
+from invariant_rag.errors import InvalidChoice, InvariantRAGError, TokenizerRequired, UnsupportedModel
 from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.segments import replace_surrogates
 
@@ -34,7 +34,15 @@ class Relevance(Ordering):
         InvalidChoice: An argument is of another type, or too small.
     """
 
+    scores_with: ClassVar[str | None] = None
+    """Method of a loaded model of sentence-transformers; None: models of another package, which is always installed."""
+
     def __init__(self, model: object, *, batch_size: int = 32, device: str | None = None) -> None:
+        known = isinstance(model, str | Path) or self.scores_with is None
+        if not known and not callable(getattr(model, str(self.scores_with), None)):
+            raise InvalidChoice(
+                f"model: expected the name of a model, or one with {self.scores_with}, got {type(model).__name__}"
+            )
         check_number("batch_size", batch_size, 1)
         if device is not None:
             check_text("device", device)
@@ -53,6 +61,11 @@ class Relevance(Ordering):
         if name is None:
             return type(self.model).__name__
         return Path(name).name if Path(name).is_absolute() else name
+
+    def check_installed(self) -> None:
+        """Check that sentence-transformers is installed, if it is needed and the model is not loaded already."""
+        if self.scores_with and self.name_or_folder is not None:
+            require_extra("sentence_transformers", "retrieval")
 
     @abstractmethod
     def score_texts(self, texts: Sequence[str], query: str) -> Sequence[float]:

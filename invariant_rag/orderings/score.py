@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from invariant_rag.errors import InvalidSegment
 from invariant_rag.orderings.base import Candidate, Ordering
+from invariant_rag.shown import shown
 
 
 class Score(Ordering):
@@ -23,16 +24,12 @@ class Score(Ordering):
         scores = [candidate.segment.score for candidate in candidates]
         missing = [index for index, score in enumerate(scores) if score is None]
         if missing:
-            shown = "; ".join(f"{index} ({_excerpt(candidates[index])})" for index in missing[:5])
+            texts = (candidates[index].text or candidates[index].token_ids for index in missing[:5])
+            listed = "; ".join(f"{index} ({shown(text)})" for index, text in zip(missing, texts, strict=False))
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise InvalidSegment(
                 f"ordering 'score' expects a score on every segment; {len(missing)} of {len(scores)} have none: "
-                f"{shown}{more}",
+                f"{listed}{more}",
                 hint='Set Segment(..., score=...), or choose an ordering that needs no score, such as "lexical".',
             )
         return [-score for score in scores if score is not None]
-
-
-def _excerpt(candidate: Candidate, width: int = 40) -> str:
-    text = repr(candidate.text if candidate.text is not None else candidate.token_ids)
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from invariant_rag.checks import check_items, is_iterable
+from invariant_rag.checks import check_items, check_text, is_iterable
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
-from invariant_rag.prompts.literal_text import CUT, PRIVATE, Trusted, literals_of
+from invariant_rag.prompts.control_tokens import templates_of
+from invariant_rag.prompts.literal_text import CUT, PRIVATE, Literals, Trusted, literals_of
 from invariant_rag.prompts.template_format import TemplateFormat, template_format
-from invariant_rag.prompts.tool_messages import prepare_tool_messages
-from invariant_rag.prompts.tools import Tool, as_tools
+from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 from invariant_rag.shown import shown
 
@@ -29,8 +30,8 @@ Content: TypeAlias = str | Trusted | Segment | SegmentSet | Sequence[str | Trust
 Message: TypeAlias = Mapping[str, Any]
 
 # Stands for a set while the template is rendered. Private-use characters, which no text of a message may contain.
-_PLACEHOLDER_BEGIN, _PLACEHOLDER_END = "\ueca4", "\ueca5"
-_PLACEHOLDER = re.compile(rf"{_PLACEHOLDER_BEGIN}([0-9]+){_PLACEHOLDER_END}")
+_PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")
+_PART = str | Trusted | Segment | SegmentSet
 
 
 def question_messages(question: str, segments: SegmentSet, system: str | None = None) -> list[Message]:
@@ -69,7 +70,8 @@ def render_chat(
             message, is rendered as plain text.
         query: Query that relevance orderings score segments against.
         tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape. What the template does not render of
-            tools, calls and results is written as text: see `prepare_tool_messages`.
+            tools, calls and results is written as text: tools at the end of the system message, calls into the content
+            of their message, results into the user's turn.
         template_kwargs: Other variables of the template, such as `enable_thinking`.
 
     Raises:
@@ -85,44 +87,79 @@ def render_chat(
         raise InvalidPrompt("expected at least one message, got none")
     offered = as_tools(tools)
     sets: list[SegmentSet] = []
-    plain = []
     literals = literals_of(tokenizer)
-    cut = literals.cut
+    plain, uses_tools = [], bool(offered)
     for message in messages:
-        given = message.get("tool_calls")
-        calls = check_items("tool_calls", () if given is None else given, object, error=InvalidPrompt)
-        has_role = isinstance(message.get("role"), str)
-        if not has_role or ("content" not in message and not (calls and message["role"] == "assistant")):
-            raise InvalidPrompt(f"expected a message with role and content, got {shown(message)}")
-        role = message["role"]
-        if literals.holds_name(role) and not role.isalnum():
-            raise InvalidPrompt(f"expected the name of a role, got {role!r}, which holds the name of a control token")
-        content = "" if calls and message.get("content") is None else message["content"]
-        literal = partial(_keep_reasoning, tokenizer=tokenizer, cut=cut) if role == "assistant" else cut
-        text = "".join(_replace_sets(content, sets, literal))
-        others = {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls")}
-        try:
-            literal_others = {key: cut(value, key) for key, value in others.items()}
-        except RecursionError as error:
-            raise InvalidPrompt(f"expected fields nested less deeply in a message of role {role!r}") from error
-        plain.append({"role": role, **literal_others, "content": text, **({"tool_calls": calls} if calls else {})})
-    variables = _template_variables(template_kwargs or {}, tokenizer)
+        plain.append(_plain_message(message, sets, literals, tokenizer))
+        uses_tools = uses_tools or plain[-1]["role"] == "tool" or "tool_calls" in plain[-1]
+    variables = _template_variables(template_kwargs, tokenizer) if template_kwargs else {}
     described = None
-    if offered or any(message["role"] == "tool" or message.get("tool_calls") for message in plain):
+    if uses_tools:
         form = template_format(tokenizer) if tokenizer.chat_template else TemplateFormat()
-        plain, described = prepare_tool_messages(plain, offered, form, cut)
+        plain, described = _prepare_tool_messages(plain, offered, form, literals.cut)
     rendered = literals.needed_cuts(_apply_template(plain, tokenizer, described, variables))
     pieces = _PLACEHOLDER.split(rendered)  # text, index, text, ...
-    rendered_sets = pieces[1::2]
-    for index in map(str, range(len(sets))):
-        if rendered_sets.count(index) != 1:
+    for index in range(len(sets)):
+        count = pieces[1::2].count(str(index))
+        if count != 1:
             raise InvalidPrompt(
                 f"expected the chat template of {tokenizer.name_or_path!r} to render every set of segments once; "
-                f"it rendered set {index} of {len(sets)} {rendered_sets.count(index)} times",
+                f"it rendered set {index} of {len(sets)} {count} times",
                 hint="Set tokenizer.chat_template, or put the segments into a message that the template renders.",
             )
-    parts = [sets[int(piece)] if position % 2 else piece for position, piece in enumerate(pieces)]
+    parts: list[Any] = list(pieces)
+    parts[1::2] = map(sets.__getitem__, map(int, pieces[1::2]))
     return Prompt.of(*parts, query=query, rendering=document_rendering)
+
+
+def _plain_message(
+    message: Message, sets: list[SegmentSet], literals: Literals, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Return a message whose fields are literal text, with placeholders for its sets, which are added to `sets`."""
+    role, content, given = message.get("role"), message.get("content"), message.get("tool_calls")
+    calls = [] if given is None else check_items("tool_calls", given, object, error=InvalidPrompt)
+    if not isinstance(role, str) or ("content" not in message and not (calls and role == "assistant")):
+        raise InvalidPrompt(f"expected a message with role and content, got {shown(message)}")
+    if not role.isalnum() and literals.holds_name(role):
+        raise InvalidPrompt(f"expected the name of a role, got {role!r}, which holds the name of a control token")
+    literal = partial(_keep_reasoning, tokenizer=tokenizer, cut=literals.cut) if role == "assistant" else literals.cut
+    text = _replace_sets("" if calls and content is None else content, sets, literal)
+    plain = {"role": role, "content": text, **({"tool_calls": calls} if calls else {})}
+    try:
+        for key, value in message.items():
+            if key not in ("role", "content", "tool_calls"):
+                plain[key] = literals.cut(value, key)
+    except RecursionError as error:
+        raise InvalidPrompt(f"expected fields nested less deeply in a message of role {role!r}") from error
+    return plain
+
+
+def _replace_sets(content: Any, sets: list[SegmentSet], literal: Callable[[str], str]) -> str:
+    """Return the text of a message with a placeholder for each set, and append the sets to `sets`."""
+    items = [content] if isinstance(content, _PART) else content
+    if not is_iterable(items) or isinstance(items, bytes | Mapping):
+        raise InvalidPrompt(f"expected a str or a list of str and segments as content, got {type(content).__name__}")
+    parts: list[Any] = []
+    for item in items:
+        if not isinstance(item, _PART):
+            raise InvalidPrompt(f"expected str, Trusted, Segment or SegmentSet in a message, got {type(item).__name__}")
+        if not isinstance(item, str) or item.strip(PRIVATE):
+            parts.append(item)
+    written: list[str] = []
+    for kind, group in groupby(parts, _joins):
+        if kind is str:
+            written.append(literal("".join(group)))  # as one text: two may form the name of a control token
+            continue
+        for each in [SegmentSet(group)] if kind is Segment else group:
+            if isinstance(each, SegmentSet):
+                sets.append(each)
+            written.append(str(each) if isinstance(each, Trusted) else f"\ueca4{len(sets) - 1}\ueca5")
+    return "".join(written)
+
+
+def _joins(part: Any) -> type | None:
+    """Return the kind of a part that forms one text, or one set, with its neighbours of the same kind."""
+    return str if isinstance(part, str) else Segment if isinstance(part, Segment) else None
 
 
 def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable[[str], str]) -> str:
@@ -147,16 +184,13 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     Raises:
         InvalidPrompt: One has a place of its own, or does not occur in the template.
     """
-    if not given:
-        return {}
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
     if taken := sorted(own & given.keys()):
         raise InvalidPrompt(
             f"template_kwargs: expected variables of the chat template, got {', '.join(taken)}",
             hint="Documents are segments in a message; tools have an argument of their own.",
         )
-    templates = tokenizer.chat_template or ""
-    template = templates if isinstance(templates, str) else "\n".join(templates.values())
+    template = "\n".join(templates_of(tokenizer))
     if unknown := sorted(name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)):
         raise InvalidPrompt(
             "template_kwargs: expected variables of the chat template, "
@@ -166,30 +200,48 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     return dict(given)
 
 
-def _replace_sets(content: Content, sets: list[SegmentSet], literal: Callable[[str], str]) -> Iterator[str]:
-    """Yield the texts of a message with a placeholder for each set, and append the sets to `sets`."""
-    items = [content] if isinstance(content, str | Trusted | Segment | SegmentSet) else content
-    if not is_iterable(items) or isinstance(items, bytes | Mapping):
-        raise InvalidPrompt(f"expected a str or a list of str and segments as content, got {type(content).__name__}")
-    parts: list[str | Trusted | Segment | SegmentSet] = []
-    for item in items:
-        if not isinstance(item, str | Trusted | Segment | SegmentSet):
-            raise InvalidPrompt(f"expected str, Trusted, Segment or SegmentSet in a message, got {type(item).__name__}")
-        if not isinstance(item, str) or item.strip(PRIVATE):
-            parts.append(item)
-    for kind, group in groupby(parts, _kind):
-        if kind is str:
-            yield literal("".join(map(str, group)))  # as one text: two may form the name of a control token
-        elif kind is Trusted:
-            yield from map(str, group)
-        else:
-            for each in [SegmentSet(group)] if kind is Segment else group:  # type: ignore[arg-type]
-                sets.append(each)  # type: ignore[arg-type]
-                yield f"{_PLACEHOLDER_BEGIN}{len(sets) - 1}{_PLACEHOLDER_END}"
+def _prepare_tool_messages(
+    messages: Iterable[Mapping[str, Any]], tools: Sequence[Tool], form: TemplateFormat, cut: Callable[[Any], Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Return messages, and tools in OpenAI's shape if the template renders them; everything else is written as text."""
+    found: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    after_results = False  # whether the last message is a user's turn made of results
+    for message in messages:
+        prepared = dict(message)
+        calls = [ToolCall.of(call) for call in prepared.pop("tool_calls", ())]
+        names.update({cut(call.id): call.name for call in calls})
+        if calls and form.renders_calls and form.results:
+            prepared["tool_calls"] = [cut(call.to_dict()) for call in calls]
+        elif calls:
+            literal = [ToolCall(call.id, cut(call.name), cut(call.arguments)) for call in calls]
+            prepared["content"] = "\n".join(filter(None, (prepared["content"], form.call_format.write(literal))))
+        is_result = prepared["role"] == "tool"
+        if is_result and (name := _tool_of(prepared, names)):
+            prepared["name"] = cut(name)
+        if is_result and not form.results:
+            title = f"Result of {prepared.get('name', 'the tool')}"
+            prepared = {"role": "user", "content": f"{title}:\n{prepared['content']}"}
+        if after_results and prepared["role"] == "user":  # many templates refuse two turns of the user in a row
+            prepared["content"] = f"{found.pop()['content']}\n\n{prepared['content']}"
+        after_results = is_result and not form.results
+        found.append(prepared)
+    described = [cut(tool.to_dict()) for tool in tools]
+    if not tools or form.tools:
+        return found, described or None
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in described)
+    example = form.call_format.write([ToolCall("", "NAME", {"ARGUMENT": "VALUE"})])
+    text = f"You may call these tools:\n{listed}\n\nTo call one, write this and nothing after it:\n{example}"
+    system = found.pop(0)["content"] if found and found[0]["role"] == "system" else ""
+    return [{"role": "system", "content": "\n\n".join(filter(None, (system, text)))}, *found], None
 
 
-def _kind(part: str | Trusted | Segment | SegmentSet) -> type:
-    return next(kind for kind in (str, Trusted, Segment, SegmentSet) if isinstance(part, kind))
+def _tool_of(result: Mapping[str, Any], called: Mapping[str, str]) -> str | None:
+    """Return the name of the tool that a result is of, if it is known."""
+    for key in ("name", "tool_call_id"):
+        if result.get(key) is not None:
+            check_text(key, result[key], error=InvalidPrompt)
+    return result.get("name") or called.get(result.get("tool_call_id") or "")
 
 
 def _apply_template(
@@ -198,7 +250,6 @@ def _apply_template(
     tools: list[dict[str, Any]] | None,
     variables: dict[str, Any],
 ) -> str:
-    roles = [message["role"] for message in messages]
     if tokenizer.chat_template:
         from jinja2 import TemplateError
 
@@ -206,6 +257,7 @@ def _apply_template(
         try:
             return str(tokenizer.apply_chat_template(messages, tools=tools, **options))  # type: ignore[arg-type]
         except TemplateError as error:
+            roles = [message["role"] for message in messages]
             if (shorter := _with_short_ids(messages)) != messages:  # Mistral's templates take ids of nine characters
                 return _apply_template(shorter, tokenizer, tools, variables)
             if roles[:2] == ["system", "user"]:
@@ -216,6 +268,7 @@ def _apply_template(
                 f"the chat template of {tokenizer.name_or_path!r} cannot render roles {roles}: {error}",
                 hint="Change the order of the roles, or set tokenizer.chat_template.",
             ) from error
+    roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise InvalidPrompt(
             "expected one user message, with or without a system message: this tokenizer has no chat template, "
@@ -228,16 +281,14 @@ def _apply_template(
 def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages in which ids of calls have nine letters or digits."""
 
-    def short(identifier: str) -> str:
-        is_short = re.fullmatch("[a-zA-Z0-9]{9}", identifier)
-        return identifier if is_short else hashlib.sha256(identifier.encode()).hexdigest()[:9]
+    def short(identifier: Any) -> str:
+        text = str(identifier)
+        return text if re.fullmatch("[a-zA-Z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
 
-    found = []
-    for message in messages:
-        changed = dict(message)
-        if "tool_calls" in changed:
-            changed["tool_calls"] = [{**call, "id": short(call["id"])} for call in changed["tool_calls"]]
-        if "tool_call_id" in changed:
-            changed["tool_call_id"] = short(str(changed["tool_call_id"]))
-        found.append(changed)
+    found = [dict(message) for message in messages]
+    for message in found:
+        if "tool_calls" in message:
+            message["tool_calls"] = [{**call, "id": short(call["id"])} for call in message["tool_calls"]]
+        if "tool_call_id" in message:
+            message["tool_call_id"] = short(message["tool_call_id"])
     return found

@@ -1,8 +1,7 @@
 """Which added tokens of a tokenizer control a model: found out by rendering its chat template.
 
 A name may be joined from pieces in a template, such as `'[|' + role + '|]'`, and need not be flagged as special. So
-nothing is concluded from the source alone: conversations of every role are rendered, and what occurs in the output
-counts.
+conversations of every role are rendered, and what occurs in the output counts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import chain
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,16 +21,7 @@ from invariant_rag.prompts.tools import Tool, ToolCall
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BRACKETS = {
-    "<": ">",
-    "[": "]",
-    "{": "}",
-    "(": ")",
-    "\uff1c": "\uff1e",
-    "\u3010": "\u3011",
-    "\u27e8": "\u27e9",
-    "|": "|",
-}
+_BRACKETS = dict(zip("<[{(\uff1c\u3010\u27e8|", ">]})\uff1e\u3011\u27e9|", strict=True))
 _BAR = re.compile(r"<([|\uff5c]).*\1>")
 _ROLE_WORD = re.compile(
     r"(?<![a-z])(?:system|user|human|assistant|bot|model|tool|function|role|turn|inst|instruction|sys|"
@@ -40,29 +30,19 @@ _ROLE_WORD = re.compile(
 )
 _SHAPE = re.compile(r"(\W{2,})\w+(\W{2,})")
 _CONTENT = "\ueca6"  # of every probe: it holds no name of a token
-_EXTRA_ROLES = (
-    "developer",
-    "tool",
-    "function",
-    "observation",
-    "ipython",
-    "environment",
-    "context",
-    "documents",
-    "critic",
-)
+_ROLES = "developer tool function observation ipython environment context documents critic".split()
 _TOOL = Tool("f", _CONTENT).to_dict()
 _CALL = ToolCall("a12345678", "f", {}).to_dict()
-
 _LISTED = 10
 LONGEST_PROBE = 40
 """Turns before the last one: some templates number them, and write names such as `T10:`."""
+
 _warned: set[tuple[str, tuple[str, ...]]] = set()
 _found: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Mapping[int, str]]] = WeakKeyDictionary()
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
-    """Return ids and names of the added tokens that control a model.
+    """Return ids and names of the added tokens that control a model; worked out once per tokenizer as it is.
 
     These are the special tokens; those that occur in what the chat template renders, with every role, with and without
     tools, reasoning and the prompt for an answer; those in the template's literals; those of the same shape as a
@@ -72,22 +52,16 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
     No control tokens are: white space, the unknown token, unless it is also bos or eos, and single characters that are
     not flagged as special: a template writes them by accident.
     """
-    templates = tokenizer.chat_template or {}
-    sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
     added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *[index for index, token in added.items() if token.special]}
-    names = {index: token.content for index, token in added.items() if not token.content.isspace()}
-    key = (sources, tuple(names.items()), frozenset(special))
+    key = (str(tokenizer.chat_template), str(added), tokenizer.all_special_ids)  # by value: all of them may change
     known = _found.get(tokenizer)
     if known is None or known[0] != key:
+        special = {*tokenizer.all_special_ids, *[index for index, token in added.items() if token.special]}
         unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
-        written = _written_names(tokenizer, sources, {each for each in names.values() if len(each) > 1})
-        control = {
-            index: name
-            for index, name in names.items()
-            if (index in special or name in written) and index not in unknown and name
-        }
-        known = _found[tokenizer] = (key, MappingProxyType(control))
+        names = {index: token.content for index, token in added.items() if token.content.strip()}
+        written = _written_names(tokenizer, {each for each in names.values() if len(each) > 1})
+        kept = [index for index in names if (index in special or names[index] in written) and index not in unknown]
+        known = _found[tokenizer] = (key, MappingProxyType({index: names[index] for index in kept}))
     return known[1]
 
 
@@ -124,25 +98,29 @@ def warn_of_unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     warnings.warn(f"{warning} {warning.hint}", TokenWarning, stacklevel=3)
 
 
+def templates_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the sources of a tokenizer's chat templates: none, one, or several with names."""
+    templates = tokenizer.chat_template or {}
+    return (templates,) if isinstance(templates, str) else tuple(templates.values())
+
+
 def rendered_probes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return what the chat templates of a tokenizer make of conversations with every role, but for refused ones."""
-    templates = tokenizer.chat_template or {}
-    sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
-    return list(chain.from_iterable(_render(tokenizer, source) for source in sources))
+    return [text for source in templates_of(tokenizer) for text in _render(tokenizer, source)]
 
 
 def template_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the strings in the programs of chat templates: what they compare, and what they leave away from a text."""
-    templates = tokenizer.chat_template or {}
-    sources = (templates,) if isinstance(templates, str) else tuple(templates.values())
-    return sorted({word for source in sources for word in _literals(source, ("string",)).split("\n") if word})
+    words = "\n".join(_literals(source, ("string",)) for source in templates_of(tokenizer)).split("\n")
+    return sorted({*words} - {""})
 
 
-def _written_names(tokenizer: PreTrainedTokenizerBase, sources: tuple[str, ...], names: set[str]) -> set[str]:
+def _written_names(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> set[str]:
     """Return the names that look like those of control tokens, or that a template writes."""
+    sources = templates_of(tokenizer)
     if not sources:
         return {name for name in names if _in_brackets(name)}
-    output = "\n".join(chain.from_iterable(_render(tokenizer, source) for source in sources))
+    output = "\n".join(rendered_probes(tokenizer))
     literals = "\n".join(map(_literals, sources))
     written = {
         name
@@ -200,27 +178,29 @@ def _conversations() -> Iterator[list[dict[str, Any]]]:
     yield [user, {**called, "tool_calls": [_CALL, _CALL]}, result, result, answer, user]
     yield [user, {**answer, "reasoning_content": _CONTENT, "reasoning": _CONTENT, "thinking": _CONTENT}]
     yield [user, {**called, "reasoning_content": _CONTENT}, result]
-    for role in _EXTRA_ROLES:
+    for role in _ROLES:
         yield [user, answer, {"role": role, "content": _CONTENT}]
         yield [{"role": role, "content": _CONTENT}, user]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, source: str) -> Iterator[str]:
     """Yield what a template makes of probes; those that it refuses, with whichever error, are left out."""
-    switches: list[dict[str, Any]] = [{}]
-    switches += [{name: value} for name in _variables(source) for value in (True, False)]
+    switches: list[dict[str, Any]] = [{name: value} for name in _variables(source) for value in (True, False)]
     switches.append({"documents": [{"title": _CONTENT, "text": _CONTENT, "contents": _CONTENT}]})
-    attempts = [
-        (messages, {"add_generation_prompt": prompt, **({"tools": [_TOOL]} if tools else {}), **switch})
-        for number, messages in enumerate(_conversations())
-        for tools in (False, True)
-        for prompt in (False, True)
-        for switch in (switches if number < 2 else switches[:1])
-    ]
+    for number, messages in enumerate(_conversations()):
+        for tools, prompt in product((None, [_TOOL]), (False, True)):
+            for switch in ({}, *switches) if number < 2 else ({},):
+                options = {"tools": tools, "add_generation_prompt": prompt, **switch}
+                rendered = try_template(tokenizer, messages, chat_template=source, **options)
+                if rendered is not None:
+                    yield rendered
+
+
+def try_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str | None:
+    """Return what a chat template makes of a probe; None if it refuses it, with whichever error."""
     from jinja2 import TemplateError
 
-    for messages, options in attempts:
-        try:
-            yield str(tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False, **options))
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
-            continue
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
+        return None

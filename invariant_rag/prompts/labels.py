@@ -1,7 +1,6 @@
 """Labels of documents, such as `[2]`: which document has which, and where an answer cites one.
 
-Labels belong to places, and segments take their places in the order of their contents. What an answer cites is mapped
-to the caller's documents; its text stays as it is written.
+Labels belong to places, and segments take their places in the order of their contents.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LONGEST_RANGE = 100
 
 
 def labels_of(sets: Iterable[tuple[SegmentSet, Sequence[int]]]) -> dict[str, int]:
-    """Return which segment has which label.
+    """Return the index of a segment, among those of all sets, by label; without labels that two segments have.
 
     >>> from invariant_rag.segments import Slot
     >>> slots = [Slot(("[1] ",), number="1"), Slot(("[2] ",), number="2")]
@@ -35,20 +34,15 @@ def labels_of(sets: Iterable[tuple[SegmentSet, Sequence[int]]]) -> dict[str, int
 
     Args:
         sets: Each set, and for each of its places the index of the segment that took it.
-
-    Returns:
-        Index of a segment among those of all sets by label. Labels that two segments have are left out.
     """
-    labels: dict[str, int] = {}
-    twice: set[str] = set()
+    found: dict[str, list[int]] = {}
     offset = 0
     for segments, order in sets:
         for slot, index in zip(segments.slots or (), order, strict=False):
             if slot.number is not None:
-                twice |= {slot.number} & labels.keys()
-                labels[slot.number] = offset + index
+                found.setdefault(slot.number, []).append(offset + index)
         offset += len(segments)
-    return {label: index for label, index in labels.items() if label not in twice}
+    return {label: indices[0] for label, indices in found.items() if len(indices) == 1} if found else {}
 
 
 def find_labels(text: str) -> Iterator[tuple[int, int, str]]:

@@ -10,15 +10,15 @@ import json
 import re
 import secrets
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 from invariant_rag.checks import check_text
-from invariant_rag.errors import InvalidPrompt
+from invariant_rag.errors import InvalidPrompt, InvalidSegment
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.prompts.control_tokens import control_tokens, rendered_probes
 from invariant_rag.segments import TokenIds, replace_surrogates
@@ -40,6 +40,7 @@ _SPACE = "\u2581"
 _PRIVATE = re.compile(f"[{PRIVATE}]")
 _CHOSEN_KEYS = frozenset({"$defs", "arguments", "definitions", "patternProperties", "properties"})
 """Fields of tools and calls in which the keys of an object come from outside too."""
+_AFTER = rf"\g<0>{CUT}"
 _LONG = 4096  # characters
 _SAMPLE = "A harbour, 3 ships."
 _NONCE = secrets.token_hex(8)
@@ -73,70 +74,58 @@ def literals_of(tokenizer: PreTrainedTokenizerBase) -> Literals:
 
 
 class Literals:
-    """Makes text from outside literal, for one tokenizer as it is now.
-
-    Args:
-        tokenizer: The tokenizer.
-        control: Its control tokens.
-    """
+    """Makes text from outside literal, for one tokenizer with its control tokens as they are now."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, control: Mapping[int, str]) -> None:
         self.control = control
+        self._tokenizer = proxy(tokenizer)  # the key of `_literals` must stay collectable
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         self._lock = ForkSafeLock()
         self._sample = list(tokenizer(_SAMPLE, add_special_tokens=False, verbose=False)["input_ids"])
         self._normalizer = None if self._backend is None else self._backend.normalizer
-        whole_words = {each.content for each in tokenizer.added_tokens_decoder.values() if each.single_word}
         self._index = {name: index for index, name in control.items()}
         bare = {name.strip(_SPACE) for name in self._index if _SPACE in name} - {""}
-        self._index |= {spaced: index for spaced, index in self._spaced() if spaced not in self._index}
-        if self._normalizer is not None:
-            self._index |= {name: index for name, index in self._respelled(tokenizer) if name not in self._index}
+        for spelling, index in self._other_spellings(tokenizer):
+            self._index.setdefault(spelling, index)
         self._unknown_is_control = tokenizer.unk_token_id in control
         names = {*self._index, *bare}
-        self._marks = _Marks(names)
+        whole_words = frozenset(each.content for each in tokenizer.added_tokens_decoder.values() if each.single_word)
         self._rendered = _pattern(self._index, whole_words)
         self._names = re.compile(f"(?=({_pattern(names).pattern}))")  # names may overlap
+        self._closings, self._openings = _cuts(names)
         folded = {self._normalized(name).strip(f" {_SPACE}") for name in self._index} - {""}
-        self._folded = _pattern(folded)
-        self._folded_openings = frozenset(_Marks(folded).openings)
-        self._edges = _Edges(names)
-        self._folded_edges = _Edges(folded)
+        self._folded = re.compile("|".join([*map(re.escape, _first_signs(folded)), _pattern(folded).pattern]))
+        ends = sorted(names | folded)
+        self._joined, self._longest = "\0".join(ends), max(map(len, ends), default=0)
+        self._beginnings = tuple({name[:at] for name in ends for at in range(1, len(name))})
+        self._endings = tuple({name[at:] for name in ends for at in range(1, len(name))})
 
-    def _spaced(self) -> Iterator[tuple[str, int]]:
-        """Yield names as they are in a text, where a piece of SentencePiece holds the mark of a space for a space."""
-        for index, name in self.control.items():
-            spaced = name.replace(_SPACE, " ")
-            if spaced != name and self._backend is not None:
-                ids = self._backend.encode(spaced, add_special_tokens=False).ids
-                if index in ids:
-                    yield spaced, index
-
-    def _respelled(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, int]]:
-        """Yield names as the template spells them, where a normalizer makes the tokens' own names of them."""
+    def _other_spellings(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, int]]:
+        """Yield how texts spell names: with a space for SentencePiece's mark, and as the template does."""
         if self._backend is None:
             return
-        for text in rendered_probes(tokenizer):
+        for index, name in self.control.items():
+            spaced = name.replace(_SPACE, " ")
+            if spaced != name and index in self._backend.encode(spaced, add_special_tokens=False).ids:
+                yield spaced, index
+        for text in rendered_probes(tokenizer) if self._normalizer is not None else ():
             encoded = self._backend.encode(text, add_special_tokens=False)
             for index, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
                 if index in self.control and (name := text[start:stop].strip()):
                     yield name, index
 
+    # --- while a template is rendered ---
+
     def cut(self, value: Any, key: str = "") -> Any:
         """Keep a string, or JSON with strings in it, from forming names of control tokens.
 
         The cuts are at every character with which a name begins or ends, so a template may also leave parts of the text
-        away without joining a name from the rest. A string is cut off from what the template writes on both sides of
-        it, if the two could form a name together. The cuts pass through a chat template, and end in `tokenize_prompt`.
-        Characters that stand for cuts and sets in a rendered text are removed.
-
-        Args:
-            value: The string or JSON.
-            key: The field that it is the value of. Types of a schema are words that templates compare.
+        away without joining a name from the rest. A string is cut off from what the template writes beside it, if the
+        two could form a name. The cuts pass through a chat template, and end in `tokenize_prompt`. `PRIVATE` characters
+        are removed. `key` is the field of the value: types of a schema are words that templates compare.
 
         Raises:
-            InvalidPrompt: The tokenizer has a control token for a character that it does not know, and the string has
-                such a character.
+            InvalidPrompt: The tokenizer has a control token for a character that it does not know, which is there.
         """
         if isinstance(value, str):
             text = _PRIVATE.sub("", value)
@@ -149,12 +138,14 @@ class Literals:
         return [self.cut(each, key) for each in value] if isinstance(value, list | tuple) else value
 
     def _check_known(self, text: str) -> None:
-        found = {self.control[index] for index in self.encode(text) or () if index in self.control}
-        if found:
+        if found := self._control_in(self._without_names(text) or ()):
             raise InvalidPrompt(
-                f"the tokenizer encodes a character of {shown(text)} as a control token: {', '.join(sorted(found))}",
+                f"the tokenizer encodes a character of {shown(text)} as a control token: {found}",
                 hint="Remove what it cannot encode as text, or use another tokenizer.",
             )
+
+    def _control_in(self, ids: Iterable[int]) -> str:
+        return ", ".join(sorted({self.control[index] for index in ids if index in self.control}))
 
     def _cut_key(self, key: Any) -> Any:
         """Cut a key, unless it is a word: templates look for keys by their names."""
@@ -166,37 +157,34 @@ class Literals:
         return self._cut_names(text) != text or _PRIVATE.search(text) is not None
 
     def _cut_names(self, text: str) -> str:
-        cut = self._marks.cut(text)
-        if cut == text and self._normalizer is not None:
-            normalized = self._normalized(text)
-            if self._folded.search(normalized) or not self._folded_openings.isdisjoint(normalized):
-                return text[0] + CUT + text[1:]  # perhaps the name of a control token in other letters
+        cut = self._openings.sub(_AFTER, self._closings.sub(CUT, text))
+        if cut == text and self._normalizer is not None and self._folded.search(self._normalized(text)):
+            return text[0] + CUT + text[1:]  # perhaps the name of a control token in other letters
         return cut
 
     def _cut_off(self, text: str) -> str:
         """Cut the names in a text, and cut it off from what a template may write beside it, or beside its words."""
         words = text.strip()
         start = text.find(words)
-        first, last = self._open_edges(words)
-        before, after = self._open_edges(text) if words != text else (False, False)
-        marked = f"{CUT if first else ''}{self._cut_names(words)}{CUT if last else ''}"
         leading, trailing = text[:start], text[start + len(words) :]
-        return f"{CUT if before else ''}{leading}{marked}{trailing}{CUT if after else ''}"
+        first, last = self._open_edges(words)
+        before, after = self._open_edges(text) if leading or trailing else (False, False)
+        marked = CUT * first + self._cut_names(words) + CUT * last
+        return CUT * before + leading + marked + trailing + CUT * after
 
     def _open_edges(self, text: str) -> tuple[bool, bool]:
         """Return whether a text could form a name together with what a template writes before it, and after it."""
-        if self._normalizer is None or not text:
-            return self._edges.of(text)
-        found = [self._edges.of(text), self._folded_edges.of(self._normalized(text))]
-        found.append((unicodedata.combining(text[0]) > 0, False))
-        return any(before for before, _ in found), any(after for _, after in found)
+        before = self._normalizer is not None and unicodedata.combining(text[:1] or " ") > 0
+        after = False
+        for each in (text,) if self._normalizer is None else (text, self._normalized(text)):
+            inside = 0 < len(each) < self._longest and "\0" not in each and each in self._joined
+            before = before or inside or each.startswith(self._endings)
+            after = after or inside or each.endswith(self._beginnings)
+        return before, after
 
     def needed_cuts(self, text: str) -> str:
-        """Return a rendered text with only those cuts that are inside of names.
-
-        Where a normalizer may make names of other letters, every cut is needed: it says that text is from outside.
-        """
-        if self._normalizer is not None:
+        """Return a rendered text with only the cuts inside of names; all, if a normalizer may make names of others."""
+        if self._normalizer is not None or CUT not in text:
             return text
         pieces = text.split(CUT)
         joined = "".join(pieces)
@@ -208,37 +196,81 @@ class Literals:
         parts = (piece + (CUT if place in inside else "") for piece, place in zip(pieces, places, strict=False))
         return "".join(parts) + pieces[-1]
 
-    def encode_plain(self, text: str, *, split_special_tokens: bool) -> TokenIds | None:
-        """Return ids of a text as the tokenizer itself encodes it; None if the tokenizer cannot be copied.
+    # --- token ids ---
 
-        A fast tokenizer keeps truncation, padding and `split_special_tokens` of its last call, of whichever thread, so
-        it is a copy that encodes.
-        """
-        if self._private is None:
-            return None
-        with self._lock:
-            self._private.encode_special_tokens = split_special_tokens
-            return _ids(self._private, text)
-
-    def leading_ids(self) -> TokenIds | None:
-        """Return the special tokens that the tokenizer prepends to a text, such as bos; None if it cannot be copied."""
-        if self._private is None or self._backend is None:
-            return None
-        bare = self._private.encode("a", add_special_tokens=False)
-        processor = self._backend.post_processor  # the one of now: `add_bos_token` may have changed it
-        full = bare if processor is None else processor.process(bare, None, True)
-        return leading(full.ids, bare.ids)
-
-    def encode(self, text: str) -> TokenIds | None:
-        """Return ids of a text without any control token; None if the tokenizer cannot be copied."""
-        if self._copy is None:
-            return None
-        return _ids(self._copy, text)
-
-    def encode_rendered(self, text: str) -> TokenIds | None:
-        """Return ids of a rendered text, in which cut names are literal; None if the tokenizer cannot be copied."""
+    def encode_text(self, text: str) -> TokenIds:
+        """Return ids of a text in which names of control tokens are control tokens, unless they are cut."""
+        if CUT not in text:
+            return self._encode([text], split_special_tokens=False)[0]
         aliased = self._rendered.sub(lambda found: _alias(self._index[found[0]]), text)
-        return self.encode(aliased.replace(CUT, ""))
+        found = self._without_names(aliased.replace(CUT, ""))
+        if found is None:  # a tokenizer written in Python: the two halves of a name are tokenized separately
+            return tuple(i for ids in self._encode(text.split(CUT), split_special_tokens=False) for i in ids)
+        return found
+
+    def encode_literal(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Return ids of untrusted texts: names of control tokens in them are plain text.
+
+        Raises:
+            InvalidSegment: The tokenizer has no other ids for a part of a text than those of a control token.
+        """
+        found = self._encode(texts, split_special_tokens=True)
+        for place, ids in enumerate(found):
+            if not self.control.keys().isdisjoint(ids):
+                text = texts[place]
+                without = self._without_names(text)
+                found[place] = self._encode_halves(text) if without is None else self._checked(text, without)
+        return found
+
+    def leading_ids(self) -> TokenIds:
+        """Return the special tokens that the tokenizer prepends to a text, such as bos."""
+        if self._private is None or self._backend is None:
+            with self._lock:
+                bare, full = (list(self._called("a", add_special_tokens=each)) for each in (False, True))
+        else:
+            encoded = self._private.encode("a", add_special_tokens=False)
+            processor = self._backend.post_processor  # the one of now: `add_bos_token` may have changed it
+            bare, full = encoded.ids, (encoded if processor is None else processor.process(encoded, None, True)).ids
+        for at in range(len(full)):
+            if full[at : at + len(bare)] == bare:
+                return tuple(full[:at])
+        return ()
+
+    def _encode(self, texts: Sequence[str], *, split_special_tokens: bool) -> list[TokenIds]:
+        """Return ids of texts as the tokenizer itself encodes them, without special tokens around them.
+
+        A copy encodes: a fast tokenizer keeps truncation, padding and options of the last call of any thread.
+        """
+        with self._lock:
+            if self._private is None:
+                options = {"add_special_tokens": False, "split_special_tokens": split_special_tokens}
+                return [self._called(replace_surrogates(text), **options) for text in texts]
+            self._private.encode_special_tokens = split_special_tokens
+            return [_ids(self._private, text) for text in texts]
+
+    def _called(self, text: str, **options: bool) -> TokenIds:
+        return tuple(self._tokenizer(text, verbose=False, **options)["input_ids"])
+
+    def _without_names(self, text: str) -> TokenIds | None:
+        """Return ids of a text without any control token; None if the tokenizer cannot be copied."""
+        return None if self._copy is None else _ids(self._copy, text)
+
+    def _encode_halves(self, text: str) -> TokenIds:
+        """Encode text, bisecting it until no control token is matched: a normalizer may turn other text into a name."""
+        (ids,) = self._encode([text], split_special_tokens=True)
+        if self.control.keys().isdisjoint(ids) or len(text) < 2:
+            return self._checked(text, ids)
+        middle = len(text) // 2
+        return self._encode_halves(text[:middle]) + self._encode_halves(text[middle:])
+
+    def _checked(self, text: str, ids: TokenIds) -> TokenIds:
+        if found := self._control_in(ids):
+            shortened = text if len(text) < 80 else f"{text[:80]}..."
+            raise InvalidSegment(
+                f"the tokenizer encodes {shortened!r} in a segment as a control token: {found}",
+                hint="Remove what it cannot encode as text from the segment, or use another tokenizer.",
+            )
+        return ids
 
     def _normalized(self, text: str) -> str:
         return text if self._normalizer is None else self._normalizer.normalize_str(replace_surrogates(text))
@@ -246,13 +278,8 @@ class Literals:
     @cached_property
     def _private(self) -> Tokenizer | None:
         """A copy of the tokenizer. None if it is written in Python, or does more than its fast part does."""
-        if self._backend is None:
-            return None
-        from tokenizers import Tokenizer
-
-        try:
-            copy = Tokenizer.from_str(self._backend.to_str())
-        except Exception:  # noqa: BLE001 - what tokenizers raises for components that are written in Python
+        copy = _copy_of(self._backend, {})
+        if copy is None:
             return None
         copy.no_truncation()
         copy.no_padding()
@@ -261,65 +288,45 @@ class Literals:
     @cached_property
     def _copy(self) -> Tokenizer | None:
         """The tokenizer with aliases as names of its control tokens. None if it is written in Python."""
-        if self._backend is None:
-            return None
-        from tokenizers import Tokenizer
-
-        try:
-            state = json.loads(self._backend.to_str())
-        except Exception:  # noqa: BLE001 - what tokenizers raises for components that are written in Python
-            return None
-        _rename(state, {name: _alias(index) for name, index in self._index.items()})
-        copy = Tokenizer.from_str(json.dumps(state))
-        found = [copy.encode(_alias(index), add_special_tokens=False).ids for index in self.control]
-        return copy if all(index in ids for index, ids in zip(self.control, found, strict=True)) else None
+        copy = _copy_of(self._backend, {name: _alias(index) for name, index in self._index.items()})
+        known = copy is not None and all(
+            index in copy.encode(_alias(index), add_special_tokens=False).ids for index in self.control
+        )
+        return copy if known else None
 
 
-class _Marks:
-    """Cuts texts at the characters with which names begin or end.
+def _copy_of(backend: Tokenizer | None, alias: Mapping[str, str]) -> Tokenizer | None:
+    """Return a copy of a tokenizer in which tokens have other names; None if it is written in Python."""
+    if backend is None:
+        return None
+    from tokenizers import Tokenizer
 
-    Letters and digits are too common for that: of a name that begins or ends with them, every whole occurrence is cut.
+    try:
+        state = backend.to_str()
+    except Exception:  # noqa: BLE001 - what tokenizers raises for components that are written in Python
+        return None
+    if alias:
+        fields = json.loads(state)
+        _rename(fields, alias)
+        state = json.dumps(fields)
+    return Tokenizer.from_str(state)
 
-    Attributes:
-        openings: The characters with which names begin, if they are no letters.
 
-    Args:
-        names: The names.
+def _first_signs(names: Iterable[str]) -> list[str]:
+    """Return the characters with which names begin, if they are no letters."""
+    return sorted({name[0] for name in names if not name[0].isalnum()})
+
+
+def _cuts(names: Iterable[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return patterns of where texts are cut: before the last character of a name, and behind its first.
+
+    Letters are too common for that: a name that begins with one is cut where all of it occurs.
     """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        bare = {name: name.strip(f"{_SPACE} \n\r\t") or name for name in names}
-        self.openings = {name[0] for name in bare.values() if not name[0].isalnum()}
-        closings = {name[-1] for name in bare.values() if len(name) > 1 and not name[-1].isalnum()}
-        words = {name for name, each in bare.items() if each[0].isalnum()}
-        after = "|".join([f"(?={_pattern(words).pattern})(?s:.)", *map(re.escape, sorted(self.openings))])
-        before = "|".join(map(re.escape, sorted(closings))) or "(?!)"
-        self._before, self._after = re.compile(f"(?={before})"), re.compile(after)
-
-    def cut(self, text: str) -> str:
-        """Return a text with its cuts."""
-        return self._after.sub(lambda found: found[0] + CUT, self._before.sub(CUT, text))
-
-
-class _Edges:
-    """Finds texts that begin with the end of a name, end with its beginning, or are its middle.
-
-    Args:
-        names: The names.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        listed = sorted(names)
-        self._all = "\0".join(listed)
-        self._beginnings = tuple({name[:at] for name in listed for at in range(1, len(name))})
-        self._endings = tuple({name[at:] for name in listed for at in range(1, len(name))})
-        self._longest = max(map(len, listed), default=0)
-
-    def of(self, text: str) -> tuple[bool, bool]:
-        """Return whether the text begins with the end of a name, and whether it ends with the beginning of one."""
-        if 0 < len(text) < self._longest and "\0" not in text and text in self._all:
-            return True, True
-        return text.startswith(self._endings), text.endswith(self._beginnings)
+    bare = {name: name.strip(f"{_SPACE} \n\r\t") or name for name in names}
+    closings = sorted({name[-1] for name in bare.values() if len(name) > 1 and not name[-1].isalnum()})
+    words = {name for name, each in bare.items() if each[0].isalnum()}
+    openings = "|".join([f"(?={_pattern(words).pattern})(?s:.)", *map(re.escape, _first_signs(bare.values()))])
+    return re.compile(f"(?={'|'.join(map(re.escape, closings)) or '(?!)'})"), re.compile(openings)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:
@@ -331,23 +338,17 @@ def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:
     return tuple(encoded.ids)
 
 
-def leading(full: list[int], bare: list[int]) -> TokenIds:
-    """Return what stands before some ids within others; nothing where they do not occur."""
-    return tuple(full[: next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)])
-
-
 def _alias(index: int) -> str:
     """Return a name that no text holds, and that normalizers leave as it is: letters and digits."""
     return f"\ua66e{_NONCE}{index}\ua66e"
 
 
-def _pattern(names: Iterable[str], whole_words: Iterable[str] = ()) -> re.Pattern[str]:
+def _pattern(names: Iterable[str], whole_words: frozenset[str] = frozenset()) -> re.Pattern[str]:
     """Return a pattern of names, the longest first. A name of one character counts unless a cut follows."""
-    whole = {*whole_words}
 
     def each(name: str) -> str:
         escaped = re.escape(name) + (f"(?!{CUT})" if len(name) == 1 else "")
-        return rf"(?<!\w){escaped}(?!\w)" if name in whole else escaped
+        return rf"(?<!\w){escaped}(?!\w)" if name in whole_words else escaped
 
     return re.compile("|".join(map(each, sorted(names, key=lambda name: (-len(name), name)))) or r"(?!)")
 

@@ -2,8 +2,7 @@
 
 A mark starts with a random number of this process, so that no document can forge one, and says how many segments its
 set has, so that missing ones are noticed. Its private-use characters survive JSON, `str.strip()` and Unicode
-normalisation; a Python or JSON dump that escapes them is parsed too:
-`U+ECA0 nonce;size;set;score U+ECA1 [title U+ECA2] text U+ECA3`.
+normalisation: `U+ECA0 nonce;size;set;score U+ECA1 [title U+ECA2] text U+ECA3`.
 """
 
 from __future__ import annotations
@@ -17,27 +16,20 @@ from dataclasses import dataclass
 from invariant_rag.errors import InvalidSegment
 from invariant_rag.segments import Segment
 
-_BEGIN, _HEADER_END, _TITLE_END, _END = "\ueca0", "\ueca1", "\ueca2", "\ueca3"
+_BEGIN, _HEADER_END, _TITLE_END, _END = "\ueca0\ueca1\ueca2\ueca3"
 _NONCE = secrets.token_hex(4)
 _CHARACTERS = re.compile(f"[{_BEGIN}-{_END}]")
+_TEXT = f"[^{_BEGIN}-{_END}]*"
 _NUMBER = r"-?(?:inf|\d+(?:\.\d+)?(?:e[-+]\d+)?)"
-_HEADER = rf"(?P<nonce>[0-9a-f]*);(?P<size>\d*);(?P<group>[0-9a-f]*);(?P<score>(?:{_NUMBER})?)"
-
-
-def _pattern(begin: str, header_end: str, title_end: str, end: str, text: str) -> re.Pattern[str]:
-    return re.compile(f"{begin}{_HEADER}{header_end}(?:(?P<title>{text}){title_end})?(?P<text>{text}){end}", re.DOTALL)
-
-
-_MARKED = _pattern(_BEGIN, _HEADER_END, _TITLE_END, _END, f"[^{_BEGIN}-{_END}]*")
-_ESCAPES = [rf"\\u{ord(each):04x}" for each in (_BEGIN, _HEADER_END, _TITLE_END, _END)]
-_ESCAPED_TEXT = r"(?:[^\\]|\\(?!ueca[0-3]).)*"  # pairs of a backslash and what it escapes
-_SLASHES = r"(?<!\\)(?P<slashes>(?:\\\\)*)"
-_ESCAPED = _pattern(_SLASHES + _ESCAPES[0], _ESCAPES[1], _ESCAPES[2], _ESCAPES[3], _ESCAPED_TEXT)
+_MARKED = re.compile(
+    rf"{_BEGIN}(?P<nonce>[0-9a-f]*);(?P<size>\d*);(?P<group>[0-9a-f]*);(?P<score>(?:{_NUMBER})?){_HEADER_END}"
+    rf"(?:(?P<title>{_TEXT}){_TITLE_END})?(?P<text>{_TEXT}){_END}"
+)
 _REST = re.compile(
     rf"(?:{_BEGIN}|(?<!\\)\\+ueca0)(?P<nonce>[0-9a-f]{{4,}});[0-9a-f;.+in-]*(?:{_HEADER_END}|\\+ueca1)?"
-    rf"|[{_HEADER_END}-{_END}]"
+    rf"|[{_HEADER_END}-{_END}]|\\+ueca[23]"
 )
-_QUOTES = ("'", '"')
+"""What is left of marks that were cut in two, or whose characters a dump has escaped."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +40,11 @@ class Marked:
         segment: The segment.
         size: Number of segments of its set; None if the mark does not say.
         group: Digest of the contents of its set; empty if the mark does not say.
-        quote: What stands on both sides of a mark in a Python or JSON dump, and belongs to the segment: Python chooses
-            it by what the text holds.
     """
 
     segment: Segment
     size: int | None = None
     group: str = ""
-    quote: str = ""
-
-    @property
-    def text(self) -> str:
-        """The text of the segment, with quotes if it has them."""
-        return self.quote + self.segment.text + self.quote
 
 
 def mark(segment: Segment | str, size: int | None = None, *, group: str = "", nonce: str = _NONCE) -> str:
@@ -105,40 +89,31 @@ def split_marked(text: str, *, nonce: str = _NONCE) -> tuple[list[str | Marked],
 
     Returns:
         The parts in the order of the string, without empty texts; and whether there were other marks: of another
-        process, or cut in two. Those are removed, and the text next to them is not a segment.
+        process, cut in two, or escaped. Those are removed, and the text next to them is not a segment.
     """
-    if _BEGIN not in text and "ueca0" not in text:
+    if not has_marks(text):
         return [text] if text else [], False
-    texts: list[str] = []
-    marked: list[Marked] = []
-    position = 0
-    found = [*_MARKED.finditer(text), *_ESCAPED.finditer(text)]
-    for match in sorted(found, key=re.Match.start):
-        start, stop = match.span()
-        if match["nonce"] != nonce or start < position:
-            continue
-        quote = ""
-        if "slashes" in match.re.groupindex:
-            start = match.end("slashes")
-            around = text[max(start - 1, position) : start], text[stop : stop + 1]
-            quote = around[0] if around[0] == around[1] and around[0] in _QUOTES else ""
-        texts.append(text[position : start - len(quote)])
-        marked.append(_marked(match, quote))
-        position = stop + len(quote)
-    texts.append(text[position:])
-    rest = any(map(has_marks, texts))
+    parts: list[str | Marked] = []
+    rest, position = False, 0
+    found = [match for match in _MARKED.finditer(text) if match["nonce"] == nonce]
+    for match in [*found, None]:
+        between = text[position:] if match is None else text[position : match.start()]
+        if has_marks(between):
+            rest = True
+        parts.append(between)
+        if match is not None:
+            segment = Segment(match["text"], match["title"], score=float(match["score"]) if match["score"] else None)
+            parts.append(Marked(segment, int(match["size"]) if match["size"] else None, match["group"]))
+            position = match.end()
     if rest:
-        texts = [_without_rest(each) for each in texts]
-    parts: list[str | Marked] = [texts[0]]
-    for each, after in zip(marked, texts[1:], strict=True):
-        parts += [each, after]
+        parts = [_without_rest(part) if isinstance(part, str) else part for part in parts]
     return [part for part in parts if part], rest
 
 
 def without_marks(text: str) -> str:
     """Return a text without marks: with the texts of marked segments, and without their titles."""
     parts, _ = split_marked(text)
-    return "".join(part if isinstance(part, str) else part.text for part in parts)
+    return "".join(part if isinstance(part, str) else part.segment.text for part in parts)
 
 
 def _without_rest(text: str) -> str:
@@ -148,18 +123,8 @@ def _without_rest(text: str) -> str:
 
 
 def has_marks(text: str) -> bool:
-    """Return whether a text holds marks, of this process or another one.
+    """Return whether a text holds marks, of this process or another one, also in a dump that escapes them.
 
     The characters of marks alone are none: fonts use them for icons.
     """
-    return any(match["nonce"] for match in _REST.finditer(text))
-
-
-def _marked(match: re.Match[str], quote: str) -> Marked:
-    score = float(match["score"]) if match["score"] else None
-    return Marked(
-        Segment(match["text"], title=match["title"], score=score),
-        int(match["size"]) if match["size"] else None,
-        match["group"],
-        quote,
-    )
+    return (_BEGIN in text or "ueca0" in text) and any(match["nonce"] for match in _REST.finditer(text))

@@ -1,4 +1,4 @@
-"""Say that an answer may depend on the order of documents: as a warning, or as an error. Text is never changed here."""
+"""Say that an answer may depend on the order of documents. Text is never changed here."""
 
 from __future__ import annotations
 
@@ -25,24 +25,14 @@ FIXES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason why an answer may depend on the order in which documents were listed.
-
-    Attributes:
-        kind: Which of the reasons: a key of `FIXES`, or one of the caller's own fixes.
-        message: What was found.
-    """
+    """Why an answer may depend on the order of documents: a key of `FIXES`, or of the caller's own, and a message."""
 
     kind: str
     message: str
 
 
 def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, strict: bool = False) -> None:
-    """Warn of every finding, or raise the first one.
-
-    Args:
-        findings: What was found.
-        fixes: What to do about each kind; that of `FIXES` for those that are missing.
-        strict: Whether to raise.
+    """Warn of every finding with what to do about it, here or in `FIXES`; with `strict`, raise the first one.
 
     Raises:
         OrderWarning: There is a finding, and `strict` is set or Python's filters make warnings errors.
@@ -63,7 +53,7 @@ _NAME = 4
 """Characters of a title or a source that hardly occurs in other text by chance."""
 
 
-def holds_documents(text: str, retrievals: Iterable[Retrieval]) -> bool:
+def holds_documents(text: str, retrieval: Retrieval) -> bool:
     """Return whether a text holds documents of a retrieval, whole or in part, or names them all by title or source.
 
     White space, letter case and punctuation do not matter, and neither does what the retriever was asked. One document
@@ -71,22 +61,16 @@ def holds_documents(text: str, retrievals: Iterable[Retrieval]) -> bool:
 
     >>> from invariant_rag.segments import Segment
     >>> ferries = Retrieval((Segment("The ferry leaves at noon."), Segment("Salt is sold in Brenn.")))
-    >>> holds_documents("THE FERRY LEAVES. SALT IS SOLD", [ferries]), holds_documents("When does it leave?", [ferries])
+    >>> holds_documents("THE FERRY LEAVES. SALT IS SOLD", ferries), holds_documents("When does it leave?", ferries)
     (True, False)
     """
-    return any(_holds(text, each) for each in retrievals)
-
-
-def _holds(text: str, retrieval: Retrieval) -> bool:
     documents = list(dict.fromkeys(each.text for each in retrieval.segments))
     if len(documents) < 2:
         return False
     if retrieval.query.strip():
         text = text.replace(retrieval.query.strip(), " ")
-    words = _WORD.findall(text.casefold())
-    lengths = range(1, _PHRASE + 1)
-    phrases = {tuple(words[at : at + length]) for length in lengths for at in range(len(words) - length + 1)}
-    own = [_phrases(each) for each in documents]
+    phrases = {phrase for length in range(1, _PHRASE + 1) for phrase in _phrases(text, length)}
+    own = [_phrases(each, _PHRASE) | _phrases(each, _BEGINNING, most=1) for each in documents]
     shared = Counter(phrase for each in own for phrase in each)
     held = sum(
         any(shared[phrase] == 1 and phrase in phrases for phrase in each) or (not each and document.strip() in text)
@@ -97,11 +81,11 @@ def _holds(text: str, retrieval: Retrieval) -> bool:
     return held > 1 or named == len(retrieval.segments) or (whole and not retrieval.one_by_one)
 
 
-def _phrases(document: str) -> set[tuple[str, ...]]:
-    words = _WORD.findall(document.casefold())
-    length = min(_PHRASE, len(words))
-    phrases = {tuple(words[at : at + length]) for at in range(len(words) - length + 1)} if words else set()
-    return phrases | {tuple(words[:_BEGINNING])} if words else phrases
+def _phrases(text: str, length: int, most: int | None = None) -> set[tuple[str, ...]]:
+    """Return the first phrases of so many words in a text; all words, if there are fewer."""
+    words = _WORD.findall(text.casefold())
+    starts = range(max(len(words) - length, 0) + 1)[:most]
+    return {tuple(words[at : at + length]) for at in starts} - {()}
 
 
 def _names(text: str, values: Sequence[str]) -> bool:

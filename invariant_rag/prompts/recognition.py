@@ -17,15 +17,8 @@ _MOST_STATES = 20_000  # steps of one comparison of templates; that of a usual o
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """How a slot is read: `unit separator unit separator ... unit`, a unit being a document and what belongs to it.
-
-    Attributes:
-        segments: The documents in the order of the slot, each with the text between `before` and `after`.
-        before: The same text before each document.
-        after: The same text after each document.
-        separator: The text between a unit and the next.
-    """
+class _Parsed:
+    """A slot as units with a separator between them; a unit is a document with the same text before and after each."""
 
     segments: tuple[Segment, ...]
     before: str
@@ -38,7 +31,7 @@ class _Reading:
 
     @property
     def key(self) -> tuple[list[str], str]:
-        """What two readings share if they render alike in any order."""
+        """What two parses share if they render alike in any order."""
         return sorted(self.units), self.separator
 
     def write(self, order: Iterable[int]) -> str:
@@ -47,16 +40,9 @@ class _Reading:
         return self.separator.join(units[index] for index in order)
 
     def to_set(self) -> SegmentSet:
-        last = len(self.segments) - 1
-        around = [
-            Slot(_pieces(self.before), _pieces(self.after + (self.separator if place < last else "")))
-            for place in range(last + 1)
-        ]
-        return SegmentSet(self.segments, slots=around)
-
-
-def _pieces(text: str) -> tuple[str, ...]:
-    return (text,) if text else ()
+        behind = [self.after + self.separator] * (len(self.segments) - 1) + [self.after]
+        slots = (Slot((self.before,) if self.before else (), (each,) if each else ()) for each in behind)
+        return SegmentSet(self.segments, slots=slots)
 
 
 def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
@@ -80,9 +66,9 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
         retrievals: What was retrieved in this run.
     """
     listed = list(retrievals)
-    readings = [found for each in listed if (found := _read(slot, each)) is not None]
-    most = max((len(each.segments) for each in readings), default=0)
-    largest = [each for each in readings if len(each.segments) == most]
+    parses = [found for each in listed if (found := _parse(slot, each)) is not None]
+    most = max((len(each.segments) for each in parses), default=0)
+    largest = [each for each in parses if len(each.segments) == most]
     if not largest or any(each.key != largest[0].key for each in largest):
         return None
     around = largest[0].before + largest[0].after if most == 1 else ""
@@ -94,22 +80,22 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
     return largest[0].to_set()
 
 
-def _is_query(slot: str, found: _Reading, query: str, retrievals: Iterable[Retrieval]) -> bool:
+def _is_query(slot: str, found: _Parsed, query: str, retrievals: Iterable[Retrieval]) -> bool:
     """Return whether a slot is the question: the same text, or the same set in another order."""
     if slot.strip() == query.strip():
         return True
-    return any((asked := _read(query, each)) is not None and asked.key == found.key for each in retrievals)
+    return any((asked := _parse(query, each)) is not None and asked.key == found.key for each in retrievals)
 
 
-def _read(slot: str, retrieval: Retrieval) -> _Reading | None:
-    """Return the only reading of a slot; None if there is none, or if the documents in another order had several."""
+def _parse(slot: str, retrieval: Retrieval) -> _Parsed | None:
+    """Return the only parse of a slot; None if there is none, or if the documents in another order had several."""
     segments = retrieval.segments
     if not all(each.text.strip() in slot for each in segments):
         return None
     if len(segments) == 1:
-        return _read_single(slot, segments[0], retrieval.rows[0])
+        return _parse_single(slot, segments[0], retrieval.rows[0])
     columns = [each for each in retrieval.columns if all(value in slot for value in each)]
-    found = _only_reading(slot, segments, columns)
+    found = _only_parse(slot, segments, columns)
     if found is None:
         return None
     texts = {text for each in segments for text in (each.text, each.text.strip())}
@@ -124,36 +110,36 @@ def _read(slot: str, retrieval: Retrieval) -> _Reading | None:
         for first in range(len(segments)):
             rotated = [*by_content[first:], *by_content[:first]]
             for order in (rotated, rotated[::-1]):
-                other = _only_reading(found.write(order), segments, columns)
+                other = _only_parse(found.write(order), segments, columns)
                 if other is None or other.key != found.key:
                     return None
     return None if _meet(found, texts) else found
 
 
-def _read_single(slot: str, segment: Segment, row: Mapping[str, str]) -> _Reading | None:
-    """Return the reading of a single document, alone or beside a field of its own: no other shows the template."""
+def _parse_single(slot: str, segment: Segment, row: Mapping[str, str]) -> _Parsed | None:
+    """Return the parse of a single document, alone or beside a field of its own: no other shows the template."""
     text = segment.text if segment.text in slot else segment.text.strip()
     before, found, after = slot.partition(text) if text else (slot, "", "")
     beside = any(value and (value in before or value in after) for value in row.values())
     if not found or text in after or ((before or after) and not beside):
         return None
-    return _Reading((replace(segment, text=text),), before, after, "")
+    return _Parsed((replace(segment, text=text),), before, after, "")
 
 
-def _only_reading(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> _Reading | None:
-    """Return the reading of a slot; None if there is not one. Documents are looked for as they are, and stripped."""
+def _only_parse(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> _Parsed | None:
+    """Return the parse of a slot; None if there is not one. Documents are looked for as they are, and stripped."""
     stripped = [each if each.text == each.text.strip() else replace(each, text=each.text.strip()) for each in segments]
     if not all(each.text for each in stripped):
         return None
-    found = _readings(slot, segments, columns)
+    found = _parses(slot, segments, columns)
     if any(one is not other for one, other in zip(segments, stripped, strict=True)):
         if not _places(slot, stripped):
             return None
-        found += _readings(slot, stripped, columns)
+        found += _parses(slot, stripped, columns)
     return found[0] if found and all(each.key == found[0].key for each in found) else None
 
 
-def _readings(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> list[_Reading]:
+def _parses(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> list[_Parsed]:
     places = _places(slot, segments)
     if not places:
         return []
@@ -166,12 +152,14 @@ def _readings(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence
     first, *inner, last = gaps
     by_left = [[column[index] for index in (order[-1], *order[:-1])] for column in columns]
     by_right = [[column[index][::-1] for index in order] for column in columns]
-    readings = []
+    parses: list[_Parsed] = []
     for after_last, *after in _written([last, *inner], by_left):
         for before in _written([each[::-1] for each in (first, *inner)], by_right):
-            reading = _reading(slot, [segments[index] for index in order], places, before, [*after, after_last], inner)
-            readings += [] if reading is None else [reading]
-    return readings
+            parsed = _parse_gaps(
+                slot, [segments[index] for index in order], places, before, [*after, after_last], inner
+            )
+            parses += [] if parsed is None else [parsed]
+    return parses
 
 
 def _places(slot: str, segments: Sequence[Segment]) -> list[tuple[int, int]]:
@@ -200,11 +188,7 @@ def _places(slot: str, segments: Sequence[Segment]) -> list[tuple[int, int]]:
 def _written(texts: Sequence[str], columns: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
     """Return how much of each text one template may have written: the whole of the first, and as much of the others.
 
-    A template is a sequence of characters and fields.
-
-    Args:
-        texts: The texts.
-        columns: Fields, each with its value for every text.
+    A template is a sequence of characters and fields; a column holds a field's value for every text.
     """
     found: list[tuple[int, ...]] = []
     seen: set[tuple[int, ...]] = set()
@@ -224,15 +208,15 @@ def _written(texts: Sequence[str], columns: Sequence[Sequence[str]]) -> list[tup
     return [] if waiting else found
 
 
-def _reading(
+def _parse_gaps(
     slot: str,
     segments: Sequence[Segment],
     places: Sequence[tuple[int, int]],
     before: Sequence[int],
     after: Sequence[int],
     inner: Sequence[str],
-) -> _Reading | None:
-    """Return the reading in which so many characters before and after each document belong to it."""
+) -> _Parsed | None:
+    """Return the parse in which so many characters before and after each document belong to it."""
     between = {gap[left : len(gap) - right] for gap, left, right in zip(inner, after, before[1:], strict=False)}
     overlap = any(left + right > len(gap) for gap, left, right in zip(inner, after, before[1:], strict=False))
     (separator, *others) = between
@@ -244,9 +228,9 @@ def _reading(
         units.append((slot[start - left : start], segment, slot[stop : stop + right]))
     befores, afters = {unit[0] for unit in units}, {unit[2] for unit in units}
     if len(befores) == len(afters) == 1:
-        return _Reading(tuple(segments), befores.pop(), afters.pop(), separator)
+        return _Parsed(tuple(segments), befores.pop(), afters.pop(), separator)
     written = (replace(segment, text=left + segment.text + right) for left, segment, right in units)
-    return _Reading(tuple(written), "", "", separator)
+    return _Parsed(tuple(written), "", "", separator)
 
 
 def _may_be_stripped(segments: Sequence[Segment], joint: str) -> bool:
@@ -257,9 +241,9 @@ def _may_be_stripped(segments: Sequence[Segment], joint: str) -> bool:
     return len(ends) > 1 and open_ends
 
 
-def _meet(reading: _Reading, texts: set[str]) -> bool:
+def _meet(parsed: _Parsed, texts: set[str]) -> bool:
     """Return whether a document may occur across the end of a unit and the start of another, in some order."""
-    separator, units = reading.separator, reading.units
+    separator, units = parsed.separator, parsed.units
     for text in texts:
         for start in _overlaps(text, separator):
             head, tail = text[: max(start, 0)], text[max(start + len(separator), 0) :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import current_task
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase, ascii_uppercase
@@ -37,9 +37,13 @@ class Retrieval:
     @property
     def rows(self) -> list[dict[str, str]]:
         """The fields of each document."""
-        rows = [dict(_fields_of(each)) for each in self.segments]
-        for row, more in zip(rows, self.fields, strict=False):
-            row.update(more)
+        rows = []
+        for place, each in enumerate(self.segments):
+            row = {"title": each.title} if each.title else {}
+            if each.metadata:
+                row["metadata"] = str(dict(each.metadata))
+                row.update((f"metadata.{key}", str(value)) for key, value in each.metadata.items())
+            rows.append({**row, **(self.fields[place] if place < len(self.fields) else {})})
         return rows
 
     @property
@@ -52,14 +56,6 @@ class Retrieval:
         names = sorted({name for row in rows for name in row})
         columns = dict.fromkeys(tuple(row.get(name, "") for row in rows) for name in names)
         return [each for each in columns if len(set(each)) > 1 and not _counts(each)]
-
-
-def _fields_of(segment: Segment) -> Iterator[tuple[str, str]]:
-    if segment.title:
-        yield "title", segment.title
-    if segment.metadata:
-        yield "metadata", str(dict(segment.metadata))
-        yield from ((f"metadata.{key}", str(value)) for key, value in segment.metadata.items())
 
 
 def _counts(values: Sequence[str]) -> bool:
@@ -101,8 +97,7 @@ def begin_outside() -> Outside:
     """Return where an outermost run of this thread and task puts what it retrieves, if it asks no model.
 
     It is known to `outside_retrievals` in this context, and in those that are copied from it. Other threads and tasks
-    know nothing of it, and have one of their own. To be called where the run is, and not where its end is reported,
-    which may be a task of the framework.
+    have one of their own. To be called where the run is: its end may be reported in a task of the framework.
     """
     outside = _OUTSIDE.get()
     if outside is None or outside.task != _task():
@@ -128,22 +123,35 @@ def forget_outside(texts: Iterable[str]) -> None:
         texts: What the model got: texts, and the documents of its sets.
     """
     outside = _OUTSIDE.get()
-    if outside is None or not outside.retrievals:
-        return
-    joined = "\n".join(texts)
-    if all(each.text.strip() in joined for one in outside.retrievals for each in one.segments):
-        begin_outside().retrievals = []
+    if outside is not None and outside.retrievals:
+        joined = "\n".join(texts)
+        if all(each.text.strip() in joined for one in outside.retrievals for each in one.segments):
+            begin_outside().retrievals = []
 
 
-@dataclass
+@dataclass(eq=False)
 class _Run:
-    root: Hashable
-    parent: Hashable | None
+    parent: _Run | None
     query: str | None  # of a retriever
-    noted: list[tuple[list[Hashable], Retrieval]] = field(default_factory=list)  # in a root: path of a run below it
-    slots: dict[str, None] = field(default_factory=dict)
+    noted: list[tuple[_Run, Retrieval]] = field(default_factory=list)  # in a root: with the run that retrieved it
+    slots: dict[str, None] = field(default_factory=dict)  # in a root
     outside: Outside | None = None  # of a root
     is_asked: bool = False  # whether a model was asked in this root
+    ended: bool = False
+
+    @property
+    def path(self) -> list[_Run]:
+        """The run, its parent, ... and its root."""
+        path = [self]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        return path
+
+    @property
+    def root(self) -> _Run | None:
+        """The root, as long as it goes on."""
+        root = self.path[-1]
+        return None if root.ended else root
 
 
 class RunRetrievals:
@@ -167,57 +175,48 @@ class RunRetrievals:
         """
         with self._lock:
             above = self._runs.get(parent) if parent is not None and parent != run else None
-            self._runs[run] = _Run(run if above is None else above.root, parent, query)
-            if above is None:
-                self._runs[run].outside = _OUTSIDE.get()
+            self._runs[run] = _Run(above, query, outside=_OUTSIDE.get() if above is None else None)
             while len(self._runs) > _MOST_RUNS:  # runs that never ended, such as abandoned generators
-                self._runs.popitem(last=False)
+                self._runs.popitem(last=False)[1].ended = True
 
     def end(self, run: Hashable, *, failed: bool = False) -> None:
         """Note that a run ended. What a root run retrieved for no model is then known outside of it."""
         with self._lock:
             own = self._runs.pop(run, None)
-            if own is not None and own.outside is not None and own.noted and not failed:
+            if own is None:
+                return
+            own.ended = True
+            if own.outside is not None and own.noted and not failed:
                 own.outside.retrievals = [] if own.is_asked else [each for _, each in own.noted]
 
     def add(self, run: Hashable, retrieval: Retrieval) -> None:
         """Note what a run retrieved. It replaces what retrievers below this one found: it chose from that."""
         with self._lock:
             own = self._runs.get(run)
-            root = self._runs.get(own.root) if own is not None else None
+            root = None if own is None else own.root
             if own is None or root is None or not retrieval.segments:
                 return
             if not retrieval.is_set and any(each.segments == retrieval.segments for _, each in root.noted):
                 return  # handed from run to run
             if own.query is not None:
-                root.noted = [each for each in root.noted if run not in each[0]]
+                root.noted = [(each, found) for each, found in root.noted if own not in each.path]
                 retrieval = replace(retrieval, query=retrieval.query or own.query)
-            root.noted.append((self._path(run), retrieval))
+            root.noted.append((own, retrieval))
 
     def add_slots(self, run: Hashable, *slots: str) -> None:
         """Note values of the variables of a prompt that was filled in, in the root run of a run."""
         with self._lock:
             own = self._runs.get(run)
-            if own is not None and own.root in self._runs:
-                self._runs[own.root].slots.update(dict.fromkeys(slots))
+            if own is not None and own.root is not None:
+                own.root.slots.update(dict.fromkeys(slots))
 
     def of(self, run: Hashable | None) -> tuple[list[Retrieval], list[str]]:
         """Return retrievals and slots of the root run of a run; nothing for None: no run."""
         with self._lock:
             own = self._runs.get(run) if run is not None else None
-            root = self._runs.get(own.root) if own is not None else None
-            if root is None:
+            root = None if own is None else own.root
+            if own is None or root is None:
                 return [], []
             root.is_asked = True
-            above = (self._runs.get(each) for each in self._path(run))
-            inside = any(each is not None and each.query is not None for each in above)
+            inside = any(each.query is not None for each in own.path)
             return [replace(each, one_by_one=inside) for _, each in root.noted], list(root.slots)
-
-    def _path(self, run: Hashable | None) -> list[Hashable]:
-        """Return a run, its parent, ... and its root, as long as they go on."""
-        path: list[Hashable] = []
-        while run is not None and run not in path:
-            path.append(run)
-            known = self._runs.get(run)
-            run = None if known is None else known.parent
-        return path

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from invariant_rag.prompts.control_tokens import templates_of, try_template
 from invariant_rag.prompts.tools import Tool, ToolCall
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _CALLS = (
     ToolCall("probe0002", "probebeta", {"probekey": "probetwo"}),
 )
 _USER, _CONTENT, _RESULT, _REASONING = "probequestion", "probecontent", "proberesult", "probereasoning"
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _ID = re.compile(r""",\s*"(?:id|call_id|tool_call_id)":\s*"probe000\d\"""")
 _MARKER = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*\Z")
 _OBJECT_BEGIN = re.compile(r'(?s)(.*?)(\{"\w+": ")')
@@ -78,24 +78,14 @@ class CallFormat:
         return self.begin + between.join(texts) + self.end
 
 
-OWN_FORMAT = CallFormat(
-    '<tool_call>\n{"name": "',
-    '", "arguments": ',
-    '}\n</tool_call>\n<tool_call>\n{"name": "',
-    "}\n</tool_call>",
-)
+_OPEN, _CLOSE = '<tool_call>\n{"name": "', "}\n</tool_call>"
+OWN_FORMAT = CallFormat(_OPEN, '", "arguments": ', f"{_CLOSE}\n{_OPEN}", _CLOSE)
 """The format of calls that is described to models whose chat template has none."""
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """Markers around the reasoning before an answer.
-
-    Attributes:
-        open: Marker before it.
-        close: Marker after it.
-        closing: What the template writes from the end of the reasoning to the answer.
-    """
+    """Markers around the reasoning before an answer; `closing` is what the template writes from it to the answer."""
 
     open: str
     close: str
@@ -111,7 +101,7 @@ class TemplateFormat:
         calls: How it writes calls. None: not at all, or not as names that are followed by JSON objects.
         renders_calls: Whether it writes calls, in a format that can be parsed.
         results: Whether it writes messages of the role `tool`.
-        reasoning: Its markers around reasoning. None: it has none.
+        reasoning: Its markers around reasoning, if it has any.
         turn_end: What it writes at the end of an answer.
     """
 
@@ -128,65 +118,47 @@ class TemplateFormat:
         return self.calls or OWN_FORMAT
 
 
-_formats: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, TemplateFormat]] = WeakKeyDictionary()
+_formats: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, TemplateFormat]] = WeakKeyDictionary()
 
 
 def template_format(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
     """Return what the chat template of a tokenizer renders. It is found out once per template."""
-    template = tokenizer.chat_template
-    key = template if isinstance(template, str) else json.dumps(template)
-    known = _formats.setdefault(tokenizer, {})
-    if key not in known:
-        known[key] = _probe(tokenizer) if template else TemplateFormat()
-    return known[key]
+    key = str(tokenizer.chat_template)
+    known = _formats.get(tokenizer)
+    if known is None or known[0] != key:
+        known = _formats[tokenizer] = (key, _probe(tokenizer) if tokenizer.chat_template else TemplateFormat())
+    return known[1]
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
-    question = {"role": "user", "content": _USER}
-    spoken = [question, {"role": "assistant", "content": _CONTENT}]
-    plain = _render(tokenizer, spoken, tools=True) or _render(tokenizer, spoken)
-    if plain is None:
+    tools = [_TOOL.to_dict()]
+
+    def render(*messages: dict[str, Any], **options: Any) -> str:
+        return try_template(tokenizer, [{"role": "user", "content": _USER}, *messages], **options) or ""
+
+    def assistant(calls: Sequence[ToolCall]) -> dict[str, Any]:
+        return {"role": "assistant", "content": "", "tool_calls": [call.to_dict() for call in calls]}
+
+    spoken = {"role": "assistant", "content": _CONTENT}
+    plain = render(spoken, tools=tools) or render(spoken)
+    if not plain:
         return TemplateFormat()
     header, _, turn_end = plain.partition(_CONTENT)
-    reasoning = _reasoning(tokenizer, question)
-    described = _render(tokenizer, [question], prompt=True, tools=True) or ""
-    both, one = (_render(tokenizer, [question, _assistant(calls)], tools=True) or "" for calls in (_CALLS, _CALLS[:1]))
+    reasoning = _reasoning(tokenizer, render)
+    described = render(tools=tools, add_generation_prompt=True)
+    both, one = (render(assistant(calls), tools=tools) for calls in (_CALLS, _CALLS[:1]))
     calls = _call_format(both or one, header, turn_end, 2 if both else 1)
     if calls and reasoning and reasoning.close in calls.begin:
         calls = replace(calls, begin=calls.begin.split(reasoning.close)[-1].lstrip("\n"))
     result = {"role": "tool", "name": _CALLS[0].name, "tool_call_id": _CALLS[0].id, "content": _RESULT}
-    answered = _render(tokenizer, [question, _assistant(_CALLS[:1]), result], prompt=True, tools=True) or ""
     return TemplateFormat(
         tools=calls is not None and _TOOL.name in described and _TOOL.description in described,
         calls=calls,
         renders_calls=calls is not None and all(word in one for word in ("probealpha", "probekey", "probeone")),
-        results=_RESULT in answered,
+        results=_RESULT in render(assistant(_CALLS[:1]), result, tools=tools, add_generation_prompt=True),
         reasoning=reasoning,
         turn_end=turn_end,
     )
-
-
-def _assistant(calls: Sequence[ToolCall]) -> dict[str, Any]:
-    return {"role": "assistant", "content": "", "tool_calls": [call.to_dict() for call in calls]}
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    prompt: bool = False,
-    tools: bool = False,
-) -> str | None:
-    """Return what the template makes of probes; None if it refuses them, with whichever error."""
-    from jinja2 import TemplateError
-
-    options: dict[str, Any] = {"tools": [_TOOL.to_dict()]} if tools else {}
-    try:
-        return str(
-            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **options)  # type: ignore[arg-type]
-        )
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
-        return None
 
 
 def _call_format(text: str, header: str, turn_end: str, count: int) -> CallFormat | None:
@@ -227,10 +199,10 @@ def _find_json(text: str, position: int, wanted: Mapping[str, Any]) -> tuple[int
     return -1, -1
 
 
-def _reasoning(tokenizer: PreTrainedTokenizerBase, question: Mapping[str, Any]) -> ReasoningFormat | None:
-    prompt = _render(tokenizer, [question], prompt=True) or ""
-    for key in _REASONING_KEYS:
-        text = _render(tokenizer, [question, {"role": "assistant", "content": _CONTENT, key: _REASONING}]) or ""
+def _reasoning(tokenizer: PreTrainedTokenizerBase, render: Callable[..., str]) -> ReasoningFormat | None:
+    prompt = render(add_generation_prompt=True)
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        text = render({"role": "assistant", "content": _CONTENT, key: _REASONING})
         start, content = text.find(_REASONING), text.find(_CONTENT)
         if 0 <= start < content:
             before = text[:start]
@@ -239,9 +211,7 @@ def _reasoning(tokenizer: PreTrainedTokenizerBase, question: Mapping[str, Any]) 
             closing = text[start + len(_REASONING) : content]
             if opening and closing.strip():
                 return ReasoningFormat(opening, closing.strip(), closing)
-    templates = tokenizer.chat_template or {}
-    template = templates if isinstance(templates, str) else "\n".join(templates.values())
-    names = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    if "</think>" in template or "</think>" in names:
+    names = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    if "</think>" in names or any("</think>" in source for source in templates_of(tokenizer)):
         return ReasoningFormat("<think>", "</think>", "\n</think>\n\n")
     return None

@@ -14,9 +14,7 @@ from invariant_rag.errors import InvalidTool
 from invariant_rag.files import parse_json
 from invariant_rag.shown import shown
 
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-"""JSON schema of a tool without arguments."""
-
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 _NAME = re.compile(r"[\w./:-]{1,128}")
 
 
@@ -35,7 +33,7 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
+    parameters: Mapping[str, Any] = field(default_factory=_NO_PARAMETERS.copy)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -51,13 +49,10 @@ class Tool:
 
     @classmethod
     def of(cls, tool: Tool | Mapping[str, Any]) -> Tool:
-        """Return a tool, also from OpenAI's shape `{"type": "function", "function": {"name": ..., ...}}`.
+        """Return a tool, also from OpenAI's shape; raise `InvalidTool` for anything else.
 
         >>> Tool.of({"type": "function", "function": {"name": "now", "parameters": None}})
         Tool(name='now', description='', parameters={'type': 'object', 'properties': {}})
-
-        Raises:
-            InvalidTool: It is no tool.
         """
         if isinstance(tool, Tool):
             return tool
@@ -68,7 +63,7 @@ class Tool:
         return cls(
             function["name"],
             "" if description is None else description,
-            NO_PARAMETERS if parameters is None or (isinstance(parameters, dict) and not parameters) else parameters,
+            _NO_PARAMETERS if parameters is None or (isinstance(parameters, dict) and not parameters) else parameters,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,13 +100,10 @@ class ToolCall:
 
     @classmethod
     def of(cls, call: ToolCall | Mapping[str, Any]) -> ToolCall:
-        """Return a call, also from the shapes of OpenAI and LangChain; arguments may be JSON in a string.
+        """Return a call, also from the shapes of OpenAI and LangChain; raise `InvalidTool` for anything else.
 
         >>> ToolCall.of({"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}})
         ToolCall(id='1', name='now', arguments={})
-
-        Raises:
-            InvalidTool: It is no call.
         """
         if isinstance(call, ToolCall):
             return call
@@ -151,6 +143,8 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
     Raises:
         InvalidTool: They are no list, one is no tool, or two share a name.
     """
+    if isinstance(tools, tuple) and not tools:
+        return ()
     if not is_iterable(tools):
         raise InvalidTool(f"expected a list of tools, got {shown(tools)}")
     found = tuple(Tool.of(tool) for tool in tools)
@@ -183,11 +177,5 @@ def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
 
 
 def call_id(prompt: str, index: int, name: str) -> str:
-    """Return the id of a call: the same for the same prompt, place and tool, and known when its name is written.
-
-    Args:
-        prompt: What tells the prompt from others, so that ids differ between the turns of a conversation.
-        index: Place of the call among the calls of the answer.
-        name: Name of the tool.
-    """
+    """Return the id of a call: the same for the same prompt, place in the answer and tool."""
     return "call_" + hashlib.sha256(json.dumps([prompt, index, name]).encode()).hexdigest()[:24]

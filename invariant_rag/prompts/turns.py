@@ -49,12 +49,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Recognition:
-    """A conversation in which every segment is in a set.
-
-    Attributes:
-        turns: The turns, as many as before, with strings, `SegmentSet`s and other parts.
-        findings: Why the answer may depend on the order of the documents all the same.
-    """
+    """A conversation in which every segment is in a set, and why its answer may depend on their order all the same."""
 
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
@@ -89,7 +84,7 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
 
 
 def parse_marked(text: str) -> Prompt:
-    """Parse a string with segments written by `mark` into a prompt. What is not understood is not reported.
+    """Parse a string with segments written by `mark` into a prompt; nothing is reported.
 
     >>> from invariant_rag.prompts import mark
     >>> parse_marked("Documents: " + mark("one") + mark("two") + " Which?").segments == SegmentSet(["one", "two"])
@@ -146,69 +141,47 @@ def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) 
             message = f"a call got {arrived[part.group]} of the {part.size} segments of a set."
             findings.append(Finding("incomplete", message))
     found: list[Any] = []
-    run = _Run([], [])
+    segments: list[Segment] = []  # of the set that is being put together
+    gaps: list[str] = []  # the text behind each of them
+    group = ""
     for part in parts:
-        if run.takes(part):
-            run.add(part)
+        own = part.group if isinstance(part, Marked) else ""
+        is_segment = isinstance(part, Segment | Marked)
+        if gaps and isinstance(part, str) and not gaps[-1]:
+            gaps[-1] = part
             continue
-        found += run.to_parts(known, findings)
-        run = _Run([], [])
-        if isinstance(part, Segment | Marked):
-            run.add(part)
+        if gaps and not (is_segment and own == group):
+            found += _joined(segments, gaps, findings)
+            segments, gaps = [], []
+        if is_segment:
+            segments.append(_restored(part.segment, known) if isinstance(part, Marked) else part)
+            gaps.append("")
+            group = own
         else:
             found.append(part)
-    return replace(turn, parts=tuple(merge_texts([*found, *run.to_parts(known, findings)])))
+    return replace(turn, parts=tuple(merge_texts([*found, *_joined(segments, gaps, findings)])))
 
 
-@dataclass
-class _Run:
-    """Segments of one set, as far as it is known, and the texts behind each of them."""
-
-    segments: list[Segment | Marked]
-    gaps: list[str]
-
-    def takes(self, part: Any) -> bool:
-        if not self.segments:
-            return False
-        if isinstance(part, str):
-            return not self.gaps[-1]
-        return isinstance(part, Segment | Marked) and _group(part) == _group(self.segments[-1])
-
-    def add(self, part: Segment | Marked | str) -> None:
-        if isinstance(part, str):
-            self.gaps[-1] = part
-        else:
-            self.segments.append(part)
-            self.gaps.append("")
-
-    def to_parts(self, known: Sequence[Retrieval], findings: list[Finding]) -> list[Any]:
-        """Return the segments as one set, or each by itself where other text stands between them than elsewhere."""
-        if not self.segments:
-            return []
-        segments = [_segment_of(each, known) for each in self.segments]
-        *inner, last = self.gaps
-        if not any(map(str.strip, inner)):
-            return [SegmentSet(segments), last]
-        with_text = all(each.token_ids is None for each in segments)
-        if with_text and len(set(inner)) == 1 and (len(inner) > 1 or not any(map(str.isalnum, inner[0]))):
-            slots = [*(Slot(after=(gap,)) for gap in inner), Slot()]
-            return [SegmentSet(segments, slots=slots), last]
-        findings.append(Finding("separate", f"{len(segments)} segments stand apart, with different text between them."))
-        return [part for each, gap in zip(segments, self.gaps, strict=True) for part in (SegmentSet([each]), gap)]
+def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -> list[Any]:
+    """Return neighbours as one set, or each by itself where other text stands between them than elsewhere."""
+    if not segments:
+        return []
+    *inner, last = gaps
+    if not any(map(str.strip, inner)):
+        return [SegmentSet(segments), last]
+    with_text = all(each.token_ids is None for each in segments)
+    if with_text and len(set(inner)) == 1 and (len(inner) > 1 or not any(map(str.isalnum, inner[0]))):
+        return [SegmentSet(segments, slots=[*(Slot(after=(gap,)) for gap in inner), Slot()]), last]
+    findings.append(Finding("separate", f"{len(segments)} segments stand apart, with different text between them."))
+    return [part for each, gap in zip(segments, gaps, strict=True) for part in (SegmentSet([each]), gap)]
 
 
-def _group(part: Segment | Marked) -> str:
-    return part.group if isinstance(part, Marked) else ""
-
-
-def _segment_of(part: Segment | Marked, known: Sequence[Retrieval]) -> Segment:
-    """Return a segment; a marked one with the metadata and score of the document, which marks do not carry."""
-    if isinstance(part, Segment):
-        return part
-    alike = (each for one in known for each in one.segments if each.text == part.segment.text)
-    document = min(alike, key=lambda each: each.canonical_key, default=part.segment)
-    score = document.score if part.segment.score is None else part.segment.score
-    return replace(part.segment, text=part.text, metadata=document.metadata, score=score)
+def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
+    """Return a marked segment with the metadata and score of its document, which marks do not carry."""
+    alike = (each for one in known for each in one.segments if each.text == segment.text)
+    document = min(alike, key=lambda each: each.canonical_key, default=segment)
+    score = document.score if segment.score is None else segment.score
+    return replace(segment, metadata=document.metadata, score=score)
 
 
 # --- what is not understood ---
@@ -217,7 +190,7 @@ def _segment_of(part: Segment | Marked, known: Sequence[Retrieval]) -> Segment:
 def _check(turns: Sequence[Turn], known: Sequence[Retrieval]) -> Iterator[Finding]:
     """Yield why the answer may depend on the order of documents, judged by what is outside of the sets."""
     free = "\n".join(_texts(turns))
-    if holds_documents(free, known):
+    if any(holds_documents(free, each) for each in known):
         yield Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set.")
     elif looks_listed(free) or (looks_introduced(free) and not any(turn.sets for turn in turns)):
         yield Finding("no_segments", "the prompt holds a list of documents as text.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -81,13 +81,8 @@ class Answer:
             "answer": self.text,
             "citations": [{"index": each.index, "exact": each.exact} for each in self.citations],
             "segments": [
-                {
-                    "title": segment.title,
-                    "text": segment.text,
-                    "score": segment.score,
-                    "metadata": dict(segment.metadata),
-                }
-                for segment in self.segments
+                {"title": each.title, "text": each.text, "score": each.score, "metadata": dict(each.metadata)}
+                for each in self.segments
             ],
             "order": list(self.order),
             "dropped": list(self.generation.dropped),
@@ -97,7 +92,7 @@ class Answer:
                 "prompt_tokens": self.generation.usage.prompt_tokens,
                 "completion_tokens": self.generation.usage.completion_tokens,
             },
-            "timings": {"retrieve": self.timings.retrieve, "generate": self.timings.generate},
+            "timings": asdict(self.timings),
         }
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -58,7 +59,7 @@ def load_documents(
     strict: bool = False,
     on_skipped: Callable[[RetrievalError], object] = warn_skipped,
 ) -> list[Document]:
-    """Read documents from files and folders.
+    """Read documents from files and folders, in the order of the paths.
 
     Folders are searched recursively, sorted by path, without hidden files; links to folders are not followed. Files of
     other types are left out, and one report names how many there are and their suffixes; with `strict`, too. A file
@@ -70,9 +71,6 @@ def load_documents(
         strict: Whether what cannot be read is an error.
         on_skipped: Called with the error of each file, page and line that is skipped, and once for all files of other
             types. Default: a `DocumentSkipped` warning.
-
-    Returns:
-        The documents, in the order of the paths.
 
     Raises:
         RetrievalError: A path does not exist, a named file has another suffix, no file was found, or nothing in the
@@ -86,11 +84,11 @@ def load_documents(
     others: set[str] = set()
     for root in roots:
         found += _search_folder(root, others) if _is_folder(root) else [root]
-    files = {_resolved(each): each for each in found if isinstance(each, Path)}
+    files = {os.path.realpath(each): each for each in found if isinstance(each, Path)}  # resolve() would recurse
     failed = [each for each in found if isinstance(each, RetrievalError)]
     if not files and not failed:
         listed = ", ".join(map(str, roots)) or "an empty list"
-        raise RetrievalError(f"no document in {listed}; looked for {_supported_suffixes()}")
+        raise RetrievalError(f"no document in {listed}; looked for {', '.join(sorted(_READERS))}")
     documents = []
     for each in (*failed, *(part for file in files.values() for part in _read_file(file))):
         if isinstance(each, Document):
@@ -100,7 +98,8 @@ def load_documents(
         else:
             failed.append(each)
     if failed and not documents:
-        raise failed[0] if len(failed) == 1 else _nothing_left(failed)
+        reasons = "; ".join(map(str, failed[:5])) + (f"; and {len(failed) - 5} more" if len(failed) > 5 else "")
+        raise failed[0] if len(failed) == 1 else RetrievalError(f"none of the documents can be read: {reasons}")
     for error in failed:
         on_skipped(error)
     if others:
@@ -113,19 +112,9 @@ def _of_other_types(files: Iterable[str]) -> RetrievalError:
     named = ", ".join(f"{suffix} ({count})" for suffix, count in counts.most_common(8))
     more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
     return RetrievalError(
-        f"{counted(counts.total(), 'file')} of other types: {named}{more}; read are {_supported_suffixes()}",
+        f"{counted(counts.total(), 'file')} of other types: {named}{more}; read are {', '.join(sorted(_READERS))}",
         hint="Convert to one of these what is to be read.",
     )
-
-
-def _nothing_left(failed: list[RetrievalError]) -> RetrievalError:
-    reasons = "; ".join(map(str, failed[:5])) + (f"; and {len(failed) - 5} more" if len(failed) > 5 else "")
-    return RetrievalError(f"none of the documents can be read: {reasons}")
-
-
-def _resolved(file: Path) -> str:
-    # Not Path.resolve(), which recurses into deep folders.
-    return os.path.realpath(file)
 
 
 def check_documents(paths: Iterable[str | Path]) -> None:
@@ -154,7 +143,7 @@ def _is_folder(path: Path) -> bool:
         raise RetrievalError(f"no such file or folder: {path}")
     if path.suffix.lower() not in _READERS:
         raise RetrievalError(
-            f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {_supported_suffixes()}"
+            f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {', '.join(sorted(_READERS))}"
         )
     return False
 
@@ -180,14 +169,10 @@ def _search_folder(folder: Path, others: set[str]) -> list[Path | RetrievalError
                         if os.path.splitext(entry.name)[1].lower() in _READERS:  # noqa: PTH122
                             found.append(Path(entry.path))
                         else:
-                            others.add(_resolved(Path(entry.path)))
+                            others.add(os.path.realpath(entry.path))
         except OSError as error:
             failed.append(RetrievalError(f"{current}: cannot be listed: {error.strerror or error}"))
     return [*failed, *sorted(found)]
-
-
-def _supported_suffixes() -> str:
-    return ", ".join(sorted(_READERS))
 
 
 def _read_file(file: Path) -> Iterator[Found]:
@@ -265,39 +250,40 @@ def _parse_record(line: str, file: Path, number: int) -> Found:
 def _read_pdf(file: Path) -> Iterator[Found]:
     from pypdf import PdfReader
 
-    # A malformed PDF makes pypdf raise whatever its code runs into: KeyError, RecursionError, NotImplementedError...
-    try:
-        reader = PdfReader(file)
-        count = len(reader.pages)
-    except Exception as error:  # noqa: BLE001
-        yield _error(f"{file}: cannot be read as PDF: {_told(error)}", error)
-        return
-    try:
-        title = reader.metadata.title if reader.metadata else None
-    except Exception as error:  # noqa: BLE001
-        title = None
-        yield _error(f"{file}: its title cannot be read: {_told(error)}", error)
-    with_text = failed = False
-    for number in range(1, count + 1):
+    def tried(read: Callable[[], Any], complaint: str) -> Any:
         try:
-            text = reader.pages[number - 1].extract_text().strip()
-        except Exception as error:  # noqa: BLE001
-            failed = True
-            yield _error(f"{file}, page {number}: cannot be read as PDF: {_told(error)}", error)
-            continue
-        if text:
-            with_text = True
-            shown = title if isinstance(title, str) and title else None
-            yield Document(text, shown, {"source": file.as_posix(), "page": number})
-    if not with_text and not failed:
+            return read()
+        except Exception as error:  # noqa: BLE001 - a malformed PDF makes pypdf raise whatever its code runs into
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return _error(f"{file}{complaint}: {reason}", error)
+
+    reader = tried(lambda: PdfReader(file), ": cannot be read as PDF")
+    failed = isinstance(reader, RetrievalError)
+    count = reader if failed else tried(lambda: len(reader.pages), ": cannot be read as PDF")
+    if isinstance(count, RetrievalError):
+        yield count
+        return
+    title = tried(lambda: reader.metadata.title if reader.metadata else None, ": its title cannot be read")
+    if isinstance(title, RetrievalError):
+        yield title
+    heading = title if isinstance(title, str) and title else None
+    empty = True
+    for number in range(1, count + 1):
+        text = tried(partial(_page_text, reader, number), f", page {number}: cannot be read as PDF")
+        if isinstance(text, RetrievalError):
+            yield text
+        elif text:
+            yield Document(text, heading, {"source": file.as_posix(), "page": number})
+        empty = empty and not text
+    if empty:
         yield _error(
             f"{file}: no text on its {count} pages",
             hint="It probably holds scanned images: run OCR on it first, or leave it out.",
         )
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _page_text(reader: Any, number: int) -> str:
+    return str(reader.pages[number - 1].extract_text()).strip()
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Found]]] = {

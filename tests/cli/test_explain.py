@@ -5,17 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from click.testing import Result
-from typer.testing import CliRunner
-
 from invariant_rag import __version__
-from invariant_rag.cli import app
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+from tests.cli.conftest import run
 
 
 def test_without_arguments_three_commands_are_offered_that_exist_and_need_no_documents() -> None:
@@ -58,17 +50,3 @@ def test_explain_gives_json_for_the_users_documents(docs: Path, tiny_folder: Pat
     assert len(document["readers"]) == 4
     (answer,) = (each for each in document["readers"] if each["segment"] is None)
     assert all(each["closest"] <= each["distance"] <= each["farthest"] for each in answer["sees"])
-
-
-@pytest.mark.parametrize("command", ["ask", "explain"])
-@pytest.mark.parametrize(("arguments", "missing"), [(["Who?"], "--docs"), (["--docs", "x"], "a question")])
-def test_a_question_without_documents_is_told_what_is_missing(command: str, arguments: list[str], missing: str) -> None:
-    result = run(command, *arguments)
-    assert result.exit_code == 2
-    assert f"{missing} is missing" in " ".join(result.stderr.split())
-
-
-def test_a_figure_of_another_kind_is_refused(tmp_path: Path) -> None:
-    result = run("explain", "--out", tmp_path / "ring.txt", "--max-new-tokens", 1)
-    assert result.exit_code == 2
-    assert ".png" in result.stderr

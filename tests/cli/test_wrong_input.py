@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from invariant_rag.cli import app
 from invariant_rag.cli.console import print_error, print_skipped, print_table
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.rag.readers import warn_skipped
+from tests.cli.conftest import refused, run
 
 ROOT = Path(__file__).parents[2]
 QUESTION = '{"question": "Q", "segments": ["a", "b"]'
@@ -30,18 +28,6 @@ for arguments in json.loads(sys.argv[1]):
     except SystemExit as ended:
         assert not ended.code, arguments
 """
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(each) for each in arguments])
-
-
-def refused(*arguments: object) -> str:
-    """The error of a command that is refused, with its line breaks and frames taken away."""
-    result = run(*arguments)
-    assert isinstance(result.exception, SystemExit), result.exception
-    assert result.exit_code == 2, result.output
-    return result.stderr
 
 
 BAD_FILES = {
@@ -164,6 +150,23 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
     assert f"did you mean '{meant}'?" in error
     assert "Indexing" not in error
     assert "Loading" not in error
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("ask Who? --docs {docs} --stream --json", "--stream and --json"),
+        ("ask {blank} --docs {docs}", "expected a question, got blank text"),
+        ("ask Who? --docs {docs} --model {docs}/none", "There is no such folder, or no model in it"),
+        *((f"{name} Who?", "--docs is missing") for name in ("ask", "explain")),
+        *((f"{name} --docs x", "a question is missing") for name in ("ask", "explain")),
+        ("explain --out ring.txt --max-new-tokens 1", ".png"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(command: str, message: str, docs: Path) -> None:
+    error = refused(*[each.format(docs=docs, blank="  ") for each in command.split()])
+    assert message in error
+    assert "Loading model" not in error
 
 
 def test_a_misspelt_remedy_is_refused_before_the_model_is_loaded(questions: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
 from tests.server.conftest import serving
-from tests.server.test_hostile import check_refusal
+from tests.server.hostile import check_refusal
 
 
 @pytest.fixture(scope="module")

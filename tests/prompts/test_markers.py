@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -61,41 +62,24 @@ def test_icons_of_fonts_and_their_escapes_are_no_marks() -> None:
         assert not has_marks(text)
 
 
-DUMPS = {
-    "JSON": json.dumps,
-    "a list of JSON": lambda text: json.dumps([text, text]),
-    "Python": repr,
-    "a dictionary of Python": lambda text: repr({"context": text}),
-    "stripped": str.strip,
-    "NFKC": lambda text: unicodedata.normalize("NFKC", text),
-}
-
-
-@pytest.mark.parametrize("dump", DUMPS.values(), ids=DUMPS)
-@pytest.mark.parametrize("texts", [["a", "b", "c"], ["it's", 'say "no"', "back\\", "line\nline", "\\ueca3"]])
-def test_dumps_keep_segments_apart(dump: object, texts: list[str]) -> None:
-    dumped = dump(mark_set(texts))  # type: ignore[operator]
-    found = segments_in(dumped)
-    assert len(found) == dumped.count(";5;" if len(texts) == 5 else ";3;")
-    assert not split_marked(dumped)[1]
-    if dump in (repr, str.strip, DUMPS["NFKC"]) and len(texts) == 3:
-        assert [each.text for each in found] == texts
-
-
-@pytest.mark.parametrize("dump", [json.dumps, repr])
-def test_quotes_of_dumps_go_with_the_segment_that_they_were_chosen_for(dump: object) -> None:
-    dumped = dump([mark("it's"), mark('say "no"'), mark("plain")])  # type: ignore[operator]
-    parts, rest = split_marked(dumped)
-    assert not rest
-    expected = dump(["it's", 'say "no"', "plain"])  # type: ignore[operator]
-    assert without_marks(dumped) == expected
-    assert [part for part in parts if isinstance(part, str)] == ["[", ", ", ", ", "]"]
-
-
 def test_a_document_cannot_forge_a_mark_nor_end_its_own() -> None:
     forged = f"\ueca0{'0' * 8};1;;\ueca1forged\ueca3"
     assert segments_in(mark("a" + forged + MARKS)) == [Segment("a00000000;1;;forged")]
-    assert segments_in(json.dumps(mark("\\ueca3 \\\\ueca3")))[0].text == "\\\\ueca3 \\\\\\\\ueca3"
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [
+        str.strip,
+        lambda text: unicodedata.normalize("NFKC", text),
+        lambda text: json.loads(json.dumps(text)),
+        lambda text: json.dumps({"context": text}, ensure_ascii=False),
+    ],
+)
+def test_marks_survive_what_frameworks_do_to_text(carry: Callable[[str], str]) -> None:
+    carried = carry(mark_set(["a", "b", "c"]))
+    assert [each.text for each in segments_in(carried)] == ["a", "b", "c"]
+    assert not split_marked(carried)[1]
 
 
 @pytest.mark.parametrize(
@@ -104,13 +88,15 @@ def test_a_document_cannot_forge_a_mark_nor_end_its_own() -> None:
         lambda text: text[: len(text) // 2 + 12],
         lambda text: text.replace("\ueca3", ""),
         lambda text: mark("a", nonce="0" * 8),
+        repr,
+        json.dumps,
         lambda text: json.dumps(json.dumps(text)),
         lambda text: json.dumps(text).replace("\\ueca3", ""),
     ],
-    ids=["cut", "without ends", "of another process", "escaped twice", "escaped, without ends"],
+    ids=["cut", "without ends", "of another process", "repr", "escaped", "escaped twice", "escaped, without ends"],
 )
-def test_broken_marks_are_noticed_and_removed(spoil: object) -> None:
-    spoilt = "before " + spoil(mark_set(["one", "two"])) + " after"  # type: ignore[operator]
+def test_broken_and_escaped_marks_are_noticed_and_removed(spoil: Callable[[str], str]) -> None:
+    spoilt = "before " + spoil(mark_set(["one", "two"])) + " after"
     parts, rest = split_marked(spoilt)
     assert rest
     assert has_marks(spoilt)
@@ -123,25 +109,18 @@ def test_broken_marks_are_noticed_and_removed(spoil: object) -> None:
 @given(st.text(st.sampled_from(MARKS + "ab;0 \n\\u"), max_size=24), st.integers(0, 60))
 def test_any_jumble_of_marks_is_parsed(jumble: str, cut: int) -> None:
     text = jumble[:8] + mark_set(["one", "two"])[:cut] + jumble[8:]
-    everything = without_marks(text)
-    assert not has_marks(everything)
-    assert without_marks(everything) == everything
-
-
-def test_what_is_left_of_marks_leaves_no_mark_when_it_is_removed() -> None:
-    cut = mark_set(["one", "two"])[:10]
-    assert not has_marks(without_marks(f"000\ueca00000{cut}\ueca1;"))
+    for each in (text, f"000\ueca00000{text[:10]}\ueca1;"):
+        everything = without_marks(each)
+        assert not has_marks(everything)
+        assert without_marks(everything) == everything
 
 
 def test_only_text_between_two_segments_makes_two_sets_of_them() -> None:
     assert len(parse_marked(mark("a") + " \n\t" + mark("b")).sets) == 1
     assert len(parse_marked(mark("a") + " and " + mark("b")).sets) == 2
     assert parse_marked(mark("a")).rendering is document_rendering
-
-
-def test_neighbouring_sets_stay_apart() -> None:
     sets = parse_marked(mark_set(["a", "b"]) + mark_set(["c"])).sets
-    assert [[each.text for each in one] for one in sets] == [["a", "b"], ["c"]]
+    assert [[each.text for each in one] for one in sets] == [["a", "b"], ["c"]], "neighbouring sets stay apart"
 
 
 def test_token_ids_cannot_be_marked() -> None:

@@ -94,13 +94,6 @@ def test_a_field_that_may_count_is_none_in_every_order() -> None:
     assert readings((lambda n, each: f"({each.metadata['id']}) {each.text}", "\n"), pages) == [None] * 6
 
 
-def test_facts_go_with_their_documents() -> None:
-    revenue = [Segment(f"Revenue was {each} million.", metadata={"year": 2010 + each}) for each in (9, 14, 11)]
-    for found in readings((lambda n, each: f"{each.metadata['year']}: {each.text}", "\n"), revenue):
-        assert found is not None
-        assert {each.text for each in found} == {f"20{10 + n}: Revenue was {n} million." for n in (9, 14, 11)}
-
-
 @pytest.mark.parametrize(
     "slot",
     [
@@ -193,7 +186,7 @@ def test_twenty_long_documents_take_a_fraction_of_a_second() -> None:
 @pytest.mark.parametrize("name", [*SETS, *TEXTS])
 def test_documents_that_stay_text_are_noticed_in_every_order(name: str) -> None:
     for listed in permutations(DOCUMENTS):
-        assert holds_documents("Answer from this:\n" + written({**SETS, **TEXTS}[name], listed), [Retrieval(DOCUMENTS)])
+        assert holds_documents("Answer from this:\n" + written({**SETS, **TEXTS}[name], listed), Retrieval(DOCUMENTS))
 
 
 @pytest.mark.parametrize(
@@ -201,4 +194,4 @@ def test_documents_that_stay_text_are_noticed_in_every_order(name: str) -> None:
     ["When does the ferry leave?", "Answer in one line.", "Where is salt sold, and is it cheap?", "ferry.txt says so."],
 )
 def test_a_text_that_holds_no_documents_is_not_warned_of(text: str) -> None:
-    assert not holds_documents(text, [Retrieval(DOCUMENTS)])
+    assert not holds_documents(text, Retrieval(DOCUMENTS))

@@ -15,7 +15,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import Prompt, Segment, SegmentSet
-from invariant_rag.errors import InvalidPrompt, InvalidSegment, InvariantRAGError, TokenizerRequired
+from invariant_rag.errors import InvalidSegment, TokenizerRequired
 from invariant_rag.prompts import (
     question_messages,
     render_chat,
@@ -87,6 +87,10 @@ def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front() -> None:
         assert tokens.texts == ((5, 1), (0,))
         assert [candidate.token_ids for candidate in tokens.sets[0]] == [(2, 2), (1,)]
     assert tokenize_prompt(Prompt(segments=[[8, 9]], suffix=[11]), tokenizer).texts == ((), (11,))
+    assert tokenize_prompt(Prompt("", [""], ""), None).sets[0][0].token_ids == ()
+    assert decoded(tokenize_text("ab", tokenizer)) == "ab", "a continuation is never started"
+    ends_with_bos = starting_with("$A <eos>", bos_token="<eos>")
+    assert decoded(tokenize_prompt(Prompt("ab"), ends_with_bos).texts[0]) == "ab"
 
 
 @pytest.mark.parametrize(
@@ -107,16 +111,6 @@ def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single: 
     assert len(tokens.sets[0][0].token_ids) == 6
 
 
-def test_a_tokenizer_that_ends_texts_with_its_bos_does_not_start_them_with_it() -> None:
-    tokenizer = starting_with("$A <eos>", bos_token="<eos>")
-    assert decoded(tokenize_prompt(Prompt("ab"), tokenizer).texts[0]) == "ab"
-
-
-def test_a_continuation_is_never_started() -> None:
-    assert decoded(tokenize_text("ab", starting_with("<bos> $A"))) == "ab"
-    assert tokenize_text([7, 8], None) == (7, 8)
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -129,11 +123,6 @@ def test_a_continuation_is_never_started() -> None:
 def test_text_without_a_tokenizer_is_refused(use: Callable[[], object]) -> None:
     with pytest.raises(TokenizerRequired):
         use()
-
-
-def test_an_empty_prompt_needs_no_tokenizer() -> None:
-    assert tokenize_prompt(Prompt(), None).texts == ((), ())
-    assert tokenize_prompt(Prompt("", [""], ""), None).sets[0][0].token_ids == ()
 
 
 def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +144,6 @@ def test_eight_threads_get_the_ids_of_one(request: pytest.FixtureRequest) -> Non
     assert results == expected * 8
 
 
-def test_errors_of_prompts_are_errors_of_the_library() -> None:
-    assert issubclass(InvalidPrompt, InvariantRAGError)
-    assert issubclass(TokenizerRequired, InvariantRAGError)
-
-
 # --- slots ----------------------------------------------------------------------------------------------------------
 
 SLOTS = (Slot(("[1] ", Field("title"), ": "), ("\n",), "1"), Slot(("[2] ", Field("title"), ": "), ("\n",), "2"))
@@ -170,17 +154,14 @@ def test_the_segment_of_rank_0_takes_the_last_slot_and_its_title_goes_with_it() 
     ids = tokenize_in_slots(IN_SLOTS, [0, 1], TOY)
     assert [decoded(each) for each in ids] == ["[2] A<eos>: <bos>a\n", "[1] B: b\n"]
     assert [len(each) for each in ids] == [len(decoded(each)) for each in ids], "no control token"
+    ranked = tokenize_prompt(Prompt("", IN_SLOTS, ""), TOY).sets[0]
+    assert [decoded(each.token_ids) for each in ranked] == ["A<eos>\n<bos>a", "B\nb"], "ranked without the slot"
 
 
 def test_slots_need_a_tokenizer_and_segments_with_text() -> None:
-    with pytest.raises(TokenizerRequired, match="slots hold text"):
+    with pytest.raises(TokenizerRequired, match="a segment or its slot holds text"):
         tokenize_in_slots(IN_SLOTS, [0, 1], None)
     with pytest.raises(InvalidSegment, match="token ids"):
         SegmentSet([[1], [2]], slots=SLOTS)
     with pytest.raises(InvalidSegment, match="one slot per segment, got 2 for 1"):
         SegmentSet(["a"], slots=SLOTS)
-
-
-def test_a_segment_in_a_slot_is_ranked_without_the_slot() -> None:
-    tokens = tokenize_prompt(Prompt("", IN_SLOTS, ""), TOY)
-    assert [decoded(each.token_ids) for each in tokens.sets[0]] == ["A<eos>\n<bos>a", "B\nb"]

@@ -96,6 +96,11 @@ def test_a_template_gets_tools_calls_and_results_as_transformers_documents_them(
     assert prompt.texts == (expected,)
     assert '{"name": "search", "arguments": {"query": "ferry"}}' in expected
     assert messages[1]["content"] is None  # what was given is as it was
+    call, arguments = ToolCall.of(CALL), {"query": "ferry"}
+    for shape in (call, call.to_dict(), {"id": "abc123", "name": "search", "args": arguments, "type": "tool_call"}):
+        assert ToolCall.of(shape) == ToolCall("abc123", "search", arguments)
+    assert ToolCall.of({"name": "now", "arguments": ""}) == ToolCall("", "now", {})
+    assert Tool.of(Tool.of(SEARCH).to_dict()).to_dict() == SEARCH
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -144,19 +149,14 @@ def test_ids_are_shortened_only_for_a_template_that_refuses_them() -> None:
     assert rendered("list", nine).count("abcdef123") == 2
 
 
-def test_a_plain_conversation_needs_no_probe_and_is_rendered_as_ever() -> None:
-    messages = [{"role": "user", "content": "When?"}]
-    tokenizer = templated("hermes")
-    expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert render_chat(messages, tokenizer).texts == (expected,)
-
-
 # --- variables of the template ---
 
 
 def test_variables_reach_the_template_and_unknown_ones_are_refused() -> None:
     tokenizer = templated("hermes")
     messages = [{"role": "user", "content": "When?"}]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert render_chat(messages, tokenizer).texts == (expected,)
     thinking = render_chat(messages, tokenizer, template_kwargs={"enable_thinking": True})
     assert str(thinking.suffix).endswith("<|im_start|>assistant\n<think>\n")
     assert render_chat(messages, tokenizer, template_kwargs={"enable_thinking": False}) == render_chat(
@@ -205,16 +205,3 @@ def test_calls_and_tools_that_are_malformed_are_refused() -> None:
         render_chat([{"role": "user", "content": "a"}], tokenizer, tools=[SEARCH, SEARCH])
     with pytest.raises(InvalidPrompt, match="role and content"):
         render_chat([{"role": "assistant", "tool_calls": []}], tokenizer)
-
-
-def test_one_call_has_many_shapes() -> None:
-    call = ToolCall("1", "search", {"query": "ferry"})
-    shapes: list[Any] = [
-        call,
-        call.to_dict(),
-        {"id": "1", "name": "search", "args": {"query": "ferry"}, "type": "tool_call"},
-        {"id": "1", "function": {"name": "search", "arguments": '{"query": "ferry"}'}},
-    ]
-    assert [ToolCall.of(shape) for shape in shapes] == [call] * len(shapes)
-    assert ToolCall.of({"name": "now", "arguments": ""}) == ToolCall("", "now", {})
-    assert Tool.of(Tool.of(SEARCH).to_dict()).to_dict() == SEARCH

@@ -54,29 +54,16 @@ def asked(
     return recognize([Turn("system", (system,)), *history, Turn("user", (text,))], known, [text, *slots])
 
 
-@pytest.mark.parametrize("text", ORDERED)
-def test_a_question_that_names_its_own_documents_arrives_byte_for_byte(text: str) -> None:
-    assert asked(text).turns[-1].parts == (text,)
-
-
-@pytest.mark.parametrize("text", ORDERED)
-def test_a_system_prompt_and_a_history_arrive_byte_for_byte(text: str) -> None:
-    history = [Turn("user", (text,)), Turn("assistant", (text,))]
-    found = asked("And now?", system=text, history=history)
-    assert [turn.parts for turn in found.turns] == [(text,), (text,), (text,), ("And now?",)]
-
-
-@pytest.mark.parametrize("text", ORDERED)
-def test_a_variable_that_quotes_documents_among_other_text_arrives_byte_for_byte(text: str) -> None:
+@pytest.mark.parametrize("text", [*ORDERED, "\n\n".join(STEPS)])
+def test_what_people_and_models_wrote_arrives_byte_for_byte(text: str) -> None:
+    assert asked(text).turns[-1].parts == (text,), "the question"
     prompt = f"Draft:\n{text}\n\nImprove it."
-    known = [Retrieval(tuple(Segment(each) for each in STEPS), "steps")]
-    assert recognize([Turn("user", (prompt,))], known, [text]).turns[0].parts == (prompt,)
-
-
-def test_an_answer_is_never_looked_into() -> None:
-    whole = "\n\n".join(STEPS)
-    found = asked("Why?", history=[Turn("assistant", (whole,))], slots=[whole])
-    assert found.turns[1].parts == (whole,)
+    if text in ORDERED:
+        history = [Turn("user", (text,)), Turn("assistant", (text,)), Turn("user", (prompt,))]
+        found = asked("And now?", system=text, history=history, slots=[text])
+        assert [turn.parts for turn in found.turns] == [(text,), (text,), (text,), (prompt,), ("And now?",)]
+    found = asked("Why?", history=[Turn("assistant", (text,))], slots=[text])
+    assert found.turns[1].parts == (text,), "an answer, although it is a set"
 
 
 def test_a_slot_is_a_set_where_it_stands_and_the_text_around_it_stays() -> None:
@@ -95,13 +82,9 @@ def test_a_slot_that_stands_twice_stays_text_and_warns() -> None:
     found = recognize([Turn("user", (prompt,))], [Retrieval(tuple(Segment(each) for each in STEPS))], [slot])
     assert found.turns[0].parts == (prompt,)
     assert [each.kind for each in found.findings] == ["no_segments"]
-
-
-def test_a_list_that_no_retriever_returned_keeps_its_order_and_warns() -> None:
-    slot = "\n\n".join(STEPS)
     listed = Retrieval(tuple(Segment(each) for each in STEPS), is_set=False)
     found = recognize([Turn("user", (slot,))], [listed], [slot])
-    assert found.turns[0].parts == (slot,)
+    assert found.turns[0].parts == (slot,), "no retriever returned it: it keeps its order"
     assert [each.kind for each in found.findings] == ["no_segments"]
 
 
@@ -166,21 +149,17 @@ def test_neighbouring_segments_are_a_set_and_text_between_parts_them() -> None:
     assert [each.kind for each in found.findings] == ["separate", "incomplete"]
 
 
-def test_the_same_text_between_declared_segments_stays_between_them() -> None:
+def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn() -> None:
     text = "Read:\n- " + "\n- ".join(mark(each) for each in STEPS) + "\nWhich?"
     before, found, after = recognize([Turn("user", (text,))]).turns[0].parts
     assert before + set_text(found) + after == "Read:\n- " + "\n- ".join(STEPS) + "\nWhich?"
+    assert [each.kind for each in recognize([Turn("user", (mark(STEPS[0], 3),))]).findings] == ["incomplete"]
+    assert "marks" in [each.kind for each in recognize([Turn("user", (mark_set(STEPS)[:-3],))]).findings]
 
 
 def test_marked_segments_get_their_metadata_from_the_retrieval() -> None:
     found = recognize([Turn("user", (mark_set(each.text for each in FACTS),))], [Retrieval(FACTS)])
     assert found.turns[0].sets[0] == SegmentSet(FACTS)
-
-
-def test_a_part_of_a_marked_set_and_broken_marks_warn() -> None:
-    marked = mark_set(STEPS)
-    assert [each.kind for each in recognize([Turn("user", (mark(STEPS[0], 3),))]).findings] == ["incomplete"]
-    assert "marks" in [each.kind for each in recognize([Turn("user", (marked[:-3],))]).findings]
 
 
 def test_what_is_no_text_stays_the_same_object() -> None:

@@ -358,8 +358,9 @@ def test_replicas_without_ray_are_refused() -> None:
 
 def test_a_cluster_of_ones_own_listens_on_loopback_alone() -> None:
     program = (
-        "from invariant_rag.cli.scale import scale_of; scale = scale_of(5, None, None, ray=True)\n"
-        "from invariant_rag.server.scaling import _connect; _connect(scale)\n"
+        "from invariant_rag.cli.serve import scale_of\n"
+        "scale = scale_of({'replicas': 5, 'max_replicas': None, 'replica_gpus': None})\n"
+        "from invariant_rag.server.scaling import connect; connect(scale)\n"
         "import ray; print(ray.util.get_node_ip_address(), ray.cluster_resources()['CPU'])"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

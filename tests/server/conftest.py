@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,9 +13,11 @@ import httpx
 import openai
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
+from prometheus_client.parser import text_string_to_metric_families
 
 from invariant_rag import InvariantModel, KeyValueCache
-from invariant_rag.orderings import Relevance
+from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.orderings import MonoT5, Relevance
 from invariant_rag.server import InProcess, Settings, create_app
 from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.serving import in_thread, server_of
@@ -21,6 +26,7 @@ from tests.server.lab import NAMES, Lab
 
 Opener = Callable[..., Lab]
 
+CHAT = "/v1/chat/completions"
 QUESTION = "What colour is the flag of Ostra?"
 FLAGS = [
     "The flag of Ostra is white.",
@@ -38,15 +44,29 @@ def serving(engine: Engine, settings: Settings | None = None, reranker: Relevanc
         yield url
 
 
+@contextmanager
+def client_of(
+    engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None
+) -> Iterator[httpx.Client]:
+    """Serve an engine, and give a client of it."""
+    with serving(engine, settings, reranker) as url, httpx.Client(base_url=url, timeout=90) as http:
+        yield http
+
+
 @pytest.fixture(scope="session")
 def embedded() -> InvariantModel:
     return InvariantModel.from_pretrained()
 
 
 @pytest.fixture(scope="session")
-def base_url(embedded: InvariantModel) -> Iterator[str]:
+def monot5() -> MonoT5:
+    return MonoT5(EMBEDDED["monot5"], batch_size=4)
+
+
+@pytest.fixture(scope="session")
+def base_url(embedded: InvariantModel, monot5: MonoT5) -> Iterator[str]:
     """A server of the embedded model with a cache and the default settings."""
-    with serving(InProcess(embedded, "small", caches={"": KeyValueCache()})) as url:
+    with serving(InProcess(embedded, "small", caches={"": KeyValueCache()}), None, monot5) as url:
         yield url
 
 
@@ -61,18 +81,61 @@ def http(base_url: str) -> Iterator[httpx.Client]:
         yield each
 
 
+def body(**more: Any) -> dict[str, Any]:
+    """Return a chat over documents."""
+    return {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS, **more}
+
+
 def ask(client: openai.OpenAI, documents: list[Any], question: str = QUESTION, **options: Any) -> Any:
     """Ask a question over documents."""
-    body = {"documents": documents, **options.pop("extra_body", {})}
+    more = {"documents": documents, **options.pop("extra_body", {})}
     messages = options.pop("messages", [{"role": "user", "content": question}])
-    return client.chat.completions.create(model="small", messages=messages, extra_body=body, **options)
+    return client.chat.completions.create(model="small", messages=messages, extra_body=more, **options)
 
 
 def content_of(reply: Any) -> dict[str, Any]:
     """Return a reply without what differs from request to request."""
-    body = reply.model_dump()
-    del body["id"], body["created"], body["usage"]["prompt_tokens_details"]
-    return body
+    found = reply.model_dump()
+    del found["id"], found["created"], found["usage"]["prompt_tokens_details"]
+    return found
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def metric(http: httpx.Client, name: str, **labels: str) -> float:
+    """Return what the operator sees of a metric, by its name without the prefix."""
+    families = text_string_to_metric_families(http.get("/metrics", headers=bearer("key-of-operator")).text)
+    samples = [each for family in families for each in family.samples if each.name == f"invariant_rag_{name}"]
+    return sum(each.value for each in samples if labels.items() <= each.labels.items())
+
+
+def wait_until(is_so: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextmanager
+def leaving(http: httpx.Client, path: str, content: dict[str, Any], key: str = "") -> Iterator[None]:
+    """Send a request over a connection that is closed when the block ends, which begins when it runs."""
+    text = json.dumps(content).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
+    wait_until(lambda: metric(http, "active_requests") == 0, 20)
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
+        wait_until(lambda: metric(http, "active_requests") == 1, 5)
+        yield
+
+
+def exchanged(http: httpx.Client, sent: bytes, *, close: bool = True) -> bytes:
+    """Send bytes, and return what comes until the server closes the connection, or its first piece."""
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as raw:
+        raw.settimeout(10)
+        raw.sendall(sent)
+        return b"".join(iter(lambda: raw.recv(65536), b"")) if close else raw.recv(1000)
 
 
 @pytest.fixture(scope="module")

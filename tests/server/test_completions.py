@@ -1,7 +1,8 @@
-"""Completions, tokenization and information."""
+"""Completions, tokenization, information, and answers that load does not change."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -9,10 +10,13 @@ import openai
 import pytest
 
 from invariant_rag import InvariantModel, Prompt, Segment, __version__
+from invariant_rag.methods import METHODS
 from invariant_rag.segments import document_rendering
-from invariant_rag.server import InProcess
+from invariant_rag.server import InProcess, Settings
+from invariant_rag.server.engines.building import build_engine
+from invariant_rag.server.settings import EngineConfig
 from tests.generation.test_batching import batch_sizes
-from tests.server.conftest import FLAGS, QUESTION, content_of, serving
+from tests.server.conftest import CHAT, FLAGS, QUESTION, body, client_of, content_of
 
 
 def test_a_completion_is_that_of_the_library(client: openai.OpenAI, embedded: InvariantModel) -> None:
@@ -61,15 +65,8 @@ def test_token_ids_are_a_prompt(client: openai.OpenAI, http: httpx.Client, embed
 
 
 def test_a_conversation_is_tokenized_as_it_is_read(http: httpx.Client, embedded: InvariantModel) -> None:
-    body = {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS[::-1]}
     expected = embedded.prepare(embedded.chat_prompt(QUESTION, map(Segment, FLAGS))).input_ids
-    assert http.post("/tokenize", json=body).json()["tokens"] == list(expected)
-
-
-@pytest.mark.parametrize("prompt", [[], "", [[1], ["a"]], [-1], [10**9], {}, None])
-def test_what_is_no_prompt_is_refused(prompt: object, http: httpx.Client) -> None:
-    response = http.post("/v1/completions", json={"prompt": prompt})
-    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert http.post("/tokenize", json=body(documents=FLAGS[::-1])).json()["tokens"] == list(expected)
 
 
 def test_the_server_tells_what_it_is(client: openai.OpenAI, http: httpx.Client) -> None:
@@ -98,11 +95,38 @@ def test_the_server_tells_what_it_is(client: openai.OpenAI, http: httpx.Client) 
 def test_all_answers_to_a_request_are_one_batch(
     asked: dict[str, Any], rows: int, stream: bool, embedded: InvariantModel
 ) -> None:
-    with (
-        serving(InProcess(embedded, "small")) as url,
-        batch_sizes(embedded.model) as sizes,
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
-        body = {**asked, "max_tokens": 8, "logit_bias": {"1": 0.1}, "stream": stream}
-        assert http.post("/v1/completions", json=body).status_code == 200
+    with client_of(InProcess(embedded, "small")) as http, batch_sizes(embedded.model) as sizes:
+        sent = {**asked, "max_tokens": 8, "logit_bias": {"1": 0.1}, "stream": stream}
+        assert http.post("/v1/completions", json=sent).status_code == 200
     assert set(sizes) == {rows}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_that_is_listed_answers(method: str, http: httpx.Client) -> None:
+    assert method in http.get("/v1/models").json()["data"][0]["invariant"]["methods"]
+    replies = [
+        http.post(CHAT, json=body(max_tokens=2, documents=each, invariant={"method": method})).json()
+        for each in (FLAGS, FLAGS[::-1])
+    ]
+    assert replies[0]["choices"][0]["message"]["content"] == replies[1]["choices"][0]["message"]["content"]
+
+
+def test_scores_of_a_retriever_order_documents(http: httpx.Client) -> None:
+    documents = [{"id": str(score), "text": text, "score": score} for score, text in enumerate(FLAGS)]
+    for sign in (1, -1):
+        wanted = [{**each, "score": sign * each["score"]} for each in (documents[2:] + documents[:2])]
+        reply = http.post(CHAT, json=body(max_tokens=2, documents=wanted, invariant={"ordering": "score"})).json()
+        assert reply["invariant"]["order"] == ["0", "1", "2", "3"][::sign]
+
+
+def test_under_load_deterministic_answers_are_bit_equal_to_those_of_single_requests() -> None:
+    engine = build_engine(EngineConfig(dtype="bfloat16", deterministic=True), Settings())
+    with client_of(engine) as http, ThreadPoolExecutor(12) as threads:
+
+        def logprobs(count: int) -> list[float]:
+            sent = body(documents=FLAGS[: count % 4 + 1], logprobs=True)
+            tokens = http.post(CHAT, json=sent).json()["choices"][0]["logprobs"]["content"]
+            return [each["logprob"] for each in tokens]
+
+        alone = [logprobs(count) for count in range(4)]
+        assert list(threads.map(logprobs, range(12))) == alone * 3

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import wraps
 from statistics import median
 from threading import Event
 from typing import Any
@@ -15,64 +15,102 @@ import httpx
 import pytest
 
 from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.streaming import TextStream
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
-from tests.server.conftest import FLAGS, QUESTION, serving
+from invariant_rag.server.engines.base import Call, Emit, EngineReply
+from tests.server.conftest import CHAT, bearer, body, client_of, metric, wait_until
 
-CHAT = "/v1/chat/completions"
 TENANTS = ("greedy", "modest")
 TIMES_AS_LATE = 3
 
 
-@pytest.fixture(scope="module")
-def shared(model: InvariantModel) -> Iterator[httpx.Client]:
-    """A server with two tenants, and a model whose answers never end by themselves."""
-    caches = {tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS}
-    engine, settings = InProcess(model, caches=caches), Settings(keys={tenant: tenant for tenant in TENANTS})
-    with serving(engine, settings) as url, httpx.Client(base_url=url, timeout=120) as http:
-        yield http
+class Watched(MicroBatcher):
+    """A batcher that counts forward passes. They halt while a request of the modest tenant is on its way to it."""
+
+    def __init__(self, modest: KeyValueCache) -> None:
+        super().__init__()
+        self._modest, self.passes, self.begun, self.arrived = modest, 0, 0, Event()
+        self.arrived.set()
+
+    def count(self) -> None:
+        self.arrived.wait(10)
+        self.passes += 1
+
+    def stream(self, lm: InvariantModel, *given: Any, **options: Any) -> TextStream:
+        found = super().stream(lm, *given, **options)
+        if lm.cache is self._modest:
+            self.begun = self.passes
+            self.arrived.set()
+        return found
 
 
-def first_token(http: httpx.Client, tenant: str, **more: Any) -> float:
-    """Return the seconds until the first text of an answer."""
-    messages = [{"role": "user", "content": QUESTION}]
-    body = {"messages": messages, "documents": FLAGS, "stream": True, "max_tokens": 40, **more}
-    start = time.perf_counter()
-    with http.stream("POST", CHAT, json=body, headers={"Authorization": f"Bearer {tenant}"}) as response:
-        response.raise_for_status()
-        next(line for line in response.iter_lines() if '"content":' in line and '"role"' not in line)
-        return time.perf_counter() - start
+class Watching(InProcess):
+    """An engine that counts the passes until the first text of each answer to the modest tenant."""
+
+    def __init__(self, lm: InvariantModel) -> None:
+        caches = {tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS}
+        super().__init__(lm, caches=caches)
+        self.watched = self.batcher = Watched(caches["modest"])
+        self.late: list[int] = []
+
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
+        told = calls[0].choices.tenant != "modest"
+
+        def emit_counted(index: int, delta: AnswerDelta) -> None:
+            nonlocal told
+            if not told:
+                self.late.append(self.watched.passes - self.watched.begun)
+            told = True
+            emit(index, delta)
+
+        return super().answer_all(calls, emit_counted, abandoned)
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 1}], ids=["greedy", "sampled"])
 def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
-    more: dict[str, Any], shared: httpx.Client
+    more: dict[str, Any], model: InvariantModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = median(spaced_first_token(shared, **more) for _ in range(5))
-    stop = Event()
+    """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are."""
+    engine, stop, forward = Watching(model), Event(), type(model.model).forward
 
-    def flood() -> None:
+    @wraps(forward)
+    def counted(module: Any, *given: Any, **options: Any) -> Any:
+        engine.watched.count()
+        return forward(module, *given, **options)
+
+    monkeypatch.setattr(type(model.model), "forward", counted)  # with a hook, nothing would be cached
+
+    def lateness(http: httpx.Client) -> float:
+        engine.late.clear()
+        for _ in range(5):
+            time.sleep(0.5)  # whoever asks again at once shares the model with the flood, half and half
+            engine.watched.arrived.clear()
+            sent = body(stream=True, max_tokens=40, **more)
+            assert http.post(CHAT, json=sent, headers=bearer("modest")).status_code == 200
+        assert len(engine.late) == 5
+        return median(engine.late)
+
+    def flood(http: httpx.Client) -> None:
         while not stop.is_set():
-            messages = [{"role": "user", "content": QUESTION}]
-            body = {"messages": messages, "documents": FLAGS, "max_tokens": 100, **more}
-            if shared.post(CHAT, json=body, headers={"Authorization": "Bearer greedy"}).status_code == 429:
+            sent = body(max_tokens=100, **more)
+            if http.post(CHAT, json=sent, headers=bearer("greedy")).status_code == 429:
                 stop.wait(1)
 
-    threads = [threading.Thread(target=flood) for _ in range(80)]
-    for each in threads:
-        each.start()
-    time.sleep(2)
-    late = median(spaced_first_token(shared, **more) for _ in range(5))
-    stop.set()
-    for each in threads:
-        each.join()
+    settings = Settings(keys={tenant: tenant for tenant in TENANTS}, operator_key="key-of-operator")
+    with client_of(engine, settings) as http, ThreadPoolExecutor(80) as pool:
+        alone = lateness(http)
+        flooding = [pool.submit(flood, http) for _ in range(80)]
+        try:
+            wait_until(lambda: metric(http, "active_requests") > 2 * engine.together)
+            late = lateness(http)
+        finally:
+            stop.set()
+        for each in flooding:
+            each.result()
     assert late < TIMES_AS_LATE * alone, (late, alone)
-
-
-def spaced_first_token(http: httpx.Client, **more: Any) -> float:
-    """Ask after a while: whoever asks again at once shares the model with the flood, half and half."""
-    time.sleep(0.5)
-    return first_token(http, "modest", **more)
 
 
 def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,12 +14,11 @@ import pytest
 from fastapi.routing import APIRoute
 
 from invariant_rag import InvariantModel, KeyValueCache
-from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.prompts.literal_text import literals_of
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.routes import router
-from tests.server.conftest import serving
+from tests.server.conftest import client_of, leaving, metric, wait_until
 
 HEALTH_SECONDS = 0.2
 END_SECONDS = STAY_SECONDS = 1.0
@@ -89,21 +86,16 @@ def body_of(path: str, name: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def target(model: InvariantModel) -> Iterator[httpx.Client]:
+def target(model: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
     """A server of a model whose answers never end by themselves."""
-    engine = InProcess(model, caches={"": KeyValueCache()})
-    settings = Settings(timeout=60)
-    monot5 = MonoT5(EMBEDDED["monot5"], batch_size=4)
-    with serving(engine, settings, monot5) as url, httpx.Client(base_url=url, timeout=90) as http:
+    with client_of(InProcess(model, caches={"": KeyValueCache()}), Settings(timeout=60), monot5) as http:
         yield http
 
 
 @pytest.fixture(scope="module")
-def hasty(model: InvariantModel) -> Iterator[httpx.Client]:
+def hasty(model: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
     """A server whose requests have little time."""
-    engine, monot5 = InProcess(model), MonoT5(EMBEDDED["monot5"], batch_size=4)
-    settings = Settings(timeout=DEADLINE_SECONDS)
-    with serving(engine, settings, monot5) as url, httpx.Client(base_url=url, timeout=90) as http:
+    with client_of(InProcess(model), Settings(timeout=DEADLINE_SECONDS), monot5) as http:
         http.post("/tokenize", json=CHAT)  # a worker starts
         yield http
 
@@ -172,20 +164,11 @@ ABANDONED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", ROUTES)
 def test_nothing_runs_on_when_its_client_has_left(path: str, stream: bool, target: httpx.Client) -> None:
     more = {"stream": True} if stream and "completions" in path else {}
-    content = json.dumps({**ABANDONED[path], **more}).encode()
+    content = {**ABANDONED[path], **more}
     target.post(path, json=ROUTES[path])  # what is loaded at first is loaded
-    wait_until(lambda: active(target) == 0, 20)
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((target.base_url.host, target.base_url.port)) as leaving:
-        leaving.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        wait_until(lambda: active(target) == 1, 5)
+    with leaving(target, path, content):
         time.sleep(STAY_SECONDS)
-    left = time.monotonic()
-    wait_until(lambda: active(target) == 0, END_SECONDS)
-    time.sleep(max(left + END_SECONDS - time.monotonic(), 0))
-    start = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - start < 0.2  # it has stopped, and its place is free
+    check_nothing_runs(target)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -193,22 +176,14 @@ def test_nothing_runs_on_when_its_deadline_has_passed(path: str, hasty: httpx.Cl
     start = time.monotonic()
     response = hasty.post(path, json=ABANDONED[path])
     assert response.status_code == 504 or time.monotonic() - start < DEADLINE_SECONDS
-    left = time.monotonic()
-    wait_until(lambda: active(hasty) == 0, END_SECONDS)
-    time.sleep(max(left + END_SECONDS - time.monotonic(), 0))
-    start = time.process_time()
+    check_nothing_runs(hasty)
+
+
+def check_nothing_runs(http: httpx.Client) -> None:
+    """Check that places are free soon, and that nobody computes then."""
+    begun = time.monotonic()
+    wait_until(lambda: metric(http, "active_requests") == 0, END_SECONDS)
+    time.sleep(max(begun + END_SECONDS - time.monotonic(), 0))
+    computed = time.process_time()
     time.sleep(0.5)
-    assert time.process_time() - start < 0.2
-
-
-def active(http: httpx.Client) -> float:
-    found = re.search(r"^invariant_rag_active_requests (\S+)$", http.get("/metrics").text, re.MULTILINE)
-    assert found
-    return float(found[1])
-
-
-def wait_until(is_so: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert time.process_time() - computed < 0.2

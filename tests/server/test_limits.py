@@ -18,31 +18,13 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from invariant_rag import InvariantModel, KeyValueCache
-from invariant_rag.errors import InvalidChoice
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.logs import JsonLines
-from invariant_rag.server.settings import read_keys
-from tests.server.conftest import FLAGS, QUESTION, serving
+from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, body, client_of, leaving, metric, wait_until
 
-CHAT = "/v1/chat/completions"
 KEYS = {"key-of-ada": "ada", "key-of-ivo": "ivo"}
-
-
-def body(**more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS, **more}
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-def metric(http: httpx.Client, name: str, **labels: str) -> float:
-    families = text_string_to_metric_families(http.get("/metrics", headers=bearer("key-of-operator")).text)
-    samples = (sample for family in families for sample in family.samples)
-    return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +35,7 @@ def limited(model: InvariantModel) -> Iterator[httpx.Client]:
     settings = Settings(
         keys=KEYS, operator_key="key-of-operator", max_body_bytes=20_000, max_requests=3, timeout=1.5, body_timeout=0.4
     )
-    with serving(engine, settings) as url, httpx.Client(base_url=url, timeout=30) as http:
+    with client_of(engine, settings) as http:
         yield http
 
 
@@ -138,36 +120,21 @@ def test_an_answer_that_takes_too_long_is_given_up(limited: httpx.Client) -> Non
 
 
 def test_a_request_too_many_is_told_when_to_come_back(limited: httpx.Client) -> None:
-    _wait_until_idle(limited)
+    wait_until(lambda: metric(limited, "active_requests") == 0)
     with ThreadPoolExecutor(6) as pool:
         calls = [pool.submit(limited.post, CHAT, json=long_answer(), headers=bearer("key-of-ada")) for _ in range(6)]
         statuses = sorted(call.result().status_code for call in calls)
     refused = [call.result() for call in calls if call.result().status_code == 429]
     assert statuses.count(429) == 4
     assert all(1 <= int(each.headers["retry-after"]) <= 60 for each in refused)
-    assert metric(limited, "invariant_rag_rejected_total", reason="queue") >= 4
+    assert metric(limited, "rejected_total", reason="queue") >= 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_work_ends_when_its_client_leaves(stream: bool, limited: httpx.Client) -> None:
-    _wait_until_idle(limited)
-    host, port = limited.base_url.host, limited.base_url.port
-    content = json.dumps(long_answer(stream=stream)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key-of-ada\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((host, port)) as leaving:
-        leaving.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        while not metric(limited, "invariant_rag_active_requests"):
-            time.sleep(0.01)
-    start = time.monotonic()
-    _wait_until_idle(limited)
-    assert time.monotonic() - start < 1.0  # long before the deadline
-
-
-def _wait_until_idle(http: httpx.Client) -> None:
-    deadline = time.monotonic() + 10
-    while metric(http, "invariant_rag_active_requests"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    with leaving(limited, CHAT, long_answer(stream=stream), "key-of-ada"):
+        pass
+    wait_until(lambda: metric(limited, "active_requests") == 0, 1)  # long before the deadline
 
 
 def test_requests_are_named_and_logged_without_their_contents(
@@ -192,20 +159,9 @@ def test_requests_are_named_and_logged_without_their_contents(
 def test_contents_are_logged_where_that_is_asked_for(
     embedded: InvariantModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(InProcess(embedded), Settings(log_contents=True)) as url, caplog.at_level(logging.INFO):
-        httpx.post(f"{url}{CHAT}", json=body(), timeout=30)
+    with client_of(InProcess(embedded), Settings(log_contents=True)) as http, caplog.at_level(logging.INFO):
+        http.post(CHAT, json=body())
     assert any("barley" in JsonLines().format(record) for record in caplog.records)
-
-
-def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INVARIANT_RAG_API_KEY", "key-0")
-    file = tmp_path / "keys"
-    file.write_text("# comment\nada key-1\n\nada key-2\nivo key-3\n")
-    assert read_keys(file) == {"key-0": "default", "key-1": "ada", "key-2": "ada", "key-3": "ivo"}
-    for wrong in ("ada\n", "ada key-1 key-2\n", "ada key-1\nivo key-1\n"):
-        file.write_text(wrong)
-        with pytest.raises(InvalidChoice, match="line"):
-            read_keys(file)
 
 
 @pytest.mark.slow

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterator
 from io import StringIO
-from typing import Any
 
 import httpx
 import pytest
@@ -20,11 +18,9 @@ from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.logs import JsonLines, RateLimit
-from tests.server.conftest import FLAGS, QUESTION, serving
+from tests.server.conftest import CHAT, bearer, body, client_of, metric, serving
 from tests.server.scripted import Answer, ScriptedAPI, completion, scripted_api
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS}
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "x-request-id": "mine-7"}
 
 
@@ -33,31 +29,20 @@ def http(model: InvariantModel) -> Iterator[httpx.Client]:
     """A server of a model whose answers never end by themselves."""
     settings = Settings(keys={"key-of-ada": "ada", "key-of-ivo": "ivo"}, operator_key="key-of-operator")
     engine = InProcess(model, caches={each: KeyValueCache(namespace=each) for each in ("ada", "ivo")})
-    with serving(engine, settings) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(engine, settings) as client:
         yield client
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-def samples(text: str) -> dict[str, float]:
-    return {name: float(value) for name, value in re.findall(r"^(\w+)(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE)}
-
-
 def test_metrics_are_for_the_operator_and_have_the_names_that_vllm_has(http: httpx.Client) -> None:
-    long = {**BODY, "stream": True, "max_tokens": 60}
-    with http.stream("POST", CHAT, json=long, headers=bearer("key-of-ada")) as response:
-        response.read()
+    http.post(CHAT, json=body(stream=True, max_tokens=60), headers=bearer("key-of-ada"))
     for key in ("key-of-ada", "key-of-ivo", "key"):
         response = http.get("/metrics", headers=bearer(key))
         assert response.status_code == 401
         assert "INVARIANT_RAG_OPERATOR_KEY" in response.json()["error"]["hint"]
-    assert http.post(CHAT, json=BODY, headers=bearer("key-of-operator")).status_code == 401
-    found = samples(http.get("/metrics", headers=bearer("key-of-operator")).text)
+    assert http.post(CHAT, json=body(), headers=bearer("key-of-operator")).status_code == 401
     for name in ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency"):
-        assert found[f"invariant_rag_{name}_seconds_count"] > 0, name
-    assert found["invariant_rag_cache_misses_total"] > 0
+        assert metric(http, f"{name}_seconds_count") > 0, name
+    assert metric(http, "cache_misses_total") > 0
 
 
 @pytest.fixture
@@ -70,7 +55,7 @@ def test_names_of_request_and_trace_and_fields_of_the_engine_are_passed_on(api: 
     api.plan(Answer(body=completion()))
     more = {"frequency_penalty": 0.5, "presence_penalty": -1.0, "logit_bias": {"7": 3.0}}
     with serving(Upstream(api.url, "far")) as url:
-        response = httpx.post(f"{url}{CHAT}", json={**BODY, **more}, headers=TRACE, timeout=30)
+        response = httpx.post(f"{url}{CHAT}", json=body(**more), headers=TRACE, timeout=30)
         page = httpx.get(f"{url}/metrics").text
     assert response.headers["x-request-id"] == "mine-7"
     assert TRACE.items() <= api.headers[-1].items()
@@ -80,11 +65,11 @@ def test_names_of_request_and_trace_and_fields_of_the_engine_are_passed_on(api: 
 
 def test_the_likeliest_tokens_come_from_an_engine_that_has_them(api: ScriptedAPI) -> None:
     top = [{"token": "white", "logprob": -0.1, "bytes": None}, {"token": "red", "logprob": -2.5, "bytes": None}]
-    body = completion()
-    body["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
-    api.plan(Answer(body=body))
+    answer = completion()
+    answer["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
+    api.plan(Answer(body=answer))
     with serving(Upstream(api.url, "far")) as url:
-        asked = {**BODY, "logprobs": True, "top_logprobs": 2}
+        asked = body(logprobs=True, top_logprobs=2)
         reply = httpx.post(f"{url}{CHAT}", json=asked, timeout=30).json()
     assert api.bodies[-1]["top_logprobs"] == 2
     assert reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == top
@@ -96,7 +81,7 @@ def test_spans_belong_to_the_trace_of_the_client(embedded: InvariantModel) -> No
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     with serving(InProcess(embedded)) as url:
-        httpx.post(f"{url}{CHAT}", json=BODY, headers=TRACE, timeout=30)
+        httpx.post(f"{url}{CHAT}", json=body(), headers=TRACE, timeout=30)
     spans: list[ReadableSpan] = [
         each for each in exporter.get_finished_spans() if each.name.startswith("invariant_rag.")
     ]
@@ -106,9 +91,9 @@ def test_spans_belong_to_the_trace_of_the_client(embedded: InvariantModel) -> No
 
 
 def test_a_full_queue_is_no_reason_to_be_taken_out_of_service(model: InvariantModel) -> None:
-    long = {**BODY, "stream": True, "max_tokens": 3000}  # the answers of this model never end by themselves
+    long = body(stream=True, max_tokens=3000)  # the answers of this model never end by themselves
     with serving(InProcess(model), Settings(max_requests=1)) as url, httpx.stream("POST", f"{url}{CHAT}", json=long):
-        assert httpx.post(f"{url}{CHAT}", json=BODY).status_code == 429
+        assert httpx.post(f"{url}{CHAT}", json=body()).status_code == 429
         assert httpx.get(f"{url}/ready").status_code == 200
 
 

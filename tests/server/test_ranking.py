@@ -13,25 +13,19 @@ import pytest
 
 from invariant_rag import InvariantModel, Judge, KeyValueCache
 from invariant_rag.errors import ContextOverflow
-from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Candidate, CrossEncoder, MonoT5
 from invariant_rag.segments import Segment
 from invariant_rag.server import InProcess, Settings
-from tests.server.conftest import FLAGS, QUESTION, ask, serving
+from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, client_of, metric, wait_until
 
 FERRY = "When does the ferry to Ostra leave?"  # the plain model answers it differently in another order
-
-
-@pytest.fixture(scope="module")
-def monot5() -> MonoT5:
-    return MonoT5(EMBEDDED["monot5"])
 
 
 @pytest.fixture(scope="module")
 def sampled(embedded: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
     """A server that asks every request again in another order."""
     settings = Settings(check_order=1.0, max_requests=16)
-    with serving(InProcess(embedded, "small"), settings, monot5) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with client_of(InProcess(embedded, "small"), settings, monot5) as http:
         yield http
 
 
@@ -92,20 +86,16 @@ def test_a_verdict_is_that_of_the_library_in_every_order(http: httpx.Client, emb
     assert chosen["explanation"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"answers": []},
-        {"answers": ["a"], "options": ["b"]},
-        {"options": ["a"]},
-        {"question": "?", "answers": ["a"] * 2, "criteria": {}},
-        {"question": "?", "answers": [str(number) for number in range(27)]},
-        {"question": "?", "answers": ["a"], "max_tokens": 4},
-        {"question": "?", "answers": ["a"], "by": "length"},
-    ],
-)
-def test_what_cannot_be_judged_is_refused(body: dict[str, Any], http: httpx.Client) -> None:
-    assert http.post("/v1/judge", json=body).status_code == 400
+def test_criteria_and_a_right_answer_are_those_of_the_library(http: httpx.Client, embedded: InvariantModel) -> None:
+    answers, criteria = ["It is white.", "It is green and has a mill."], {"brevity": "short", "mills": "names a mill"}
+    lm = embedded.with_cache(KeyValueCache())
+    probabilities = {tuple(Judge(lm).rank(QUESTION, answers).probabilities)}
+    for wanted, reference in ((criteria, None), ("brevity", None), (criteria, "It is white.")):
+        expected = Judge(lm, criteria=wanted).rank(QUESTION, answers, reference=reference)
+        sent = {"question": QUESTION, "answers": answers, "criteria": wanted, "reference": reference}
+        assert http.post("/v1/judge", json=sent).json()["probabilities"] == list(expected.probabilities)
+        probabilities.add(tuple(expected.probabilities))
+    assert len(probabilities) == 4
 
 
 def test_a_request_may_ask_what_order_would_have_done(client: openai.OpenAI) -> None:
@@ -120,24 +110,21 @@ def test_a_request_may_ask_what_order_would_have_done(client: openai.OpenAI) -> 
 
 
 def test_traffic_tells_how_often_order_would_have_changed_the_answer(sampled: httpx.Client) -> None:
-    def metric(name: str, model: str) -> float:
-        lines = sampled.get("/metrics").text.splitlines()
-        wanted = f'invariant_rag_order_{name}{{model="{model}"}} '
-        return next((float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted)), 0.0)
+    def found(name: str, model: str) -> float:
+        return metric(sampled, f"order_{name}", model=model)
 
     def asked(**body: Any) -> None:
         messages = [{"role": "user", "content": FERRY}]
-        assert sampled.post("/v1/chat/completions", json={"messages": messages, **body}).status_code == 200
+        assert sampled.post(CHAT, json={"messages": messages, **body}).status_code == 200
 
     asked(documents=FLAGS[:1])  # no order
     asked(documents=FLAGS, temperature=1.0)  # no answer to compare with
     rounds = 0
-    while rounds < 60 and not (rounds >= 8 and metric("flipped_total", "plain")):  # one order in four flips the answer
+    while rounds < 60 and not (rounds >= 8 and found("flipped_total", "plain")):  # one order in four flips the answer
         rounds += 1
         asked(documents=FLAGS)
-        while metric("checked_total", "served") < rounds:
-            time.sleep(0.01)
-    assert metric("checked_total", "plain") == rounds
-    assert metric("flipped_total", "served") == 0
-    assert 0 < metric("flipped_total", "plain") <= rounds
-    assert metric("flip_rate", "plain") == metric("flipped_total", "plain") / rounds
+        wait_until(lambda: found("checked_total", "served") >= rounds)  # noqa: B023 - called in this round
+    assert found("checked_total", "plain") == rounds
+    assert found("flipped_total", "served") == 0
+    assert 0 < found("flipped_total", "plain") <= rounds
+    assert found("flip_rate", "plain") == found("flipped_total", "plain") / rounds

@@ -1,24 +1,33 @@
-"""Typed errors that a request can cause, as a user with curl sees them: which field, what was expected, what to do."""
+"""What no client means: each request is refused with its field, what was expected and what to do, and does no harm."""
 
 from __future__ import annotations
 
 import json
 import logging
-import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from socket import create_connection, create_server
 from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-from invariant_rag import InvariantModel
-from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag.cli import app
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.base import Call, Emit, EngineReply
-from tests.server.conftest import QUESTION, serving
+from invariant_rag.server.serving import reserve
+from invariant_rag.server.settings import read_keys
+from tests.server.conftest import CHAT, FLAGS, QUESTION, body, client_of, exchanged, wait_until
+from tests.server.hostile import SECRET, check_refusal
 
-CHAT, TEXT, JUDGE = "/v1/chat/completions", "/v1/completions", "/v1/judge"
+TEXT, JUDGE = "/v1/completions", "/v1/judge"
+RANK = "/v2/rerank"
 
 
 class Faulty(InProcess):
@@ -31,12 +40,10 @@ class Faulty(InProcess):
 
 
 @pytest.fixture(scope="module")
-def http(embedded: InvariantModel) -> Iterator[httpx.Client]:
-    settings = Settings(max_new_tokens=3000, timeout=30)
-    with (
-        serving(Faulty(embedded, "small"), settings, MonoT5(EMBEDDED["monot5"])) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+def http(embedded: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
+    engine = Faulty(embedded, "small", caches={"": KeyValueCache()})
+    settings = Settings(max_new_tokens=3000, timeout=30, body_timeout=1)
+    with client_of(engine, settings, monot5) as client:
         yield client
 
 
@@ -44,16 +51,20 @@ def chat(**more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 40, **more}
 
 
-def form(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+def form(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
 
 
-def tool(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+def asked_for(schema: Any) -> dict[str, Any]:
+    return chat(response_format=form(schema))
 
 
-def said(part: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [part]}]}
+def tool(name: str = "f", parameters: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters or {}, **more}}
+
+
+def said(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
 def judged(**options: str) -> dict[str, Any]:
@@ -64,103 +75,261 @@ def required(**parts: Any) -> dict[str, Any]:
     return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
 
 
+def calls_with(count: int) -> list[dict[str, object]]:
+    function = {"name": "f", "arguments": json.dumps({"a": [""] * count})}
+    return [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}]
+
+
 TWICE = required(a={"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True})
 BOUNDARY = required(a={"type": "string", "pattern": r"\bb"})
 SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": [{"field": "title", "colour": 1}]}]}
 FIELD = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"after": [{"field": "colour"}]}]}
 SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
 NAMED = {"type": "function", "function": {"name": "g"}}
-CASES: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
+ELSEWHERE = {"type": "object", "properties": {"a": {"$ref": "b.json#/a"}}}
+CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
+    "unknown": (CHAT, chat(colour=1), 400, "colour", "colour: unknown field"),
+    "unknown, of a document": (CHAT, chat(documents=[{"text": "a", "Url": 1}]), 400, "documents[0].Url", "unknown"),
+    "unknown, of options": (CHAT, chat(invariant={"methode": "x"}), 400, "invariant.methode", "unknown field"),
+    "unknown, of a tool": (CHAT, chat(tools=[tool(colour=1)]), 400, "tools[0].function.colour", "unknown field"),
+    "unknown, of a slot": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].before[0].colour", "unknown"),
+    "no text": (CHAT, chat(documents=[{"title": "a"}]), 400, "documents[0]", "expected either text or data"),
+    "metadata": (CHAT, chat(documents=[{"text": "a", "metadata": {"a": [1]}}]), 400, None, "metadata"),
+    "text for a number": (CHAT, chat(temperature="warm"), 400, "temperature", "expected a valid number"),
+    "truth for a number": (CHAT, chat(temperature=True), 400, "temperature", "expected a valid number"),
+    "n": (CHAT, chat(n=9), 400, "n", "n: expected at most 8, got 9"),
+    "max_tokens": (CHAT, chat(max_tokens=3001), 400, "max_tokens", "at most 3000"),
+    "penalty": (CHAT, chat(frequency_penalty=3.0), 400, "frequency_penalty", "less than or equal to 2"),
+    "bias": (CHAT, chat(logit_bias={"1000000": 5}), 400, "logit_bias", "expected token ids from 0 to"),
+    "negative bias": (CHAT, chat(logit_bias={"-1": 5}), 400, "logit_bias", "expected token ids from 0 to"),
+    "top": (CHAT, chat(top_logprobs=5), 400, "top_logprobs", "with logprobs only"),
     "stop": (CHAT, chat(stop=["x" * 1001]), 400, "stop", "stop: expected texts of at most 1000"),
     "stop, streamed": (CHAT, chat(stop=["x" * 1001], stream=True), 400, "stop", "stop: expected"),
-    "max_tokens": (CHAT, chat(max_tokens=3001), 400, "max_tokens", "at most 3000"),
-    "schema and stop": (CHAT, chat(response_format=form({}), stop="a"), 400, "response_format", "without stop and"),
-    "schema": (CHAT, chat(response_format=form({"type": 3})), 400, "response_format", "JSON schema"),
-    "xgrammar": (CHAT, chat(response_format=form(BOUNDARY)), 400, "response_format", "ord boundary"),
-    "keyword": (CHAT, chat(response_format=form(TWICE)), 400, "response_format", "uniqueItems"),
-    "parameters": (CHAT, chat(tools=[tool({"type": 3})]), 400, "tools", "JSON schema"),
-    "arguments": (CHAT, chat(tools=[tool(TWICE)], tool_choice="required", max_tokens=80), 422, "tools", "non-unique"),
-    "tool": (CHAT, chat(tools=[tool({}, colour=1)]), 400, "tools[0].function.colour", "unknown field"),
-    "tools": (CHAT, chat(tools=[tool({}), tool({})]), 400, "tools", "distinct names"),
-    "tool_choice": (CHAT, chat(tools=[tool({})], tool_choice=NAMED), 400, "tool_choice", "unknown tool_choice 'g'"),
-    "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
-    "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
-    "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
-    "score": (CHAT, chat(documents=["a"], invariant={"ordering": "score"}), 400, "documents", "expects a score"),
-    "method": (CHAT, chat(invariant={"method": "x"}), 400, "invariant.method", "invariant.method: expected one of"),
     "seed": (CHAT, chat(seed=1 << 64), 400, "seed", f"{-(1 << 63)} to {(1 << 64) - 1}"),
     "seeds": (CHAT, chat(seed=(1 << 64) - 1, n=2), 400, "seed", f"at most {(1 << 64) - 2} with n=2"),
+    "method": (CHAT, chat(invariant={"method": "x"}), 400, "invariant.method", "invariant.method: expected one of"),
+    "ordering": (CHAT, chat(invariant={"ordering": "monot5"}), 400, "invariant.ordering", "expected one of"),
+    "no messages": (CHAT, chat(messages=[]), 400, "messages", "at least 1 item"),
+    "a picture": (CHAT, said({"type": "image_url"}), 400, "messages[0].content[0]", "Input tag"),
+    "nobody asks": (CHAT, body(messages=[{"role": "system", "content": "a"}]), 400, "documents", "a user message"),
+    "schema and stop": (CHAT, chat(response_format=form({}), stop="a"), 400, "response_format", "without stop and"),
+    "any object and stop": (
+        CHAT,
+        chat(response_format={"type": "json_object"}, stop="a"),
+        400,
+        None,
+        "without stop and",
+    ),
+    "no schema": (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format", "expected json_schema"),
+    "wrong schema": (CHAT, asked_for({"type": 3}), 400, "response_format", "JSON schema"),
+    "a schema elsewhere": (CHAT, asked_for({"$ref": "https://a.org/s"}), 400, "response_format", "nothing is fetched"),
+    "a part elsewhere": (CHAT, asked_for(ELSEWHERE), 400, "response_format", "nothing is fetched"),
+    "a long schema": (CHAT, asked_for({"enum": ["a" * 70_000]}), 400, "response_format", "65,536 bytes"),
+    "xgrammar": (CHAT, asked_for(BOUNDARY), 400, "response_format", "ord boundary"),
+    "keyword": (CHAT, asked_for(TWICE), 400, "response_format", "uniqueItems"),
+    "parameters": (CHAT, chat(tools=[tool(parameters={"type": 3})]), 400, "tools", "JSON schema"),
+    "arguments": (CHAT, chat(tools=[tool("f", TWICE)], tool_choice="required", max_tokens=80), 422, "tools", "non-uni"),
+    "no function": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools[0].function", "Field required"),
+    "tools": (CHAT, chat(tools=[tool(), tool()]), 400, "tools", "distinct names"),
+    "many tools": (CHAT, chat(tools=[tool(str(n)) for n in range(129)]), 400, "tools", "at most 128 tools"),
+    "long tools": (CHAT, chat(tools=[tool(description="a" * 70_000)]), 400, "tools", "65,536 bytes"),
+    "no tools": (CHAT, chat(tool_choice="required"), 400, None, "expected tools to choose from"),
+    "tool_choice": (CHAT, chat(tools=[tool()], tool_choice=NAMED), 400, "tool_choice", "unknown tool_choice 'g'"),
+    "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
+    "own variable": (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs", "messages"),
+    "length": (CHAT, chat(documents=["word " * 1500], max_tokens=2999), 400, None, "context"),
+    "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
+    "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
+    "many documents": (CHAT, chat(documents=["a"] * 1001), 400, "documents", "at most 1000 items"),
+    "many values": (CHAT, chat(chat_template_kwargs={"a": [""] * 100_001}), 413, None, "100,000 values"),
+    "many arguments": (CHAT, chat(messages=[*chat()["messages"], *calls_with(9_999)]), 413, None, "10,000 values"),
+    "score": (CHAT, chat(documents=["a"], invariant={"ordering": "score"}), 400, "documents", "expects a score"),
     "ids": (CHAT, chat(documents=SAME_ID), 400, "documents", "'1'"),
     "ids of a message": (CHAT, said({"type": "documents", "documents": SAME_ID}), 400, "documents", "'1'"),
     "ids of a completion": (TEXT, {"prompt": "a", "documents": SAME_ID}, 400, "documents", "'1'"),
-    "slots": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].before[0].colour", "unknown field"),
     "field": (CHAT, said(FIELD), 400, "messages", "'colour'"),
+    "model": (CHAT, chat(model="large"), 404, "model", "small"),
+    "reranker": (RANK, {"model": "large", "query": "q", "documents": ["a"]}, 404, "model", "monot5"),
+    "nothing to rank": ("/v1/rerank", {"query": "q", "documents": None}, 400, "documents", "list"),
+    "documents beside a text": ("/tokenize", {"prompt": "a", "documents": ["b"]}, 400, None, "documents"),
+    **{
+        f"prompt {number}": (TEXT, {"prompt": prompt}, 400, None, "")
+        for number, prompt in enumerate(([], "", [[1], ["a"]], [-1], [10**9], {}, None))
+    },
     "judge and given": (JUDGE, judged(ordering="given"), 400, "invariant.ordering", "'given'"),
     "judge and overflow": (JUDGE, judged(overflow="drop_last"), 400, "invariant.overflow", "whole"),
+    "judge and check_order": (JUDGE, {"answers": ["a"], "invariant": {"check_order": 2}}, 400, None, "every order"),
     "criteria": (JUDGE, {"answers": ["a"], "criteria": {}}, 400, "criteria", "criteria"),
+    "no criteria of options": (JUDGE, {"question": "?", "options": ["a"], "criteria": {}}, 400, None, "neither"),
     "answers": (JUDGE, {"answers": [str(n) for n in range(27)]}, 400, "answers", "1 to 26"),
+    "no answers": (JUDGE, {"answers": []}, 400, "answers", "at least 1 item"),
+    "answers and options": (JUDGE, {"answers": ["a"], "options": ["b"]}, 400, None, "either answers or options"),
+    "options alone": (JUDGE, {"options": ["a"]}, 400, None, "a question with options"),
+    "length of nothing": (JUDGE, {"answers": ["a"], "max_tokens": 4}, 400, "max_tokens", "with explain"),
+    "by": (JUDGE, {"answers": ["a"], "by": "length"}, 400, "by", "'letters'"),
 }
 PYTHON = ("max_new_tokens", "stop_strings", "--", "Segment(", "Judge(", "pydantic", "/project/", "template_kwargs:")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_error_names_the_field_and_what_to_do_over_http(name: str, http: httpx.Client) -> None:
-    path, body, status, param, said = CASES[name]
-    response = http.post(path, json=body)
+    path, sent, status, param, expected = CASES[name]
+    response = http.post(path, json=sent)
     error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (status, param), error
-    assert said in error["message"]
+    assert response.status_code == status, error
+    assert param in (None, error["param"]), error
+    assert expected in error["message"]
     assert error["hint"]
+    assert len(error["message"]) < 1000
     shown = (error["message"] + error["hint"]).replace("chat_template_kwargs:", "")
     assert not [each for each in PYTHON if each in shown], error
+    if path == CHAT and status == 400:
+        assert http.post(path, json={**sent, "stream": True}).json()["error"] == error
 
 
-@pytest.mark.parametrize("strict", [None, True])
-def test_strict_false_leaves_the_check_to_the_caller(strict: bool | None, http: httpx.Client) -> None:
-    more = {} if strict is None else {"strict": strict}
+NESTED = [
+    json.dumps(chat(metadata={"a": 0})).replace("0}", '{"a":' * depth + "1" + "}" * depth + "}")
+    for depth in (150, 5000)
+]
+NO_NUMBERS = [json.dumps(chat()).replace("40", each) for each in ("NaN", "-Infinity", "9" * 5000)]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        *((each, "nested") for each in NESTED),
+        *((each, "expected a body of JSON") for each in NO_NUMBERS),
+        (b"\xff", "expected a body of JSON"),
+    ],
+    ids=lambda value: str(value)[:9],
+)
+def test_a_body_that_is_no_json_is_refused(content: str | bytes, told: str, http: httpx.Client) -> None:
+    response = http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert (response.status_code, told in response.json()["error"]["message"]) == (400, True)
+    typeless = http.post(CHAT, content=json.dumps(chat()), headers={"content-type": "text/plain"})
+    assert "content-type" in typeless.json()["error"]["message"]
+
+
+def test_of_many_errors_ten_are_listed(http: httpx.Client) -> None:
+    message = http.post(CHAT, json=chat(**{f"field{each}": each for each in range(1000)})).json()["error"]["message"]
+    assert message.count("unknown field") == 10
+    assert message.endswith("; and 990 more")
+
+
+def test_strict_false_leaves_the_check_to_the_caller(http: httpx.Client) -> None:
     tools = {"tool_choice": "required", "max_tokens": 80}
-    assert http.post(CHAT, json=chat(tools=[tool(TWICE, **more)], **tools)).status_code == 422
-    given = chat(tools=[tool(TWICE, strict=False)], **tools)
-    call = http.post(CHAT, json=given).json()["choices"][0]["message"]
+    lax = chat(tools=[tool("f", TWICE, strict=False)], **tools)
+    call = http.post(CHAT, json=lax).json()["choices"][0]["message"]
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"a": [1, 1]}
+    assert http.post(CHAT, json=chat(tools=[tool("f", TWICE, strict=True)], **tools)).status_code == 422
 
 
 def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
     http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = {"messages": [{"role": "user", "content": "fault"}]}
+    fault = {"messages": [{"role": "user", "content": "fault"}]}
     with caplog.at_level(logging.INFO):
-        responses = [http.post(CHAT, json=body | {"stream": stream}) for stream in (False, True)]
+        responses = [http.post(CHAT, json=fault | {"stream": stream}) for stream in (False, True)]
+        wait_until(lambda: sum(each.getMessage() == "request" for each in caplog.records) >= 2)  # as it ends
     for response in responses:
-        assert response.status_code == 500
-        assert "secret" not in response.text
+        assert (response.status_code, "secret" in response.text) == (500, False)
         fields = [getattr(each, "fields", {}) for each in caplog.records]
         mine = [each for each in fields if each.get("request_id") == response.headers["x-request-id"]]
-        assert len(mine) == 2
-        assert all(each["error"] == "ZeroDivisionError" for each in mine)
+        assert [each["error"] for each in mine] == ["ZeroDivisionError"] * 2
     assert sum(each.exc_info is not None for each in caplog.records) == 2
 
 
+def test_malformed_requests_are_refused_and_do_no_harm(http: httpx.Client) -> None:
+    def ask_in_private(_: int) -> str:
+        sent = body(messages=[{"role": "user", "content": SECRET}], documents=[SECRET, *FLAGS], max_tokens=2)
+        return str(http.post(CHAT, json=sent).json()["choices"][0]["message"]["content"])
+
+    with ThreadPoolExecutor(4) as pool:
+        private = pool.map(ask_in_private, range(4))
+        statuses = list(pool.map(lambda seed: check_refusal(seed, http), range(120)))
+        assert len(set(private)) == 1
+    assert statuses.count(400) > 40
+    assert 200 in statuses
+    assert http.post(CHAT, json=body(max_tokens=8)).json()["choices"][0]["message"]["content"] == "white"
+
+
 @pytest.mark.parametrize(
-    ("head", "status"),
+    ("sent", "status"),
     [
+        (b"\x00" * 100, 400),
         (b"GARBAGE\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", 400),
+        (b"POST /v1/rerank HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\n\r\n{}", 413),
+        (b"POST /v1/rerank HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n{}", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000, 431),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"GET /v1/models/%00%ff%2e%2e HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\tb\r\nConnection: close\r\n\r\n", 404),
     ],
 )
-def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(head: bytes, status: int, http: httpx.Client) -> None:
-    with socket.create_connection((http.base_url.host, http.base_url.port)) as raw:
-        raw.settimeout(10)
-        raw.sendall(head)
-        answer = b"".join(iter(lambda: raw.recv(65536), b""))
-    found, _, body = answer.partition(b"\r\n\r\n")
-    assert found.startswith(f"HTTP/1.1 {status} ".encode())
-    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+def test_what_is_hardly_http_is_refused_in_the_shape_of_all_errors(
+    sent: bytes, status: int, http: httpx.Client
+) -> None:
+    head, _, content = exchanged(http, sent).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(content)["error"]["type"] == "invalid_request_error"
+    assert http.get("/health").status_code == 200
 
 
-def test_a_reranker_that_is_a_toy_says_so(http: httpx.Client) -> None:
-    reply = http.post("/v2/rerank", json={"model": "monot5", "query": "q", "documents": ["a"]}).json()
-    assert reply["model"] == "monot5-embedded"
-    assert "--reranker" in reply["meta"]["warnings"][0]
+def test_two_lengths_of_one_body_end_the_connection(http: httpx.Client) -> None:
+    head = b"POST /v1/rerank HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = exchanged(http, head + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_clients_that_leave_in_the_middle_of_a_request_do_no_harm(http: httpx.Client) -> None:
+    content = json.dumps(body(max_tokens=8)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    for sent in (head[:20], head, head + content[:10], head + content):
+        with create_connection((http.base_url.host, http.base_url.port or 80)) as raw:
+            raw.sendall(sent)
+    assert http.post(CHAT, json=body(max_tokens=8)).status_code == 200
+
+
+@pytest.mark.parametrize("is_proxy", [False, True])
+def test_idle_connections_lock_nobody_out(is_proxy: bool, embedded: InvariantModel) -> None:
+    proxies = frozenset({"127.0.0.1"} if is_proxy else ())
+    settings = Settings(max_connections=8, trusted_proxies=proxies)
+    with client_of(InProcess(embedded), settings) as http, ExitStack() as stack:
+        address = http.base_url.host, http.base_url.port or 80
+        idle = [stack.enter_context(create_connection(address)) for _ in range(40)]
+        for _ in range(3):
+            assert httpx.get(http.base_url.join("/health"), timeout=2).status_code == 200
+        idle[0].settimeout(1)
+        if is_proxy:  # whose connections are those of many
+            with pytest.raises(TimeoutError):
+                idle[0].recv(1)
+        else:
+            assert idle[0].recv(1) == b""  # the oldest one is closed
+
+
+def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidChoice, match=f"cannot listen at 127.0.0.1:{port}"):
+            reserve("127.0.0.1", port)
+        for options, told in (
+            (["--port", str(port)], "cannot listen"),
+            *((["--timeout", each], "timeout") for each in ("nan", "inf", "0")),
+            *((["--max-body-mb", each], "max-body-mb") for each in ("nan", "inf")),
+            (["--upstream", "http://127.0.0.1:9/v1", "--deterministic"], "expected no deterministic with upstream"),
+            (["--allow-method", "rotr"], "expected allowed methods of"),
+            (["--replicas", "2"], "expected --replicas with --ray"),
+            (["--keys", str(tmp_path / "none")], "cannot read"),
+        ):
+            done = CliRunner().invoke(app, ["serve", "no-such-model", "--port", "0", *options])
+            assert (done.exit_code, told in " ".join(done.stderr.split())) == (2, True), (options, done.stderr)
+    monkeypatch.setenv("INVARIANT_RAG_API_KEY", "key-0")
+    file = tmp_path / "keys"
+    file.write_text("# comment\nada key-1\n\nada key-2\nivo key-3\n")
+    assert read_keys(file) == {"key-0": "default", "key-1": "ada", "key-2": "ada", "key-3": "ivo"}
+    for wrong in ("ada\n", "ada key-1 key-2\n", "ada key-1\nivo key-1\n"):
+        file.write_text(wrong)
+        with pytest.raises(InvalidChoice, match="line"):
+            read_keys(file)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
@@ -26,12 +25,11 @@ from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.errors import UpstreamFailed
 from invariant_rag.server.settings import EngineConfig
-from tests.server.conftest import FLAGS, QUESTION, ask, content_of, serving
+from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, metric, serving, wait_until
+from tests.server.hostile import check_refusal
 from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
 from tests.server.test_chat import COLOUR, SEARCH
-from tests.server.test_hostile import check_refusal
 
-CHAT = "/v1/chat/completions"
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
 ORDERS = list(permutations(FLAGS[:3]))
 
@@ -64,12 +62,8 @@ def api() -> Iterator[ScriptedAPI]:
 def http(api: ScriptedAPI) -> Iterator[httpx.Client]:
     """A client of a gateway before an API whose answers the test writes."""
     engine = Upstream(api.url, "far", key="key-of-the-gateway", votes=3, timeout=1.0)
-    with serving(engine, Settings(timeout=20)) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with client_of(engine, Settings(timeout=20)) as client:
         yield client
-
-
-def body(**more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS, **more}
 
 
 def error_in(response: httpx.Response) -> dict[str, Any]:
@@ -186,13 +180,10 @@ def test_completions_pass_too(gateway_url: str, plain_url: str) -> None:
 
 
 def test_the_order_of_a_share_of_requests_is_checked(plain_url: str) -> None:
-    with serving(Upstream(plain_url, name="small"), Settings(check_order=1.0)) as url:
-        httpx.post(f"{url}{CHAT}", json={**body(), "messages": [{"role": "user", "content": MILL}]}, timeout=30)
-        deadline = time.monotonic() + 20
-        while 'order_checked_total{model="served"}' not in (page := httpx.get(f"{url}/metrics").text):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert 'order_flipped_total{model="served"} 0.0' in page
+    with client_of(Upstream(plain_url, name="small"), Settings(check_order=1.0)) as http:
+        http.post(CHAT, json=body(messages=[{"role": "user", "content": MILL}]))
+        wait_until(lambda: metric(http, "order_checked_total", model="served"), 20)
+        assert metric(http, "order_flipped_total", model="served") == 0
 
 
 def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api: ScriptedAPI, http: httpx.Client) -> None:
@@ -368,10 +359,7 @@ def test_the_api_is_left_when_the_client_leaves(method: str, api: ScriptedAPI, h
     api.plan(Answer(body=completion(), seconds=0.9))
     with pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=body(invariant={"method": method}), timeout=0.2)
-    deadline = time.monotonic() + 0.6
-    while api.left < (3 if method == "vote" else 1):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: api.left >= (3 if method == "vote" else 1), 0.6)
 
 
 def test_ready_tells_whether_the_api_answers() -> None:
@@ -450,7 +438,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 def test_malformed_requests_are_refused_before_the_api_too(plain_url: str) -> None:
     settings = Settings(max_new_tokens=32, body_timeout=1, max_body_bytes=1 << 19)
-    with serving(Upstream(plain_url), settings) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(Upstream(plain_url), settings) as client:
         statuses = [check_refusal(seed, client) for seed in range(60)]
     assert statuses.count(400) > 20
     assert 200 in statuses

@@ -192,7 +192,9 @@ def test_concurrent_requests_with_tools_are_answered_as_alone(thinker: ChatInvar
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda prompt: said(bound.invoke(prompt)), prompts))
     for each in together:
-        each["report"].pop("bitwise", None)  # False where requests shared a batch, as those of one grammar may
+        each["response_metadata"].pop(
+            "bitwise", None
+        )  # False where requests shared a batch, as those of one grammar may
     assert together == alone
 
 
