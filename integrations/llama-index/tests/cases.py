@@ -1,15 +1,18 @@
-"""A question over three nodes, a retriever that lists them in a given order, and an embedding without weights."""
+"""A question over three nodes, retrievers and an index that list them as told, and an embedding without weights."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
-from invariant_rag import Segment, SegmentSet
+from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.embeddings import BaseEmbedding
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
 
 QUERY = "When does the ferry leave?"
 TEXTS = (
@@ -18,6 +21,7 @@ TEXTS = (
     "A copper bridge crosses the river Senn.",
 )
 ORDERS = list(permutations(range(len(TEXTS))))
+EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 
 
 def nodes_of(order: Any = (0, 1, 2), **metadata: Any) -> list[NodeWithScore]:
@@ -26,11 +30,6 @@ def nodes_of(order: Any = (0, 1, 2), **metadata: Any) -> list[NodeWithScore]:
         NodeWithScore(node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata=metadata), score=1.0 / (i + 2))
         for i in order
     ]
-
-
-def scored() -> SegmentSet:
-    """The segments that these nodes are."""
-    return SegmentSet(Segment(each.text, score=each.score) for each in nodes_of())
 
 
 class ListRetriever(BaseRetriever):
@@ -44,20 +43,49 @@ class ListRetriever(BaseRetriever):
         return self._nodes
 
 
+class ListedStore(BasePydanticVectorStore):
+    """A vector store that finds these nodes in this order, however many are asked for."""
+
+    stores_text: bool = True
+    listed: list[BaseNode]
+
+    @property
+    def client(self) -> None:
+        return None
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        raise NotImplementedError
+
+    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        ids = [node.node_id for node in self.listed]
+        return VectorStoreQueryResult(nodes=self.listed, similarities=[0.5] * len(ids), ids=ids)
+
+
+def index_of(nodes: list[NodeWithScore]) -> VectorStoreIndex:
+    """An index whose retriever lists the nodes in this order."""
+    return VectorStoreIndex.from_vector_store(ListedStore(listed=[each.node for each in nodes]))
+
+
+def engine_of(nodes: list[NodeWithScore], **options: Any) -> RetrieverQueryEngine:
+    if "response_synthesizer" in options:  # else LlamaIndex looks for an LLM of its settings
+        options.pop("llm", None)
+        return RetrieverQueryEngine(ListRetriever(nodes), **options)
+    return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
+
+
 class WordEmbedding(BaseEmbedding):
     """Counts of hashed words: deterministic, and near where words are shared."""
 
-    def _embed(self, text: str) -> list[float]:
+    def _get_text_embedding(self, text: str) -> list[float]:
         vector = [0.01] * 64
         for word in text.lower().split():
             vector[hashlib.sha256(word.strip(".,?!").encode()).digest()[0] % 64] += 1.0
         return vector
 
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return self._embed(text)
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._embed(query)
+    _get_query_embedding = _get_text_embedding
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._embed(query)
+        return self._get_text_embedding(query)

@@ -14,7 +14,8 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from llama_index.core import Settings
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from tool_models import with_tools
+from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM
 
@@ -35,35 +36,28 @@ def _no_settings() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return toy_tokenizer()
-
-
-@pytest.fixture(scope="session")
 def weights() -> PreTrainedModel:
     return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
 
 
 @pytest.fixture(scope="session")
-def model(weights: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
-    return InvariantModel(weights, tokenizer)
+def model(weights: PreTrainedModel) -> InvariantModel:
+    return InvariantModel(weights, toy_tokenizer())
 
 
 @pytest.fixture(scope="session")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory, weights: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> Path:
+def spoken(weights: PreTrainedModel) -> InvariantModel:
+    """The tiny model with a chat template that knows tools."""
+    return with_tools(weights)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, model: InvariantModel) -> Path:
     """The tiny model, saved."""
     place = tmp_path_factory.mktemp("tiny")
-    weights.save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    model.model.save_pretrained(place)
+    model.tokenizer.save_pretrained(place)
     return place
-
-
-@pytest.fixture(scope="session")
-def plain_model(model: InvariantModel) -> InvariantModel:
-    """The same weights, read in the order given: what every test of invariance must tell apart."""
-    return model.with_method("sequential", ordering="given")
 
 
 @pytest.fixture
@@ -72,5 +66,6 @@ def llm(model: InvariantModel) -> InvariantLLM:
 
 
 @pytest.fixture
-def plain_llm(plain_model: InvariantModel) -> InvariantLLM:
-    return InvariantLLM(plain_model, max_tokens=8)
+def plain_llm(model: InvariantModel) -> InvariantLLM:
+    """The same weights, read in the order given: what every test of invariance must tell apart."""
+    return InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=8)

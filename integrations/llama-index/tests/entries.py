@@ -1,6 +1,10 @@
-"""All entries: every way in which retrieved nodes reach the model, and what each gives for other orders of them."""
+"""All entries, and their table in the README, which `python tests/entries.py` writes anew."""
 
 from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
 
 import entries_by_hand
 import entries_chat
@@ -41,3 +45,21 @@ ENTRIES = {
     },
 }
 assert len(_OWN) == sum(len(module.ENTRIES) for module in _MODULES), "two entries have one title"
+
+README = Path(__file__).parent.parent / "README.md"
+PLACE = re.compile(r"(<!-- entries: .*? -->\n).*?(<!-- end of entries -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """Return the README with a row of its table for the entries of a topic that behave alike."""
+    rows: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for entry in ENTRIES.values():
+        rows[entry.topic, {"invariant": "yes", "warns": "no: warns"}[entry.expected], entry.todo].append(entry.name)
+    cells = [["entry", "invariant", "what to do"], ["---"] * 3]
+    cells += [[f"{topic}: {'; '.join(names)}", *others] for (topic, *others), names in rows.items()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return PLACE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", text)
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")

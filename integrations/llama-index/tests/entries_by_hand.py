@@ -8,7 +8,7 @@ from typing import Any
 
 from cases import QUERY, ListRetriever
 from entries_query import Found, longer, numbered
-from entry import MORE, Ask, Entry, Nodes, invariant, under, warns
+from entry import MORE, Ask, Entry, Nodes, invariant, warns
 from llama_index.core import ChatPromptTemplate, PromptTemplate
 from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
 from llama_index.core.instrumentation import get_dispatcher
@@ -86,21 +86,21 @@ def marked(nodes: Nodes) -> Nodes:
 
 def retrieved(topic: str, asks: dict[str, Ask], sets: set[str]) -> list[Entry]:
     """Return what asks with nodes of the same run: in one span."""
-    found = []
-    for name, ask in asks.items():
-        entry, todo = (invariant, IN_ONE_SPAN) if name in sets else (warns, DECLARED)
-        found.append(entry(name, lambda llm, nodes, ask=ask: in_one_span(llm, nodes, ask), todo))
-    return under(topic, *found)
+    traced = {name: lambda llm, nodes, ask=ask: in_one_span(llm, nodes, ask) for name, ask in asks.items()}
+    return [
+        *invariant(topic, IN_ONE_SPAN, {name: ask for name, ask in traced.items() if name in sets}),
+        *warns(topic, DECLARED, {name: ask for name, ask in traced.items() if name not in sets}),
+    ]
 
 
 def with_marks(topic: str, asks: dict[str, Ask], counted: set[str]) -> list[Entry]:
     """Return what asks with marked nodes."""
-
-    def entry(name: str, ask: Ask) -> Entry:
-        one = lambda llm, nodes: ask(llm, marked(nodes))  # noqa: E731
-        return warns(name, one, "leave the numbers away") if name in counted else invariant(name, one, MORE)
-
-    return under(f"{topic}, marked", *(entry(*each) for each in asks.items()))
+    one = {name: lambda llm, nodes, ask=ask: ask(llm, marked(nodes)) for name, ask in asks.items()}
+    topic = f"{topic}, marked"
+    return [
+        *invariant(topic, MORE, {name: ask for name, ask in one.items() if name not in counted}),
+        *warns(topic, "leave the numbers away", {name: ask for name, ask in one.items() if name in counted}),
+    ]
 
 
 # --- templates ---
@@ -207,10 +207,9 @@ ENTRIES = [
     *retrieved("nodes in a tool's message", TOLD, set(FORMATS) - COUNTED - {"as a JSON list of texts"}),
     *with_marks("nodes in `llm.complete(...)`", COMPLETED, COUNTED | FILE),
     *with_marks("nodes in other calls", PROMPTS, {name for name in PROMPTS if "number" in name or "loop" in name}),
-    *under("`llm.chat`", *(invariant(name, ask, MORE) for name, ask in BLOCKS.items())),
-    *under(
-        "nodes of `retriever.retrieve(...)`, in a call of its own",
-        *(warns(name, lambda llm, nodes, ask=ask: ask(llm, retrieve(nodes)), DECLARED) for name, ask in APART.items()),
-    ),
+    *invariant("`llm.chat`", MORE, BLOCKS),
+    *warns("nodes of `retriever.retrieve(...)`, in a call of its own", DECLARED, {
+        name: lambda llm, nodes, ask=ask: ask(llm, retrieve(nodes)) for name, ask in APART.items()
+    }),
     *retrieved("`json.dumps` of whole nodes", {"in `llm.complete`": dumped}, set()),
-]
+]  # fmt: skip

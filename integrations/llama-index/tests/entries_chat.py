@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cases import QUERY, ListRetriever
-from entry import MORE, Nodes, engine_of, index_of, invariant, under, warns
+from cases import QUERY, ListRetriever, engine_of, index_of
+from entry import GLOBAL, MORE, Ask, Nodes, invariant, warns
 from llama_index.core import get_response_synthesizer
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -154,101 +154,71 @@ def remembered(llm: Any, nodes: Nodes, **options: Any) -> str:
     return str(llm.chat([*memory.get_all()[:-1], ChatMessage(AGAIN)]).message.content)
 
 
-MARKER = [SegmentMarkerPostprocessor()]
+def spoken_to(way: Any, mode: str, **options: Any) -> Ask:
+    return lambda _, nodes: way(index_of(nodes).as_chat_engine(chat_mode=mode, **options))
+
+
+def by_ours(way: Any) -> Ask:
+    return lambda llm, nodes: way(
+        InvariantChatEngine.from_defaults(ListRetriever(nodes), llm=llm, system_prompt="Be brief.")
+    )
+
+
+def built(kind: Any, **options: Any) -> Ask:
+    return lambda _, nodes: chat(kind.from_defaults(ListRetriever(nodes), **options))
+
+
+MARKED = {"node_postprocessors": [SegmentMarkerPostprocessor()]}
 CHAT_MODES = ("best", "context", "condense_question", "condense_plus_context")
-
-
-def chat_engine(nodes: Nodes, mode: str, **options: Any) -> Any:
-    return index_of(nodes).as_chat_engine(chat_mode=mode, **options)
-
-
-def ours(llm: Any, nodes: Nodes) -> InvariantChatEngine:
-    return InvariantChatEngine.from_defaults(ListRetriever(nodes), llm=llm, system_prompt="Be brief.")
-
-
+RETRIEVER_TOOL = "`RetrieverTool(..., node_postprocessors=[SegmentMarkerPostprocessor()])`"
 ENTRIES = [
-    *under(
-        "`index.as_chat_engine(chat_mode=...)`",
-        *(invariant(f'`"{mode}"`', lambda _, nodes, mode=mode: chat(chat_engine(nodes, mode))) for mode in CHAT_MODES),
-        invariant('`"context"`, `stream_chat`', lambda _, nodes: stream_chat(chat_engine(nodes, "context"))),
-        invariant('`"context"`, `achat`', lambda _, nodes: achat(chat_engine(nodes, "context"))),
-        invariant(
-            '`"condense_plus_context"`, `stream_chat`',
-            lambda _, nodes: stream_chat(chat_engine(nodes, "condense_plus_context")),
+    *invariant("`index.as_chat_engine(chat_mode=...)`", GLOBAL, {
+        **{f'`"{mode}"`': spoken_to(chat, mode) for mode in CHAT_MODES},
+        '`"context"`, `stream_chat`': spoken_to(stream_chat, "context"),
+        '`"context"`, `achat`': spoken_to(achat, "context"),
+        '`"condense_plus_context"`, `stream_chat`': spoken_to(stream_chat, "condense_plus_context"),
+        "`ContextChatEngine.from_defaults`": built(ContextChatEngine),
+        '`"context"` with a `response_synthesizer`, which LlamaIndex ignores': lambda llm, nodes: spoken_to(
+            chat, "context", response_synthesizer=InvariantSynthesizer(llm)
+        )(llm, nodes),
+        '`"simple"`, which reads no node': spoken_to(chat, "simple"),
+    }),
+    *invariant("chat engines with the parts of this package", MORE, {
+        "`InvariantChatEngine`": by_ours(chat),
+        "`InvariantChatEngine`, `stream_chat`": by_ours(stream_chat),
+        "`InvariantChatEngine`, `achat`": by_ours(achat),
+        '`"condense_question"` with `InvariantSynthesizer`': lambda llm, nodes: spoken_to(
+            chat, "condense_question", response_synthesizer=InvariantSynthesizer(llm)
+        )(llm, nodes),
+        "`ContextChatEngine` with `SegmentMarkerPostprocessor`": built(ContextChatEngine, **MARKED),
+        "`CondensePlusContextChatEngine` with `SegmentMarkerPostprocessor`": built(
+            CondensePlusContextChatEngine, **MARKED
         ),
-        invariant(
-            "`ContextChatEngine.from_defaults`",
-            lambda _, nodes: chat(ContextChatEngine.from_defaults(ListRetriever(nodes))),
+    }),
+    *invariant("workflows", GLOBAL, {
+        "the one of LlamaIndex's documentation: retrieve, synthesize": lambda _, nodes: run_workflow(
+            SynthesizingWorkflow(timeout=60), nodes
         ),
-        invariant(
-            '`"context"` with a `response_synthesizer`, which LlamaIndex ignores',
-            lambda llm, nodes: chat(
-                chat_engine(nodes, "context", response_synthesizer=InvariantSynthesizer(llm)),
-            ),
+    }),
+    *warns("workflows", "fill in a template: `llm.apredict(template, context_str=...)`", {
+        "a step that joins the nodes and calls `llm.acomplete`": lambda llm, nodes: run_workflow(
+            FormattingWorkflow(llm), nodes
         ),
-        invariant(
-            '`"simple"`, which reads no node', lambda _, nodes: chat(chat_engine(nodes, "simple")), ordered=False
+    }),
+    *invariant("agents", GLOBAL, {
+        "`FunctionAgent` with a `QueryEngineTool`": lambda _, nodes: agent_tool(nodes),
+        "a later call with the memory of a `FunctionAgent` with a `RetrieverTool`": remembered,
+    }),
+    *warns("agents", RETRIEVER_TOOL, {"`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`": react}),
+    *invariant("agents with the parts of this package", MORE, {
+        "`FunctionAgent` with a `QueryEngineTool` over `InvariantSynthesizer`": lambda llm, nodes: agent_tool(
+            nodes, response_synthesizer=InvariantSynthesizer(llm)
         ),
-    ),
-    *under(
-        "chat engines with the parts of this package",
-        invariant("`InvariantChatEngine`", lambda llm, nodes: chat(ours(llm, nodes)), MORE, sizes=(3, 4)),
-        invariant("`InvariantChatEngine`, `stream_chat`", lambda llm, nodes: stream_chat(ours(llm, nodes)), MORE),
-        invariant("`InvariantChatEngine`, `achat`", lambda llm, nodes: achat(ours(llm, nodes)), MORE),
-        invariant(
-            '`"condense_question"` with `InvariantSynthesizer`',
-            lambda llm, nodes: chat(
-                chat_engine(nodes, "condense_question", response_synthesizer=InvariantSynthesizer(llm))
-            ),
-            MORE,
+        "a later call with what a `RetrieverTool` with `SegmentMarkerPostprocessor` found": lambda llm, nodes: (
+            remembered(llm, nodes, **MARKED)
         ),
-        invariant(
-            "`ContextChatEngine` with `SegmentMarkerPostprocessor`",
-            lambda _, nodes: chat(ContextChatEngine.from_defaults(ListRetriever(nodes), node_postprocessors=MARKER)),
-            MORE,
+        "`ReActAgent` with a `RetrieverTool` and `SegmentMarkerPostprocessor`": lambda llm, nodes: react(
+            llm, nodes, **MARKED
         ),
-        invariant(
-            "`CondensePlusContextChatEngine` with `SegmentMarkerPostprocessor`",
-            lambda _, nodes: chat(
-                CondensePlusContextChatEngine.from_defaults(ListRetriever(nodes), node_postprocessors=MARKER)
-            ),
-            MORE,
-        ),
-    ),
-    *under(
-        "workflows",
-        invariant(
-            "the one of LlamaIndex's documentation: retrieve, synthesize",
-            lambda _, nodes: run_workflow(SynthesizingWorkflow(timeout=60), nodes),
-        ),
-        warns(
-            "a step that joins the nodes and calls `llm.acomplete`",
-            lambda llm, nodes: run_workflow(FormattingWorkflow(llm), nodes),
-            "fill in a template: `llm.apredict(template, context_str=...)`",
-        ),
-    ),
-    *under(
-        "agents",
-        invariant("`FunctionAgent` with a `QueryEngineTool`", lambda _, nodes: agent_tool(nodes)),
-        invariant("a later call with the memory of a `FunctionAgent` with a `RetrieverTool`", remembered),
-        warns(
-            "`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`",
-            react,
-            "`RetrieverTool(..., node_postprocessors=[SegmentMarkerPostprocessor()])`",
-        ),
-    ),
-    *under(
-        "agents with the parts of this package",
-        invariant(
-            "`FunctionAgent` with a `QueryEngineTool` over `InvariantSynthesizer`",
-            lambda llm, nodes: agent_tool(nodes, response_synthesizer=InvariantSynthesizer(llm)),
-            MORE,
-        ),
-        invariant("a later call with what a `RetrieverTool` with `SegmentMarkerPostprocessor` found", remembered, MORE),
-        invariant(
-            "`ReActAgent` with a `RetrieverTool` and `SegmentMarkerPostprocessor`",
-            lambda llm, nodes: react(llm, nodes, node_postprocessors=MARKER),
-            MORE,
-        ),
-    ),
-]
+    }),
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Entries: query engines around query engines, retrievers around retrievers, and postprocessors."""
+"""Entries: query engines around query engines, citations, and rerankers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 from typing import Any
 
 import torch
-from cases import QUERY
-from entries_query import marked
-from entry import MORE, Nodes, SayingLLM, engine_of, index_of, invariant, under, warns
+from cases import QUERY, engine_of, index_of
+from entries_query import marked, ours
+from entry import GLOBAL, MORE, HashingLLM, Nodes, invariant, warns
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
-from llama_index.core.postprocessor import (
-    LLMRerank,
-)
+from llama_index.core.postprocessor import LLMRerank
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     FLAREInstructQueryEngine,
@@ -30,9 +28,6 @@ from llama_index.core.tools import QueryEngineTool
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from llama_index.llms.invariant_rag import InvariantLLM
-from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
-
-# --- a random model that writes what has to be parsed, and chooses only the number in it ---
 
 
 class _Form(LogitsProcessor):
@@ -57,53 +52,40 @@ def filling(llm: InvariantLLM, form: str, largest: int) -> InvariantLLM:
     return InvariantLLM(llm.lm, max_tokens=len(form), generation_kwargs={"logits_processor": processor})
 
 
-def cited(llm: InvariantLLM, nodes: Nodes, **options: Any) -> str:
+def cited(llm: InvariantLLM, nodes: Nodes, *, by_ours: bool = False) -> str:
     """Return the text of the source that an answer with one citation leads to."""
     citing = filling(llm, "See [?]", len(nodes))
-    if options.pop("synthesizer", False):
-        options["response_synthesizer"] = InvariantSynthesizer(citing)
+    options = ours(citing) if by_ours else {}
     response = CitationQueryEngine.from_args(index_of(nodes), llm=citing, **options).query(QUERY)
     number = int(str(response).split("[")[1][0])
     return response.source_nodes[number - 1].node.text.partition(":\n")[2]
 
 
-def reranked(llm: InvariantLLM, nodes: Nodes, **options: Any) -> str:
+def reranked(llm: InvariantLLM, nodes: Nodes) -> str:
     """Return the node that the LLM chooses by its number."""
     chooser = LLMRerank(llm=filling(llm, "Doc: ?, Relevance: 9", len(nodes)), top_n=1)
-    return engine_of(nodes, llm=llm, node_postprocessors=[chooser], **options).query(QUERY).source_nodes[0].text
+    return engine_of(nodes, llm=llm, node_postprocessors=[chooser]).query(QUERY).source_nodes[0].text
 
 
 def citation(llm: Any, nodes: Nodes, **options: Any) -> str:
     return str(CitationQueryEngine.from_args(index_of(nodes), llm=llm, **options).query(QUERY))
 
 
-OURS = "`CitationQueryEngine.from_args(..., response_synthesizer=InvariantSynthesizer(llm))`"
-
-# --- engines around engines ---
-
-
 def tool(nodes: Nodes, name: str = "harbour", **options: Any) -> QueryEngineTool:
     return QueryEngineTool.from_defaults(engine_of(nodes, **options), name=name, description=f"Knows the {name}.")
 
 
-def choice(*numbers: int) -> SayingLLM:
-    return SayingLLM(says=json.dumps([{"choice": number, "reason": "It fits."} for number in numbers]))
-
-
-def routed(nodes: Nodes) -> str:
-    selector = LLMSingleSelector.from_defaults(choice(1))
-    return str(RouterQueryEngine.from_defaults([tool(nodes)], selector=selector).query(QUERY))
-
-
-def routed_to_two(nodes: Nodes) -> str:
-    selector = LLMMultiSelector.from_defaults(choice(1, 2))
-    tools = [tool(nodes), tool(nodes, "town")]
-    return str(RouterQueryEngine.from_defaults(tools, selector=selector, select_multi=True).query(QUERY))
+def routed(nodes: Nodes, *names: str) -> str:
+    choice = [{"choice": number, "reason": "It fits."} for number in range(1, len(names) + 1)]
+    kind = LLMMultiSelector if len(names) > 1 else LLMSingleSelector
+    selector = kind.from_defaults(HashingLLM(says=json.dumps(choice)))
+    options = {"selector": selector, "select_multi": len(names) > 1}
+    return str(RouterQueryEngine.from_defaults([tool(nodes, name) for name in names], **options).query(QUERY))
 
 
 def sub_questions(nodes: Nodes, **options: Any) -> str:
     asked = [{"sub_question": "When?", "tool_name": "harbour"}, {"sub_question": "Where?", "tool_name": "harbour"}]
-    generator = LLMQuestionGenerator.from_defaults(SayingLLM(says=json.dumps(asked)))
+    generator = LLMQuestionGenerator.from_defaults(HashingLLM(says=json.dumps(asked)))
     engine = SubQuestionQueryEngine.from_defaults([tool(nodes)], question_gen=generator, verbose=False, **options)
     return str(engine.query(QUERY))
 
@@ -114,66 +96,41 @@ def steps(llm: Any, nodes: Nodes) -> str:
 
 
 def retried(llm: Any, nodes: Nodes) -> str:
-    evaluator = RelevancyEvaluator(llm=llm)
-    return str(RetryQueryEngine(engine_of(nodes), evaluator, max_retries=1).query(QUERY))
+    return str(RetryQueryEngine(engine_of(nodes), RelevancyEvaluator(llm=llm), max_retries=1).query(QUERY))
 
 
 def looked_ahead(nodes: Nodes) -> str:
-    planner = SayingLLM(says=f"The ferry leaves at [Search({QUERY})].")
-    engine = FLAREInstructQueryEngine(
-        engine_of(nodes), llm=planner, lookahead_answer_inserter=DirectLookaheadAnswerInserter(), max_iterations=1
-    )
-    return str(engine.query(QUERY))
+    options = {"lookahead_answer_inserter": DirectLookaheadAnswerInserter(), "max_iterations": 1}
+    planner = HashingLLM(says=f"The ferry leaves at [Search({QUERY})].")
+    return str(FLAREInstructQueryEngine(engine_of(nodes), llm=planner, **options).query(QUERY))
 
 
+CITATIONS = "`CitationQueryEngine` with the parts of this package"
+WITH_OURS = "`CitationQueryEngine.from_args(..., response_synthesizer=InvariantSynthesizer(llm))`"
+RERANKED = "choose by a model that scores each node by itself, or let the answer read all"
 ENTRIES = [
-    *under(
-        "`CitationQueryEngine`",
-        warns("as it is", citation, OURS, sizes=(3, 4)),
-        warns("the source that `[n]` leads to", cited, OURS),
-    ),
-    *under(
-        "`CitationQueryEngine` with the parts of this package",
-        invariant(
-            "`InvariantSynthesizer`",
-            lambda llm, nodes: citation(llm, nodes, response_synthesizer=InvariantSynthesizer(llm)),
-            MORE,
-            ordered=False,
+    *warns("`CitationQueryEngine`", WITH_OURS, {"as it is": citation, "the source that `[n]` leads to": cited}),
+    *invariant(CITATIONS, MORE, {
+        "`InvariantSynthesizer`": lambda llm, nodes: citation(llm, nodes, **ours(llm)),
+        "`InvariantSynthesizer`, the source that `[n]` leads to": lambda llm, nodes: cited(llm, nodes, by_ours=True),
+    }),
+    *warns(CITATIONS, WITH_OURS, {
+        "`SegmentMarkerPostprocessor`": lambda llm, nodes: citation(llm, nodes, **marked()),
+    }),
+    *invariant("query engines around others", GLOBAL, {
+        "`RouterQueryEngine`": lambda _, nodes: routed(nodes, "harbour"),
+        "`RouterQueryEngine` to two engines": lambda _, nodes: routed(nodes, "harbour", "town"),
+        "`SubQuestionQueryEngine`": lambda _, nodes: sub_questions(nodes),
+        "`SubQuestionQueryEngine`, `use_async=False`": lambda _, nodes: sub_questions(nodes, use_async=False),
+        "`SubQuestionQueryEngine`, `InvariantSynthesizer` for the last answer": lambda llm, nodes: sub_questions(
+            nodes, **ours(llm)
         ),
-        warns("`SegmentMarkerPostprocessor`", lambda llm, nodes: citation(llm, nodes, **marked()), OURS),
-        invariant(
-            "`InvariantSynthesizer`, the source that `[n]` leads to",
-            lambda llm, nodes: cited(llm, nodes, synthesizer=True),
-            MORE,
-            ordered=False,
+        "`TransformQueryEngine` with HyDE": lambda llm, nodes: str(
+            TransformQueryEngine(engine_of(nodes), HyDEQueryTransform(llm)).query(QUERY)
         ),
-    ),
-    *under(
-        "query engines around others",
-        invariant("`RouterQueryEngine`", lambda _, nodes: routed(nodes)),
-        invariant("`RouterQueryEngine` to two engines", lambda _, nodes: routed_to_two(nodes)),
-        invariant("`SubQuestionQueryEngine`", lambda _, nodes: sub_questions(nodes)),
-        invariant(
-            "`SubQuestionQueryEngine`, `use_async=False`", lambda _, nodes: sub_questions(nodes, use_async=False)
-        ),
-        invariant(
-            "`SubQuestionQueryEngine`, `InvariantSynthesizer` for the last answer",
-            lambda llm, nodes: sub_questions(nodes, response_synthesizer=InvariantSynthesizer(llm)),
-        ),
-        invariant(
-            "`TransformQueryEngine` with HyDE",
-            lambda llm, nodes: str(TransformQueryEngine(engine_of(nodes), HyDEQueryTransform(llm)).query(QUERY)),
-        ),
-        invariant("`MultiStepQueryEngine`", steps),
-        invariant("`RetryQueryEngine`", retried),
-        invariant("`FLAREInstructQueryEngine`", lambda _, nodes: looked_ahead(nodes)),
-    ),
-    *under(
-        "`LLMRerank`",
-        warns(
-            "the node that the LLM chooses by its number",
-            reranked,
-            "choose by a model that scores each node by itself, or let the answer read all",
-        ),
-    ),
-]
+        "`MultiStepQueryEngine`": steps,
+        "`RetryQueryEngine`": retried,
+        "`FLAREInstructQueryEngine`": lambda _, nodes: looked_ahead(nodes),
+    }),
+    *warns("`LLMRerank`", RERANKED, {"the node that the LLM chooses by its number": reranked}),
+]  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases import QUERY
-from entry import MORE, Nodes, engine_of, invariant, node_id, under, warns
+from cases import QUERY, engine_of
+from entry import GLOBAL, MORE, Ask, Nodes, invariant, node_id, warns
 from llama_index.core.evaluation import (
     AnswerRelevancyEvaluator,
     ContextRelevancyEvaluator,
@@ -28,16 +28,24 @@ class Taking(BaseOutputParser):
         return EvaluationData(passing=True, feedback=output)
 
 
-def of_contexts(kind: Any, llm: Any, nodes: Nodes) -> str:
+def of_contexts(kind: Any) -> Ask:
     """Evaluate a fixed answer, with the nodes as its contexts."""
-    contexts = [each.text for each in nodes]
-    return str(kind(llm=llm).evaluate(query=QUERY, response="At noon.", contexts=contexts).feedback)
+
+    def ask(llm: Any, nodes: Nodes) -> str:
+        contexts = [each.text for each in nodes]
+        return str(kind(llm=llm).evaluate(query=QUERY, response="At noon.", contexts=contexts).feedback)
+
+    return ask
 
 
-def of_response(evaluator: Any, nodes: Nodes) -> str:
+def of_response(kind: Any, **options: Any) -> Ask:
     """Evaluate the answer of a query engine over the nodes."""
-    response = engine_of(nodes).query(QUERY)
-    return str(evaluator.evaluate_response(QUERY, response, reference="At noon.").feedback)
+
+    def ask(llm: Any, nodes: Nodes) -> str:
+        response = engine_of(nodes).query(QUERY)
+        return str(kind(llm=llm, **options).evaluate_response(QUERY, response, reference="At noon.").feedback)
+
+    return ask
 
 
 ANSWERS = {node_id(0): "At noon, says the harbour master.", node_id(1): "It does not leave in winter."}
@@ -52,53 +60,28 @@ def better(evaluator: Any, nodes: Nodes) -> tuple[str, str]:
 
 def comparing(llm: Any, **options: Any) -> PairwiseComparisonEvaluator:
     """Return LlamaIndex's evaluator; the first letter that a random model writes is its verdict."""
-
-    def parsed(text: str) -> tuple[bool, float, str]:
-        return text < "m", float(text < "m"), text
-
+    parsed = lambda text: (text < "m", float(text < "m"), text)  # noqa: E731
     return PairwiseComparisonEvaluator(llm, parser_function=parsed, **options)
 
 
+CONTEXTS, RESPONSES = (FaithfulnessEvaluator, RelevancyEvaluator), (AnswerRelevancyEvaluator,)
+IN_BOTH_ORDERS = "`InvariantPairwiseEvaluator(llm)`, or `enforce_consensus=True`"
 ENTRIES = [
-    *under(
-        "evaluators with nodes as `contexts`",
-        *(
-            invariant(f"`{kind.__name__}`", lambda llm, nodes, kind=kind: of_contexts(kind, llm, nodes))
-            for kind in (FaithfulnessEvaluator, RelevancyEvaluator, ContextRelevancyEvaluator)
+    *invariant("evaluators with nodes as `contexts`", GLOBAL, {
+        f"`{kind.__name__}`": of_contexts(kind) for kind in (*CONTEXTS, ContextRelevancyEvaluator)
+    }),
+    *invariant("evaluators of the answer of a query engine", GLOBAL, {
+        **{f"`{kind.__name__}`": of_response(kind) for kind in (*CONTEXTS, *RESPONSES)},
+        "`CorrectnessEvaluator`": of_response(CorrectnessEvaluator, parser_function=lambda text: (None, text)),
+        "`GuidelineEvaluator`": of_response(GuidelineEvaluator, output_parser=Taking()),
+    }),
+    *invariant("two answers", MORE, {
+        "`InvariantPairwiseEvaluator`": lambda llm, nodes: better(InvariantPairwiseEvaluator(llm), nodes)[0],
+        "`PairwiseComparisonEvaluator`, which asks in both orders": lambda llm, nodes: better(comparing(llm), nodes)[0],
+    }),
+    *warns("two answers", IN_BOTH_ORDERS, {
+        "`PairwiseComparisonEvaluator(enforce_consensus=False)`": lambda llm, nodes: str(
+            better(comparing(llm, enforce_consensus=False), nodes)
         ),
-    ),
-    *under(
-        "evaluators of the answer of a query engine",
-        invariant("`FaithfulnessEvaluator`", lambda llm, nodes: of_response(FaithfulnessEvaluator(llm), nodes)),
-        invariant("`RelevancyEvaluator`", lambda llm, nodes: of_response(RelevancyEvaluator(llm), nodes)),
-        invariant("`AnswerRelevancyEvaluator`", lambda llm, nodes: of_response(AnswerRelevancyEvaluator(llm), nodes)),
-        invariant(
-            "`CorrectnessEvaluator`",
-            lambda llm, nodes: of_response(CorrectnessEvaluator(llm, parser_function=lambda text: (None, text)), nodes),
-        ),
-        invariant(
-            "`GuidelineEvaluator`",
-            lambda llm, nodes: of_response(GuidelineEvaluator(llm, output_parser=Taking()), nodes),
-        ),
-    ),
-    *under(
-        "two answers",
-        invariant(
-            "`InvariantPairwiseEvaluator`",
-            lambda llm, nodes: better(InvariantPairwiseEvaluator(llm), nodes)[0],
-            MORE,
-            ordered=False,
-        ),
-        warns(
-            "`PairwiseComparisonEvaluator(enforce_consensus=False)`",
-            lambda llm, nodes: str(better(comparing(llm, enforce_consensus=False), nodes)),
-            "`InvariantPairwiseEvaluator(llm)`, or `enforce_consensus=True`",
-        ),
-        invariant(
-            "`PairwiseComparisonEvaluator`, which asks in both orders",
-            lambda llm, nodes: better(comparing(llm), nodes)[0],
-            MORE,
-            ordered=False,
-        ),
-    ),
-]
+    }),
+]  # fmt: skip

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cases import QUERY
-from entry import MORE, Entry, Nodes, engine_of, index_of, invariant, under, warns
+from cases import QUERY, engine_of, index_of
+from entry import GLOBAL, MORE, Ask, Nodes, invariant, warns
 from llama_index.core import PromptTemplate
 from llama_index.core.bridge.pydantic import BaseModel, Field
-from llama_index.core.llms import LLM
 from llama_index.core.response_synthesizers import (
     CompactAndRefine,
     Refine,
@@ -23,7 +22,6 @@ from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 ONE_CALL = "`response_synthesizer=InvariantSynthesizer(llm)`: one call reads all nodes"
-
 UNNUMBERED = "leave the numbers away, or use `CitationQueryEngine` with `InvariantSynthesizer`"
 
 
@@ -40,15 +38,10 @@ def query(nodes: Nodes, **options: Any) -> str:
 
 def aquery(nodes: Nodes, **options: Any) -> str:
     async def ask() -> str:
-        return str(await index_of(nodes).as_query_engine(**options).aquery(QUERY))
-
-    return asyncio.run(ask())
-
-
-def astreamed(nodes: Nodes, **options: Any) -> str:
-    async def ask() -> str:
-        response: Any = await index_of(nodes).as_query_engine(streaming=True, **options).aquery(QUERY)
-        return "".join([piece async for piece in response.async_response_gen()])
+        response: Any = await index_of(nodes).as_query_engine(**options).aquery(QUERY)
+        if options.get("streaming"):
+            return "".join([piece async for piece in response.async_response_gen()])
+        return str(response)
 
     return asyncio.run(ask())
 
@@ -83,7 +76,7 @@ def in_small_batches(nodes: Nodes, mode: ResponseMode) -> str:
     """Ask where two nodes at most fit into one call."""
     synthesizer = get_response_synthesizer(response_mode=mode)
     synthesizer._prompt_helper.chunk_size_limit = 36
-    return str(engine_of(nodes, response_synthesizer=synthesizer).query(QUERY))
+    return str(engine_of(bare(nodes), response_synthesizer=synthesizer).query(QUERY))
 
 
 NUMBERING = PromptTemplate(
@@ -92,29 +85,23 @@ NUMBERING = PromptTemplate(
 REFINING = PromptTemplate("So far: {existing_answer}\nMore: {context_msg}\n{query_str}")
 SHORT = PromptTemplate("Read this.\n{context_str}\nNow answer: {query_str}")
 
-WHOLE = {  # modes whose one call holds all nodes
-    ResponseMode.COMPACT: True,
-    ResponseMode.TREE_SUMMARIZE: True,
-    ResponseMode.COMPACT_ACCUMULATE: True,
-    ResponseMode.SIMPLE_SUMMARIZE: True,  # it prints a Python list, which is parsed
-    ResponseMode.REFINE: False,
-    ResponseMode.ACCUMULATE: False,
-}
-NO_NODES = {ResponseMode.GENERATION, ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY}
+WHOLE = [
+    ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE, ResponseMode.COMPACT_ACCUMULATE, ResponseMode.SIMPLE_SUMMARIZE,
+]  # fmt: skip
+"""Modes whose one call holds all nodes."""
+ONE_BY_ONE = [ResponseMode.REFINE, ResponseMode.ACCUMULATE]
+NO_NODES = [ResponseMode.GENERATION, ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY]
 """Modes that show no node to an LLM; the last two ask none at all."""
 
 
-def mode_entry(mode: ResponseMode, **options: Any) -> Entry:
-    def ask(_: LLM, nodes: Nodes) -> str:
-        return query(nodes, response_mode=mode, **options)
+def by_mode(modes: list[ResponseMode], **options: Any) -> dict[str, Ask]:
+    def ask(mode: ResponseMode) -> Ask:
+        return lambda _, nodes: query(nodes, response_mode=mode, **options)
 
-    name = f'`"{mode.value}"`'
-    if not WHOLE[mode]:
-        return warns(name, ask, ONE_CALL)
-    return invariant(name, ask, MORE) if options else invariant(name, ask)
+    return {f'`"{mode.value}"`': ask(mode) for mode in modes}
 
 
-def with_synthesizer(llm: LLM, **options: Any) -> dict[str, Any]:
+def ours(llm: Any, **options: Any) -> dict[str, Any]:
     return {"response_synthesizer": InvariantSynthesizer(llm, **options)}
 
 
@@ -123,95 +110,57 @@ def contents(nodes: Nodes) -> list[str]:
     return [each.get_content(MetadataMode.LLM) for each in nodes]
 
 
+ENGINE, MODES = "`index.as_query_engine(...)`", "`index.as_query_engine(response_mode=...)`"
+MARKED, BY_HAND = "`SegmentMarkerPostprocessor`, `response_mode=...`", "a response synthesizer by hand"
+OURS = "`response_synthesizer=InvariantSynthesizer(llm, ...)`"
+NUMBERS = "a `text_qa_template` that numbers the nodes"
 ENTRIES = [
-    *under(
-        "`index.as_query_engine(...)`",
-        invariant("as it is", lambda _, nodes: query(nodes), sizes=(3, 4)),
-        invariant("`aquery`", lambda _, nodes: aquery(nodes)),
-        invariant("`streaming=True`", lambda _, nodes: streamed(nodes)),
-        invariant("`streaming=True`, `aquery`", lambda _, nodes: astreamed(nodes)),
-        invariant("`use_async=True`", lambda _, nodes: query(nodes, use_async=True)),
-        warns("`multimodal=True`", lambda _, nodes: query(nodes, multimodal=True), ONE_CALL),
-        invariant("`RetrieverQueryEngine`", lambda _, nodes: str(engine_of(nodes).query(QUERY))),
-        invariant("`text_qa_template=`", lambda _, nodes: query(nodes, text_qa_template=SHORT)),
-        warns(
-            "a `text_qa_template` that numbers the nodes",
-            lambda _, nodes: query(bare(nodes), text_qa_template=NUMBERING),
-            UNNUMBERED,
+    *invariant(ENGINE, GLOBAL, {
+        "as it is": lambda _, nodes: query(nodes),
+        "`aquery`": lambda _, nodes: aquery(nodes),
+        "`streaming=True`": lambda _, nodes: streamed(nodes),
+        "`streaming=True`, `aquery`": lambda _, nodes: aquery(nodes, streaming=True),
+        "`use_async=True`": lambda _, nodes: query(nodes, use_async=True),
+        "`RetrieverQueryEngine`": lambda _, nodes: str(engine_of(nodes).query(QUERY)),
+        "`text_qa_template=`": lambda _, nodes: query(nodes, text_qa_template=SHORT),
+        "`refine_template=`, all nodes in one call": lambda _, nodes: query(nodes, refine_template=REFINING),
+        "`output_cls=`": lambda llm, nodes: query(nodes, llm=longer(llm), output_cls=Found),
+        "`as_structured_llm`": lambda llm, nodes: query(nodes, llm=longer(llm).as_structured_llm(Found)),
+        '`"generation"`, which reads no node': lambda _, nodes: query(nodes, response_mode=ResponseMode.GENERATION),
+    }),
+    *warns(ENGINE, ONE_CALL, {"`multimodal=True`": lambda _, nodes: query(nodes, multimodal=True)}),
+    *warns(ENGINE, UNNUMBERED, {NUMBERS: lambda _, nodes: query(bare(nodes), text_qa_template=NUMBERING)}),
+    *invariant(MODES, GLOBAL, by_mode(WHOLE)),
+    *warns(MODES, ONE_CALL, {
+        **by_mode(ONE_BY_ONE),
+        '`"tree_summarize"`, several batches': lambda _, nodes: in_small_batches(nodes, ResponseMode.TREE_SUMMARIZE),
+        '`"compact"`, several batches': lambda _, nodes: in_small_batches(nodes, ResponseMode.COMPACT),
+        '`"refine"`, `refine_template=`': lambda _, nodes: query(
+            nodes, refine_template=REFINING, response_mode=ResponseMode.REFINE
         ),
-        invariant("`refine_template=`, all nodes in one call", lambda _, nodes: query(nodes, refine_template=REFINING)),
-        invariant("`output_cls=`", lambda llm, nodes: query(nodes, llm=longer(llm), output_cls=Found)),
-        invariant("`as_structured_llm`", lambda llm, nodes: query(nodes, llm=longer(llm).as_structured_llm(Found))),
-        invariant(
-            '`"generation"`, which reads no node',
-            lambda _, nodes: query(nodes, response_mode=ResponseMode.GENERATION),
-            ordered=False,
+    }),
+    *invariant(MARKED, MORE, by_mode(WHOLE, **marked())),
+    *warns(MARKED, ONE_CALL, by_mode(ONE_BY_ONE, **marked())),
+    *warns(MARKED, UNNUMBERED, {NUMBERS: lambda _, nodes: query(bare(nodes), **marked(text_qa_template=NUMBERING))}),
+    *invariant(OURS, MORE, {
+        "as it is": lambda llm, nodes: query(nodes, **ours(llm)),
+        "`aquery`": lambda llm, nodes: aquery(nodes, **ours(llm)),
+        "`streaming=True`": lambda llm, nodes: streamed(nodes, **ours(llm, streaming=True)),
+        "`output_cls=`": lambda llm, nodes: query(nodes, **ours(longer(llm), output_cls=Found)),
+    }),
+    *warns(OURS, UNNUMBERED, {NUMBERS: lambda llm, nodes: query(bare(nodes), **ours(llm, text_qa_template=NUMBERING))}),
+    *invariant(BY_HAND, GLOBAL, {
+        "`get_response_synthesizer().synthesize(query, nodes)`": lambda _, nodes: str(
+            get_response_synthesizer().synthesize(QUERY, nodes)
         ),
-    ),
-    *under(
-        "`index.as_query_engine(response_mode=...)`",
-        *map(mode_entry, WHOLE),
-        warns(
-            '`"tree_summarize"`, several batches',
-            lambda _, nodes: in_small_batches(bare(nodes), ResponseMode.TREE_SUMMARIZE),
-            ONE_CALL,
+        "`TreeSummarize().get_response(query, texts)`": lambda _, nodes: str(
+            TreeSummarize().get_response(QUERY, contents(nodes))
         ),
-        warns(
-            '`"compact"`, several batches',
-            lambda _, nodes: in_small_batches(bare(nodes), ResponseMode.COMPACT),
-            ONE_CALL,
+        "`CompactAndRefine().get_response(query, texts)`": lambda _, nodes: str(
+            CompactAndRefine().get_response(QUERY, contents(nodes))
         ),
-        warns(
-            '`"refine"`, `refine_template=`',
-            lambda _, nodes: query(nodes, refine_template=REFINING, response_mode=ResponseMode.REFINE),
-            ONE_CALL,
-        ),
-    ),
-    *under(
-        "`SegmentMarkerPostprocessor`, `response_mode=...`",
-        *(mode_entry(mode, **marked()) for mode in WHOLE),
-        warns(
-            "a `text_qa_template` that numbers the nodes",
-            lambda _, nodes: query(bare(nodes), **marked(text_qa_template=NUMBERING)),
-            UNNUMBERED,
-        ),
-    ),
-    *under(
-        "`response_synthesizer=InvariantSynthesizer(llm, ...)`",
-        invariant("as it is", lambda llm, nodes: query(nodes, **with_synthesizer(llm)), MORE, sizes=(3, 4)),
-        invariant("`aquery`", lambda llm, nodes: aquery(nodes, **with_synthesizer(llm)), MORE),
-        invariant(
-            "`streaming=True`", lambda llm, nodes: streamed(nodes, **with_synthesizer(llm, streaming=True)), MORE
-        ),
-        warns(
-            "a `text_qa_template` that numbers the nodes",
-            lambda llm, nodes: query(bare(nodes), **with_synthesizer(llm, text_qa_template=NUMBERING)),
-            UNNUMBERED,
-        ),
-        invariant(
-            "`output_cls=`",
-            lambda llm, nodes: query(nodes, **with_synthesizer(longer(llm), output_cls=Found)),
-            MORE,
-        ),
-    ),
-    *under(
-        "a response synthesizer by hand",
-        invariant(
-            "`get_response_synthesizer().synthesize(query, nodes)`",
-            lambda _, nodes: str(get_response_synthesizer().synthesize(QUERY, nodes)),
-        ),
-        invariant(
-            "`TreeSummarize().get_response(query, texts)`",
-            lambda _, nodes: str(TreeSummarize().get_response(QUERY, contents(nodes))),
-        ),
-        invariant(
-            "`CompactAndRefine().get_response(query, texts)`",
-            lambda _, nodes: str(CompactAndRefine().get_response(QUERY, contents(nodes))),
-        ),
-        warns(
-            "`Refine().get_response(query, texts)`",
-            lambda _, nodes: str(Refine().get_response(QUERY, contents(nodes))),
-            ONE_CALL,
-        ),
-    ),
-]
+    }),
+    *warns(BY_HAND, ONE_CALL, {
+        "`Refine().get_response(query, texts)`": lambda _, nodes: str(Refine().get_response(QUERY, contents(nodes))),
+    }),
+]  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases import QUERY, ListRetriever
+from cases import QUERY, ListRetriever, engine_of
 from entries_query import query
-from entry import MORE, Nodes, SayingLLM, engine_of, invariant, node_id, under
+from entry import GLOBAL, MORE, HashingLLM, Nodes, invariant, node_id
 from llama_index.core import DocumentSummaryIndex, StorageContext, SummaryIndex
 from llama_index.core.postprocessor import (
     LongContextReorder,
@@ -30,7 +30,7 @@ def over(retriever: Any, **options: Any) -> str:
 
 def fused(nodes: Nodes, **options: Any) -> str:
     retriever = QueryFusionRetriever(
-        [ListRetriever(nodes)], llm=SayingLLM(says="When?"), use_async=False, similarity_top_k=9, **options
+        [ListRetriever(nodes)], llm=HashingLLM(says="When?"), use_async=False, similarity_top_k=9, **options
     )
     return over(retriever)
 
@@ -97,66 +97,45 @@ def chunks(nodes: Nodes) -> Nodes:
 # --- other indices ---
 
 
-def documents(nodes: Nodes) -> list[Document]:
-    return [Document(text=each.text, id_=each.node.node_id, metadata=each.node.metadata) for each in nodes]
+def listed(nodes: Nodes, **options: Any) -> str:
+    return str(SummaryIndex([each.node for each in nodes]).as_query_engine(**options).query(QUERY))
 
 
 def summaries(nodes: Nodes) -> str:
-    synthesized = DocumentSummaryIndex.from_documents(documents(nodes), llm=SayingLLM(says="Of boats."))
+    documents = [Document(text=each.text, id_=each.node.node_id, metadata=each.node.metadata) for each in nodes]
+    synthesized = DocumentSummaryIndex.from_documents(documents, llm=HashingLLM(says="Of boats."))
     return str(synthesized.as_query_engine(retriever_mode="embedding", similarity_top_k=len(nodes)).query(QUERY))
 
 
 WINDOW = MetadataReplacementPostProcessor(target_metadata_key="window")
 MARKER = SegmentMarkerPostprocessor()
+SIMILAR = SimilarityPostprocessor(similarity_cutoff=0.1)
 ENTRIES = [
-    *under(
-        "retrievers around others",
-        invariant("`QueryFusionRetriever`", lambda _, nodes: fused(nodes, num_queries=1, mode="reciprocal_rerank")),
-        invariant("`QueryFusionRetriever` with written queries", lambda _, nodes: fused(nodes)),
-        invariant("`AutoMergingRetriever`", lambda _, nodes: merging(nodes)),
-        invariant("`RecursiveRetriever`", lambda _, nodes: recursive(nodes)),
-    ),
-    *under(
-        "postprocessors",
-        invariant(
-            "sentence windows by `MetadataReplacementPostProcessor`", lambda _, nodes: processed(windows(nodes), WINDOW)
+    *invariant("retrievers around others", GLOBAL, {
+        "`QueryFusionRetriever`": lambda _, nodes: fused(nodes, num_queries=1, mode="reciprocal_rerank"),
+        "`QueryFusionRetriever` with written queries": lambda _, nodes: fused(nodes),
+        "`AutoMergingRetriever`": lambda _, nodes: merging(nodes),
+        "`RecursiveRetriever`": lambda _, nodes: recursive(nodes),
+    }),
+    *invariant("postprocessors", GLOBAL, {
+        "sentence windows by `MetadataReplacementPostProcessor`": lambda _, nodes: processed(windows(nodes), WINDOW),
+        "`LongContextReorder`": lambda _, nodes: processed(nodes, LongContextReorder()),
+        "`SimilarityPostprocessor`": lambda _, nodes: processed(nodes, SIMILAR),
+        "`PrevNextNodePostprocessor`": lambda _, nodes: processed(nodes, neighbours(nodes)),
+        "`SourceJoiner` of this package": lambda _, nodes: processed(chunks(nodes), SourceJoiner()),
+    }),
+    *invariant("postprocessors with `SegmentMarkerPostprocessor`", MORE, {
+        "behind sentence windows": lambda _, nodes: processed(windows(nodes), WINDOW, MARKER),
+        "behind `LongContextReorder`": lambda _, nodes: processed(nodes, LongContextReorder(), MARKER),
+        "behind `PrevNextNodePostprocessor`": lambda _, nodes: processed(nodes, neighbours(nodes), MARKER),
+        "in front of `PrevNextNodePostprocessor`": lambda _, nodes: processed(nodes, MARKER, neighbours(nodes)),
+        "behind `SourceJoiner`": lambda _, nodes: processed(chunks(nodes), SourceJoiner(), MARKER),
+    }),
+    *invariant("other indices", GLOBAL, {
+        "`SummaryIndex`": lambda _, nodes: listed(nodes),
+        '`SummaryIndex`, `response_mode="tree_summarize"`': lambda _, nodes: listed(
+            nodes, response_mode="tree_summarize"
         ),
-        invariant("`LongContextReorder`", lambda _, nodes: processed(nodes, LongContextReorder())),
-        invariant(
-            "`SimilarityPostprocessor`",
-            lambda _, nodes: processed(nodes, SimilarityPostprocessor(similarity_cutoff=0.1)),
-        ),
-        invariant("`PrevNextNodePostprocessor`", lambda _, nodes: processed(nodes, neighbours(nodes))),
-        invariant("`SourceJoiner` of this package", lambda _, nodes: processed(chunks(nodes), SourceJoiner())),
-    ),
-    *under(
-        "postprocessors with `SegmentMarkerPostprocessor`",
-        invariant("behind sentence windows", lambda _, nodes: processed(windows(nodes), WINDOW, MARKER), MORE),
-        invariant("behind `LongContextReorder`", lambda _, nodes: processed(nodes, LongContextReorder(), MARKER), MORE),
-        invariant(
-            "behind `PrevNextNodePostprocessor`",
-            lambda _, nodes: processed(nodes, neighbours(nodes), MARKER),
-            MORE,
-        ),
-        invariant(
-            "in front of `PrevNextNodePostprocessor`",
-            lambda _, nodes: processed(nodes, MARKER, neighbours(nodes)),
-            MORE,
-        ),
-        invariant("behind `SourceJoiner`", lambda _, nodes: processed(chunks(nodes), SourceJoiner(), MARKER), MORE),
-    ),
-    *under(
-        "other indices",
-        invariant(
-            "`SummaryIndex`",
-            lambda _, nodes: str(SummaryIndex([each.node for each in nodes]).as_query_engine().query(QUERY)),
-        ),
-        invariant(
-            '`SummaryIndex`, `response_mode="tree_summarize"`',
-            lambda _, nodes: str(
-                SummaryIndex([each.node for each in nodes]).as_query_engine(response_mode="tree_summarize").query(QUERY)
-            ),
-        ),
-        invariant("`DocumentSummaryIndex`", lambda _, nodes: summaries(nodes)),
-    ),
-]
+        "`DocumentSummaryIndex`": lambda _, nodes: summaries(nodes),
+    }),
+]  # fmt: skip

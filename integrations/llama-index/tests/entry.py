@@ -1,29 +1,26 @@
-"""What an entry is, and what entries are made of: nodes, an index that lists them as told, and other LLMs."""
+"""What an entry is, and who is asked: an InvariantLLM that shows every bit, and LLMs behind an API."""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from cases import TEXTS as THREE
-from cases import ListRetriever, WordEmbedding
+from cases import WordEmbedding
 from invariant_rag import InvariantModel
-from llama_index.core import Settings, VectorStoreIndex
+from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata
 from llama_index.core.llms import LLM, CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
-from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
+from llama_index.core.schema import NodeWithScore, TextNode
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical, vote
 
-Expected: TypeAlias = Literal["invariant", "warns"]
 Nodes: TypeAlias = list[NodeWithScore]
 Ask: TypeAlias = Callable[[Any, Nodes], str]
 """Builds everything anew around an LLM and nodes in the order given, and returns the answer."""
@@ -35,7 +32,7 @@ NAMES = ("ferry", "mill", "bridge", "bell")
 
 
 def node_id(i: int) -> str:
-    """Return the id of a node: no running number, as those of LlamaIndex are none."""
+    """The id of a node: no running number, as those of LlamaIndex are none."""
     return f"node of {NAMES[i]}"
 
 
@@ -44,29 +41,23 @@ class Entry:
     """One way in which retrieved nodes reach a model.
 
     Attributes:
-        name: The entry, as a user would write it.
-        todo: What a user has to do, for the table in the README.
-        expected: `invariant`: one answer for all orders, and no warning. `warns`: several, and a warning at each.
-        ask: Builds everything anew around an LLM and nodes in the order given, and returns the answer.
-        wrapper: What stands around the LLM: `InvariantLLM` is one itself; the others are around an LLM behind an API.
-        ordered: Whether a plain model answers by the order of the nodes. Not so where it reads none of them, or where
-            the entry puts them in order whatever the model.
-        sizes: How many nodes are permuted.
         topic: What the entry belongs to: a row of the table lists the entries of one topic that behave alike.
+        name: The entry, as a user would write it.
+        expected: `invariant`: one answer for all orders, and no warning. `warns`: several, and a warning at each.
+        todo: What a user has to do.
+        ask: How it is asked.
+        wrapper: What stands around the LLM: `InvariantLLM` is one itself; the others are around an LLM behind an API.
     """
 
+    topic: str
     name: str
+    expected: Literal["invariant", "warns"]
     todo: str
-    expected: Expected
     ask: Ask
     wrapper: str = "InvariantLLM"
-    ordered: bool = True
-    sizes: tuple[int, ...] = (3,)
-    topic: str = ""
 
     @property
     def title(self) -> str:
-        """The name, with its topic."""
         return f"{self.topic}: {self.name}"
 
     def answer(self, llm: LLM, nodes: Nodes) -> str:
@@ -75,44 +66,35 @@ class Entry:
         return self.ask(llm, nodes)
 
     def nodes(self, order: Sequence[int]) -> Nodes:
-        """Return nodes in an order, as a reader of files makes them, all with one score: they are tied.
-
-        Each entry has texts of its own, so that no entry sees what another one retrieved.
-        """
+        """Return nodes in an order, tied, as a reader of files makes them; no other entry has the same texts."""
         page = zlib.crc32(self.title.encode()) % 10_000
-        return [
-            NodeWithScore(
-                node=TextNode(
-                    text=f"{TEXTS[i]} See page {page}.", id_=node_id(i), metadata={"file_name": f"{NAMES[i]}.txt"}
-                ),
-                score=0.5,
-            )
-            for i in order
-        ]
+
+        def node(i: int) -> TextNode:
+            metadata = {"file_name": f"{NAMES[i]}.txt"}
+            return TextNode(text=f"{TEXTS[i]} See page {page}.", id_=node_id(i), metadata=metadata)
+
+        return [NodeWithScore(node=node(i), score=0.5) for i in order]
 
     def around(self, wrapper: str) -> Entry:
         """Return the same entry with a wrapper around the LLM."""
         todo = self.todo.replace(GLOBAL, f"nothing but `Settings.llm = {wrapper}(llm)`")
-        return replace(self, name=self.title, todo=todo, wrapper=wrapper, sizes=(3,), topic=f"`{wrapper}(llm)`")
+        return replace(self, name=self.title, todo=todo, wrapper=wrapper, topic=f"`{wrapper}(llm)`")
 
 
-def invariant(name: str, ask: Ask, todo: str = GLOBAL, **options: Any) -> Entry:
-    """Return an entry that gives one answer for all orders."""
-    return Entry(name, todo, "invariant", ask, **options)
+def invariant(topic: str, todo: str, asks: Mapping[str, Ask]) -> list[Entry]:
+    """Return entries of a topic that give one answer for all orders."""
+    return [Entry(topic, name, "invariant", todo, ask) for name, ask in asks.items()]
 
 
-def warns(name: str, ask: Ask, todo: str, **options: Any) -> Entry:
-    """Return an entry whose user is warned."""
-    return Entry(name, todo, "warns", ask, **options)
-
-
-def under(topic: str, *entries: Entry) -> list[Entry]:
-    """Return entries with their topic."""
-    return [replace(each, topic=topic) for each in entries]
+def warns(topic: str, todo: str, asks: Mapping[str, Ask]) -> list[Entry]:
+    """Return entries of a topic whose user is warned."""
+    return [Entry(topic, name, "warns", todo, ask) for name, ask in asks.items()]
 
 
 class HashingLLM(CustomLLM):
-    """An LLM behind an API, as far as order is concerned: another prompt gets another answer."""
+    """An LLM behind an API, as far as order is concerned: another prompt gets another answer. Or it says one thing."""
+
+    says: str = ""
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -120,7 +102,7 @@ class HashingLLM(CustomLLM):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return CompletionResponse(text=hashlib.sha256(prompt.encode()).hexdigest()[:12])
+        return CompletionResponse(text=self.says or hashlib.sha256(prompt.encode()).hexdigest()[:12])
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -132,16 +114,6 @@ class HashingLLM(CustomLLM):
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
         text = self.complete(prompt, formatted=True).text
         return (CompletionResponse(text=text[: i + 4], delta=text[i : i + 4]) for i in range(0, len(text), 4))
-
-
-class SayingLLM(HashingLLM):
-    """Another LLM, which plans, chooses or writes what an entry has to parse: always the same."""
-
-    says: str
-
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return CompletionResponse(text=self.says)
 
 
 class EveryBit(LogitsProcessor):
@@ -172,35 +144,3 @@ CONTROLS: dict[str, Callable[[InvariantModel], LLM]] = {
     "canonical": lambda _: HashingLLM(),
     "vote": lambda _: HashingLLM(),
 }
-
-
-class ListedStore(BasePydanticVectorStore):
-    """A vector store that finds these nodes in this order, however many are asked for."""
-
-    stores_text: bool = True
-    listed: list[BaseNode]
-
-    @property
-    def client(self) -> None:
-        return None
-
-    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        raise NotImplementedError
-
-    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        return VectorStoreQueryResult(
-            nodes=self.listed, similarities=[0.5] * len(self.listed), ids=[node.node_id for node in self.listed]
-        )
-
-
-def index_of(nodes: Nodes) -> VectorStoreIndex:
-    """Return an index whose retriever lists the nodes in this order."""
-    return VectorStoreIndex.from_vector_store(ListedStore(listed=[each.node for each in nodes]))
-
-
-def engine_of(nodes: Nodes, **options: Any) -> RetrieverQueryEngine:
-    """Return a query engine over these nodes."""
-    return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)

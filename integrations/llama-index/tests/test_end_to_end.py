@@ -1,24 +1,33 @@
-"""From documents to answers, with LlamaIndex's own readers, splitters, indexes and vector stores."""
+"""From documents to answers with LlamaIndex's own parts; the code of READMEs and the tutorial; ordinary prompts."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import faiss
 import pytest
-from cases import WordEmbedding
+from cases import QUERY, ListRetriever, WordEmbedding, nodes_of
 from invariant_rag import InvariantModel, SegmentSet
+from invariant_rag.testing.ordinary_prompts import ORDINARY
 from llama_index.core import Document, Settings, SimpleDirectoryReader, StorageContext, VectorStoreIndex
+from llama_index.core.llms import ChatMessage
+from llama_index.core.llms.mock import MockLLM
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.vector_stores.faiss import FaissVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
+from recording import caught
 
-from llama_index.llms.invariant_rag import InvariantLLM
+import llama_index
+from llama_index.llms.invariant_rag import InvariantLLM, canonical, vote
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -30,6 +39,9 @@ FILES = {
     "salt.txt": "Salt from Brenn is traded for copper in the northern hills.",
 }
 ORDERS = list(permutations(range(3)))
+NAMESPACES = ("llms", "response_synthesizers", "postprocessor", "evaluation", "chat_engine")
+HERE = Path(__file__).parent.parent
+REPOSITORY = HERE.parents[1]
 
 
 class Relisted(BaseNodePostprocessor):
@@ -43,43 +55,30 @@ class Relisted(BaseNodePostprocessor):
         return [nodes[i] for i in self.order]
 
 
-@pytest.fixture
-def embedding() -> WordEmbedding:
-    return WordEmbedding()
+def qdrant() -> QdrantVectorStore:
+    return QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="atlas")
 
 
-def faiss_context() -> StorageContext:
-    return StorageContext.from_defaults(vector_store=FaissVectorStore(faiss_index=faiss.IndexFlatIP(64)))
-
-
-def qdrant_context() -> StorageContext:
-    store = QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="atlas")
-    return StorageContext.from_defaults(vector_store=store)
-
-
-STORES = {"in memory": StorageContext.from_defaults, "faiss": faiss_context, "qdrant": qdrant_context}
+STORES = {"faiss": lambda: FaissVectorStore(faiss_index=faiss.IndexFlatIP(64)), "qdrant": qdrant}
 
 
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("way", ["synthesizer", "marker"])
 def test_answers_over_a_vector_store_do_not_depend_on_the_order(
-    llm: InvariantLLM, plain_llm: InvariantLLM, embedding: WordEmbedding, store: str, way: str
+    llm: InvariantLLM, plain_llm: InvariantLLM, store: str, way: str
 ) -> None:
     index = VectorStoreIndex.from_documents(
         [Document(text=text, metadata={"file": name}) for name, text in FILES.items()],
-        storage_context=STORES[store](),
-        embed_model=embedding,
+        storage_context=StorageContext.from_defaults(vector_store=STORES[store]()),
+        embed_model=WordEmbedding(),
         transformations=[SentenceSplitter(chunk_size=64, chunk_overlap=0)],
     )
 
     def ask(judge: InvariantLLM, order: tuple[int, ...]) -> Any:
-        last: dict[str, Any] = {"response_synthesizer": InvariantSynthesizer(judge)}
-        steps: list[BaseNodePostprocessor] = [Relisted(order=order)]
-        if way == "marker":
-            last, steps = {}, [*steps, SegmentMarkerPostprocessor()]
-        engine = index.as_query_engine(llm=judge, similarity_top_k=3, node_postprocessors=steps, **last)
-        return engine.query(QUESTION)
+        last: dict[str, Any] = {"response_synthesizer": InvariantSynthesizer(judge)} if way == "synthesizer" else {}
+        steps = [Relisted(order=order), *([] if last else [SegmentMarkerPostprocessor()])]
+        return index.as_query_engine(llm=judge, similarity_top_k=3, node_postprocessors=steps, **last).query(QUESTION)
 
     responses = [ask(llm, order) for order in ORDERS]
     assert len({tuple(each.node_id for each in response.source_nodes) for response in responses}) == len(ORDERS)
@@ -88,51 +87,99 @@ def test_answers_over_a_vector_store_do_not_depend_on_the_order(
     assert any(each.text == FILES["ferry.txt"] for each in responses[0].source_nodes)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> str:
+def test_the_starter_tutorial_runs_with_two_lines_changed(model: InvariantModel, tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    return str(tmp_path)
-
-
-def test_the_starter_tutorial_runs_with_two_lines_changed(model: InvariantModel, data: str) -> None:
     Settings.embed_model = WordEmbedding()
     Settings.llm = InvariantLLM(model, max_tokens=8)  # changed
 
-    documents = SimpleDirectoryReader(data).load_data()
+    documents = SimpleDirectoryReader(str(tmp_path)).load_data()
     index = VectorStoreIndex.from_documents(documents)
     query_engine = index.as_query_engine(response_synthesizer=InvariantSynthesizer())  # changed
     response = query_engine.query(QUESTION)
 
     segments = SegmentSet(each.node.get_content(MetadataMode.LLM) for each in response.source_nodes)
-    assert len(segments) == 2
     assert str(response) == InvariantSynthesizer().get_response(QUESTION, [each.text for each in segments])
-    orders = [Relisted(order=order) for order in ((0, 1), (1, 0))]
-    engines = [
-        index.as_query_engine(response_synthesizer=InvariantSynthesizer(), node_postprocessors=[o]) for o in orders
-    ]
-    assert {str(engine.query(QUESTION)) for engine in engines} == {str(response)}
-
-
-async def test_the_tutorial_streams_and_chats_too(model: InvariantModel, data: str) -> None:
-    Settings.embed_model = WordEmbedding()
-    Settings.llm = InvariantLLM(model, max_tokens=8)
-    index = VectorStoreIndex.from_documents(SimpleDirectoryReader(data).load_data())
-
-    whole = str(index.as_query_engine(response_synthesizer=InvariantSynthesizer()).query(QUESTION))
     stream = index.as_query_engine(response_synthesizer=InvariantSynthesizer(streaming=True), streaming=True)
-    assert "".join(stream.query(QUESTION).response_gen) == whole
-
-    def chat(order: tuple[int, ...]) -> str:
-        steps = [Relisted(order=order), SegmentMarkerPostprocessor()]
-        return str(index.as_chat_engine(chat_mode="context", node_postprocessors=steps).chat(QUESTION))
-
-    assert chat((0, 1)) == chat((1, 0))
+    assert "".join(stream.query(QUESTION).response_gen) == str(response)
+    for order in ((0, 1), (1, 0)):
+        steps = {"node_postprocessors": [Relisted(order=order)]}
+        relisted = index.as_query_engine(response_synthesizer=InvariantSynthesizer(), **steps)
+        assert str(relisted.query(QUESTION)) == str(response)
 
 
-def test_the_embedded_model_answers_alike_in_every_order(data: str) -> None:
-    index = VectorStoreIndex.from_documents(SimpleDirectoryReader(data).load_data(), embed_model=WordEmbedding())
-    synthesizer = InvariantSynthesizer(InvariantLLM(max_tokens=8))
-    nodes = index.as_retriever(similarity_top_k=3).retrieve(QUESTION)
-    answers = {str(synthesizer.synthesize(QUESTION, [nodes[i] for i in order])) for order in ORDERS}
-    assert len(answers) == 1
+# --- documentation ---
+
+README = (HERE / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows
+@pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
+def test_the_examples_of_the_readme_print_what_they_say(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (said,) = re.findall(r"^print\(.*\)  # (.*)", example, flags=re.MULTILINE)
+    exec(compile(example, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+    assert capsys.readouterr().out.strip() == said
+
+
+def test_the_tutorial_and_the_readme_of_the_project_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (REPOSITORY / "docs" / "tutorials" / "llamaindex.md").read_text(encoding="utf-8")
+    namespace: dict[str, object] = {"__name__": "tutorial"}
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(code, "llamaindex.md", "exec", dont_inherit=True), namespace)
+        said = re.findall(r"^ *print\(.*\)  # (.*)", code, flags=re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == said
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "llama_index" in each)
+    exec(code.replace('model="Qwen/Qwen2.5-7B-Instruct", ', ""), {"__name__": "readme"})
+    assert capsys.readouterr().out.endswith(" True\n")
+
+
+# --- ordinary prompts, and the package ---
+
+
+@pytest.mark.parametrize("wrapper", ["InvariantLLM", "canonical", "vote"])
+def test_prompts_without_retrieved_nodes_raise_no_warning(model: InvariantModel, wrapper: str) -> None:
+    ours = InvariantLLM(model.with_method(overflow="trim_segments"), max_tokens=1)
+    llm = {"InvariantLLM": ours, "canonical": canonical(MockLLM()), "vote": vote(MockLLM())}[wrapper]
+    ListRetriever(nodes_of()).retrieve(QUERY)  # somebody has just retrieved something else
+
+    def ask() -> None:
+        for turns in ORDINARY:
+            llm.chat([ChatMessage(each["content"], role=each["role"]) for each in turns])
+            llm.complete("\n\n".join(each["content"] for each in turns))
+
+    assert len(ORDINARY) >= 200
+    assert caught(ask)[1] == []
+
+
+def test_each_package_is_where_llama_index_users_look_and_no_namespace_is_taken() -> None:
+    for namespace in NAMESPACES:
+        spec = find_spec(f"llama_index.{namespace}.invariant_rag")
+        assert spec is not None
+        assert Path(str(spec.origin)) == HERE / "llama_index" / namespace / "invariant_rag" / "__init__.py"
+        assert (HERE / "llama_index" / namespace / "invariant_rag" / "py.typed").exists()
+    assert llama_index.__spec__.origin is None
+    assert not list(HERE.glob("llama_index/__init__.py")) + list(HERE.glob("llama_index/*/__init__.py"))
+    assert (HERE / "LICENSE").read_text() == (REPOSITORY / "LICENSE").read_text()
+    source = "".join(each.read_text() for each in HERE.glob("llama_index/**/*.py"))
+    assert not re.search(r"_getframe|f_locals|gi_frame|cr_frame", source), "no frame of anybody's code is looked into"
+
+
+def test_importing_brings_no_other_framework_and_no_optional_package() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['langchain', 'langchain_core', 'xgrammar', 'faiss', 'qdrant_client']))\n"
+        + "".join(f"import llama_index.{each}.invariant_rag\n" for each in NAMESPACES)
+        + "from llama_index.llms.invariant_rag import InvariantLLM\n"
+        "from llama_index.core.prompts import PromptTemplate\n"
+        "from invariant_rag.errors import ExtraRequired\n"
+        "from pydantic import create_model\n"
+        "print(len(InvariantLLM(max_tokens=1).complete('Hello').raw))\n"
+        "try:\n"
+        "    InvariantLLM(max_tokens=1).structured_predict(create_model('A', a=int), PromptTemplate('x'))\n"
+        "except ExtraRequired as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    missing = 'xgrammar is not installed; run `pip install "invariant-rag[structured]"`'
+    assert done.stdout.splitlines() == ["9", missing]

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from entry import local_llm
 from invariant_rag import InvariantModel
-from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
-from llama_index.core import PromptTemplate, get_response_synthesizer
+from invariant_rag.errors import OrderWarning
+from llama_index.core import PromptTemplate
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
-from llama_index.core.schema import ImageNode, NodeWithScore, TextNode
+from llama_index.core.query_engine import CitationQueryEngine
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_instrumentation import root_dispatcher
 from recording import Recorder, caught
 
@@ -31,9 +31,6 @@ from llama_index.llms.invariant_rag.slots import _KEPT
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 dispatcher = get_dispatcher(__name__)
-TEMPLATE = PromptTemplate("{context_str}\nQ: {query_str}")
-
-
 FERRY, MILL, BRIDGE = TEXTS
 
 
@@ -175,7 +172,7 @@ def test_so_it_is_whatever_the_nodes_are(model: InvariantModel, texts: Sequence[
         ({"aa": "y", "b a": "y", "ba": "xy"}, listed(lambda _, node: f"{node.metadata['year']} {node.text}", "x")),
     ],
 )
-def test_where_one_order_could_be_read_in_two_ways_no_order_is_a_set(
+def test_where_one_order_could_be_parsed_in_two_ways_no_order_is_a_set(
     llm: InvariantLLM, texts: dict[str, str], write: Callable[[Any], str]
 ) -> None:
     nodes = [NodeWithScore(node=TextNode(text=text, metadata={"year": year})) for text, year in texts.items()]
@@ -197,26 +194,13 @@ def test_a_question_that_is_nothing_but_the_nodes_in_one_order_does_not_change_t
 
 
 def queried(llm: Any, found: list[NodeWithScore], **options: Any) -> tuple[str, Any]:
-    response = RetrieverQueryEngine.from_args(ListRetriever(found), llm=llm, **options).query(QUERY)
+    response = engine_of(found, llm=llm, **options).query(QUERY)
     return str(response), response.metadata["invariant_rag"]["invariant"]
 
 
 def cited(llm: Any, found: list[NodeWithScore]) -> tuple[str, Any]:
     response = CitationQueryEngine(ListRetriever(found), llm=llm).query(QUERY)
     return str(response), response.metadata["invariant_rag"]["invariant"]
-
-
-def test_white_space_around_nodes_that_a_synthesizer_strips_is_no_matter() -> None:
-    nodes = [NodeWithScore(node=TextNode(text=f"\n{text} ")) for text in TEXTS]
-    recorder = Recorder()
-    for order in permutations(nodes):
-        RetrieverQueryEngine.from_args(ListRetriever(list(order)), llm=canonical(recorder, strict=True)).query(QUERY)
-    assert len(set(recorder.asked)) == 1
-
-
-def test_without_documents_there_is_no_verdict(llm: InvariantLLM) -> None:
-    assert llm.complete(QUERY).raw["invariant"] is None
-    assert get_response_synthesizer(llm).synthesize(QUERY, nodes_of((0,))).metadata["invariant_rag"]["sets"] == [1]
 
 
 # --- runs ---
@@ -228,7 +212,7 @@ def test_another_tenants_retrieval_is_unknown(model: InvariantModel) -> None:
     tenant = threading.Thread(target=lambda: ListRetriever(nodes_of()).retrieve(QUERY))
     tenant.start()
     tenant.join()
-    RetrieverQueryEngine.from_args(ListRetriever(nodes_of()), llm=strict).query(QUERY)
+    engine_of(nodes_of(), llm=strict).query(QUERY)
     assert strict.complete(quoting).raw["invariant"] is None
     (handler,) = (each for each in root_dispatcher.span_handlers if isinstance(each, RunHandler))
     assert handler._scopes == {}, "a run is gone when it has ended"
@@ -260,7 +244,7 @@ def test_what_is_retrieved_on_its_own_is_no_set_and_warns_once_until_another_ret
         quoting(strict=True)
     assert quoting() == [], "it has been said"
     retrieve()
-    RetrieverQueryEngine.from_args(ListRetriever(nodes_of((0,))), llm=Recorder()).query(QUERY)
+    engine_of(nodes_of((0,)), llm=Recorder()).query(QUERY)
     assert quoting() == [], "other nodes have been retrieved, and answered from"
     retrieve()
     assert caught(lambda: canonical(Recorder()).complete(f"Is this relevant? {FERRY}"))[1] == []
@@ -288,7 +272,7 @@ def test_a_tools_message_keeps_its_set_and_gives_it_to_no_other_message(llm: Inv
 
 def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:
     code = (
-        "from cases import *; from entry import engine_of, HashingLLM\n"
+        "from cases import *; from entry import HashingLLM\n"
         "from llama_index.llms.invariant_rag import canonical\n"
         "nodes = nodes_of()\nllm = canonical(HashingLLM(), strict=True)\n"
         "print([engine_of(nodes, llm=llm).query(QUERY).metadata['invariant_rag']['sets'] for _ in range(2)])"
@@ -296,27 +280,3 @@ def test_the_first_call_of_a_process_is_as_good_as_the_second() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=False, cwd=Path(__file__).parent, capture_output=True)
     assert done.stdout.decode().strip() == "[[3], [3]]", done.stderr.decode()
-
-
-# --- what users of LlamaIndex expect ---
-
-
-def test_context_window_and_function_calling_can_be_set(model: InvariantModel) -> None:
-    metadata = InvariantLLM(model, context_window=512, is_function_calling_model=False).metadata
-    assert (metadata.context_window, metadata.is_function_calling_model) == (512, False)
-
-
-def test_a_function_that_writes_conversations_is_refused(model: InvariantModel) -> None:
-    with pytest.raises(UnsupportedCombination, match="chat template"):
-        InvariantLLM(model, messages_to_prompt=lambda messages: "x")
-
-
-def test_nodes_with_images_are_refused_by_every_synthesizer(llm: InvariantLLM) -> None:
-    nodes = [*nodes_of(), NodeWithScore(node=ImageNode(text="A map.", image_url="http://a.b/c.png"), score=0.1)]
-    with pytest.raises(InvalidPrompt, match="image"):
-        get_response_synthesizer(llm).synthesize(QUERY, nodes)
-
-
-def test_metadata_is_there_even_if_no_llm_is_asked(llm: InvariantLLM) -> None:
-    report = InvariantSynthesizer(llm).synthesize(QUERY, []).metadata["invariant_rag"]
-    assert (report["sets"], report["invariant"]) == ([], None)

@@ -1,3 +1,5 @@
+"""InvariantSynthesizer and InvariantChatEngine: nodes as a set, in one call."""
+
 from __future__ import annotations
 
 import warnings
@@ -5,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from invariant_rag import InvariantModel, Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, UnsupportedCombination
 from invariant_rag.prompts import mark, render_chat
@@ -14,50 +16,54 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Respon
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatMessage, ChatPromptTemplate, MessageRole, PromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.response_synthesizers import BaseSynthesizer, ResponseMode, get_response_synthesizer
+from llama_index.core.response_synthesizers import BaseSynthesizer, get_response_synthesizer
 from llama_index.core.schema import MetadataMode
 
+from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-MODES = ("sync", "async", "stream", "async stream")
+KINDS = {"sync": Response, "async": Response, "stream": StreamingResponse, "async stream": AsyncStreamingResponse}
 TEMPLATE = PromptTemplate("Context:\n{context_str}\nAnswer: {query_str}")
+MARKED = {"node_postprocessors": [SegmentMarkerPostprocessor()]}
 
 
-async def synthesize(llm: Any, mode: str, nodes: Any, **options: Any) -> str:
+async def synthesize(llm: Any, mode: str, nodes: Any, **options: Any) -> tuple[str, Any]:
+    """Return the text of a response, and the response."""
     synthesizer = InvariantSynthesizer(llm, streaming="stream" in mode, **options)
-    if mode.startswith("async"):
-        response = await synthesizer.asynthesize(QUERY, nodes)
-    else:
-        response = synthesizer.synthesize(QUERY, nodes)
-    expected = {
-        "sync": Response,
-        "async": Response,
-        "stream": StreamingResponse,
-        "async stream": AsyncStreamingResponse,
-    }
-    assert type(response) is expected[mode]
+    response: Any = getattr(synthesizer, "asynthesize" if "async" in mode else "synthesize")(QUERY, nodes)
+    response = await response if "async" in mode else response
+    assert type(response) is KINDS[mode]
     assert [each.node_id for each in response.source_nodes] == [each.node_id for each in nodes]
     if mode == "async stream":
-        return "".join([piece async for piece in response.async_response_gen()])
-    return "".join(response.response_gen) if mode == "stream" else response.response
+        return "".join([piece async for piece in response.async_response_gen()]), response
+    return "".join(response.response_gen) if mode == "stream" else response.response, response
 
 
-def engine_answer(model: InvariantModel, segments: SegmentSet) -> str:
-    messages = [{"role": "user", "content": ["Context:\n", segments, f"\nAnswer: {QUERY}"]}]
+def engine_answer(model: InvariantModel, *content: Any) -> str:
+    messages = [{"role": "user", "content": list(content)}]
     return model.generate(render_chat(messages, model.tokenizer, QUERY), max_new_tokens=8).text
 
 
-def test_it_is_a_synthesizer() -> None:
-    assert BaseSynthesizer in InvariantSynthesizer.__mro__
+def answer(llm: Any, nodes: Any, template: Any = TEMPLATE, /, **variables: Any) -> str:
+    return str(InvariantSynthesizer(llm, text_qa_template=template).synthesize(QUERY, nodes, **variables))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", KINDS)
 async def test_one_segment_per_node_in_one_call(llm: InvariantLLM, model: InvariantModel, mode: str) -> None:
-    answer = await synthesize(llm, mode, nodes_of(), text_qa_template=TEMPLATE)
-    assert answer == engine_answer(model, SegmentSet(TEXTS))
+    assert issubclass(InvariantSynthesizer, BaseSynthesizer)
+    expected = engine_answer(model, "Context:\n", SegmentSet(TEXTS), f"\nAnswer: {QUERY}")
+    for order in ORDERS:
+        text, response = await synthesize(llm, mode, nodes_of(order, source=""), text_qa_template=TEMPLATE)
+        assert response.metadata["node 1"] == {"source": ""}
+        assert response.metadata["invariant_rag"]["sets"] == [3]
+        assert order != ORDERS[0] or text
+    assert (await synthesize(llm, mode, nodes_of(), text_qa_template=TEMPLATE))[0] == expected
+    text, response = await synthesize(llm, mode, [], empty_response="Nothing found.")
+    assert text == "Nothing found."
+    if "stream" not in mode:
+        assert response.metadata["invariant_rag"]["invariant"] is None
 
 
 def test_a_segment_is_what_llama_index_shows_of_a_node(llm: InvariantLLM, model: InvariantModel) -> None:
@@ -67,161 +73,83 @@ def test_a_segment_is_what_llama_index_shows_of_a_node(llm: InvariantLLM, model:
     segments = SegmentSet(each.node.get_content(MetadataMode.LLM) for each in nodes)
     assert "source: atlas" in segments[0].text
     assert "secret" not in segments[0].text
-    response = InvariantSynthesizer(llm, text_qa_template=TEMPLATE).synthesize(QUERY, nodes)
-    assert response.response == engine_answer(model, segments)
+    assert answer(llm, nodes) == engine_answer(model, "Context:\n", segments, f"\nAnswer: {QUERY}")
 
 
 def test_the_default_prompt_is_the_one_of_llama_index(llm: InvariantLLM, model: InvariantModel) -> None:
-    template = DEFAULT_TEXT_QA_PROMPT_SEL.select(llm)
     messages = []
-    for message in template.format_messages(context_str="HERE", query_str=QUERY):
+    for message in DEFAULT_TEXT_QA_PROMPT_SEL.select(llm).format_messages(context_str="HERE", query_str=QUERY):
         before, found, behind = message.content.partition("HERE")
         content = [before, SegmentSet(TEXTS), behind] if found else before
         messages.append({"role": message.role.value, "content": content})
     expected = model.generate(render_chat(messages, model.tokenizer), max_new_tokens=8).text
-    assert InvariantSynthesizer(llm).synthesize(QUERY, nodes_of()).response == expected
+    assert answer(llm, nodes_of(), None) == expected
 
 
-def test_the_score_ordering_reads_the_scores_of_the_nodes(model: InvariantModel) -> None:
-    by_score = model.with_method("rotor", ordering="score")
-    synthesizer = InvariantSynthesizer(InvariantLLM(by_score, max_tokens=8), text_qa_template=TEMPLATE)
-    segments = SegmentSet(Segment(text, score=1.0 / (i + 2)) for i, text in enumerate(TEXTS))
-    for order in ORDERS:
-        assert synthesizer.synthesize(QUERY, nodes_of(order)).response == engine_answer(by_score, segments)
-    with pytest.raises(InvalidSegment, match="score"):
-        synthesizer.get_response(QUERY, TEXTS)
+def test_scores_and_the_query_reach_the_ordering(model: InvariantModel) -> None:
+    seen = set()
 
-
-def test_marked_nodes_keep_their_scores(model: InvariantModel) -> None:
-    llm = InvariantLLM(model.with_method("rotor", ordering="score"), max_tokens=8)
-    compact = get_response_synthesizer(llm, response_mode=ResponseMode.COMPACT, text_qa_template=TEMPLATE)
-    marker = SegmentMarkerPostprocessor()
-    expected = InvariantSynthesizer(llm, text_qa_template=TEMPLATE).synthesize(QUERY, nodes_of()).response
-    for order in ORDERS:
-        assert compact.synthesize(QUERY, marker.postprocess_nodes(nodes_of(order))).response == expected
-
-
-def test_a_template_may_name_the_context_twice(llm: InvariantLLM, model: InvariantModel) -> None:
-    template = PromptTemplate("{context_str}\nOnce more:\n{context_str}\nAnswer: {query_str}")
-    answer = InvariantSynthesizer(llm, text_qa_template=template).synthesize(QUERY, nodes_of())
-    content = [SegmentSet(TEXTS), "\nOnce more:\n", SegmentSet(TEXTS), f"\nAnswer: {QUERY}"]
-    prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, QUERY)
-    assert answer.response == model.generate(prompt, max_new_tokens=8).text
-
-
-def test_relevance_orderings_compare_with_the_query(model: InvariantModel) -> None:
-    seen = []
-
-    class Spy(type(model.ordering)):  # type: ignore[misc]
+    class Spy(type(model.with_method(ordering="score").ordering)):  # type: ignore[misc]
         def sort_keys(self, candidates: Any, query: str) -> Any:
-            seen.append(query)
+            seen.add(query)
             return super().sort_keys(candidates, query)
 
-    InvariantSynthesizer(InvariantLLM(model.with_method(ordering=Spy()), max_tokens=1)).synthesize(QUERY, nodes_of())
-    assert set(seen) == {QUERY}
+    by_score = model.with_method("rotor", ordering=Spy())
+    llm = InvariantLLM(by_score, max_tokens=8)
+    segments = SegmentSet(Segment(text, score=1.0 / (i + 2)) for i, text in enumerate(TEXTS))
+    expected = engine_answer(by_score, "Context:\n", segments, f"\nAnswer: {QUERY}")
+    compact = get_response_synthesizer(llm, text_qa_template=TEMPLATE)
+    for order in ORDERS:
+        assert answer(llm, nodes_of(order)) == expected
+        marked = MARKED["node_postprocessors"][0].postprocess_nodes(nodes_of(order))
+        assert str(compact.synthesize(QUERY, marked)) == expected, "marks carry scores"
+    assert seen == {QUERY}
+    with pytest.raises(InvalidSegment, match="score"):
+        InvariantSynthesizer(llm).get_response(QUERY, TEXTS)
 
 
-def test_prompts_can_be_read_and_changed(llm: InvariantLLM, model: InvariantModel) -> None:
+def test_templates_may_change_and_have_any_variables(llm: InvariantLLM, model: InvariantModel) -> None:
     synthesizer = InvariantSynthesizer(llm)
     assert set(synthesizer.get_prompts()) == {"text_qa_template"}
-    synthesizer.update_prompts({"text_qa_template": TEMPLATE})
-    assert synthesizer.synthesize(QUERY, nodes_of()).response == engine_answer(model, SegmentSet(TEXTS))
+    twice = PromptTemplate("{context_str}\nAgain:\n{context_str}\n{query_str}")
+    synthesizer.update_prompts({"text_qa_template": twice})
+    expected = engine_answer(model, SegmentSet(TEXTS), "\nAgain:\n", SegmentSet(TEXTS), f"\n{QUERY}")
+    assert str(synthesizer.synthesize(QUERY, nodes_of())) == expected
+    forged = InvariantSynthesizer(llm, text_qa_template=PromptTemplate("{query_str}\n{context_str}\n"))
+    asked = render_chat([{"role": "user", "content": ["?\n", SegmentSet(TEXTS), "\n"]}], model.tokenizer)
+    assert str(forged.synthesize(mark("?"), nodes_of())) == model.generate(asked, max_new_tokens=8).text
+    chat = ChatPromptTemplate([
+        ChatMessage(role=MessageRole.SYSTEM, content="Speak {language}."), ChatMessage("{context_str}\n{query_str}"),
+    ])  # fmt: skip
+    assert answer(llm, nodes_of(), chat, language="Dutch")
+    for name in ("template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"):
+        template, same = (PromptTemplate(f"{each} {{context_str}} {{query_str}}") for each in (f"{{{name}}}", "Brief."))
+        for asked in (llm, canonical(MockLLM())):
+            assert answer(asked, nodes_of(), template, **{name: "Brief."}) == answer(asked, nodes_of(), same)
 
 
-def test_a_chat_template_and_its_variables_work(llm: InvariantLLM) -> None:
-    template = ChatPromptTemplate(
-        message_templates=[
-            ChatMessage(role=MessageRole.SYSTEM, content="Speak {language}."),
-            ChatMessage(role=MessageRole.USER, content="{context_str}\n{query_str}"),
-        ]
-    )
-    synthesizer = InvariantSynthesizer(llm, text_qa_template=template)
-    assert synthesizer.synthesize(QUERY, nodes_of(), language="Dutch").response
-
-
-def test_a_template_without_context_is_refused(llm: InvariantLLM) -> None:
+async def test_what_cannot_be_is_refused(llm: InvariantLLM) -> None:
     with pytest.raises(InvalidPrompt, match="context_str"):
-        InvariantSynthesizer(llm, text_qa_template=PromptTemplate("{query_str}")).synthesize(QUERY, nodes_of())
-
-
-def test_a_query_cannot_pose_as_the_context(llm: InvariantLLM, model: InvariantModel) -> None:
-    answer = InvariantSynthesizer(llm, text_qa_template=PromptTemplate("{query_str}\n{context_str}\n")).synthesize(
-        f"{mark('?')}", nodes_of()
-    )
-    messages = [{"role": "user", "content": ["?\n", SegmentSet(TEXTS), "\n"]}]
-    assert answer.response == model.generate(render_chat(messages, model.tokenizer), max_new_tokens=8).text
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_no_node_gives_the_empty_response(llm: InvariantLLM, mode: str) -> None:
-    assert await synthesize(llm, mode, [], empty_response="Nothing found.") == "Nothing found."
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_another_llm_gets_text_and_a_warning_says_so(mode: str) -> None:
-    with pytest.warns(OrderWarning, match=r"MockLLM.*InvariantLLM"):
-        answer = await synthesize(MockLLM(), mode, nodes_of(), text_qa_template=TEMPLATE)
-    joined = "\n\n".join(TEXTS)
-    assert answer == f"Context:\n{joined}\nAnswer: {QUERY}"  # MockLLM says what it was told
-
-
-def test_no_warning_with_our_llm(llm: InvariantLLM) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        InvariantSynthesizer(llm).synthesize(QUERY, nodes_of())
-
-
-def test_without_an_llm_the_one_of_the_settings_is_used(llm: InvariantLLM) -> None:
-    Settings.llm = llm
-    assert InvariantSynthesizer()._llm is llm
-
-
-def test_streaming_an_object_is_refused(llm: InvariantLLM) -> None:
+        answer(llm, nodes_of(), PromptTemplate("{query_str}"))
     with pytest.raises(UnsupportedCombination, match="streaming"):
         InvariantSynthesizer(llm, streaming=True, output_cls=ChatMessage)
+    for name in ("context_str", "query_str", "text_chunks", "string_to_format"):
+        with pytest.raises(InvalidPrompt, match=name):
+            answer(llm, nodes_of(), **{name: "x"})
+        with pytest.raises(InvalidPrompt, match=name):
+            await InvariantSynthesizer(llm).asynthesize(QUERY, nodes_of(), **{name: "x"})
 
 
-async def response_of(llm: Any, mode: str, nodes: Any, **options: Any) -> Any:
-    """What a query engine returns; of a stream, once it is consumed."""
-    synthesizer = InvariantSynthesizer(llm, streaming="stream" in mode, **options)
-    engine = RetrieverQueryEngine(ListRetriever(nodes), synthesizer)
-    response = await engine.aquery(QUERY) if mode.startswith("async") else engine.query(QUERY)
-    if mode == "async stream":
-        _ = [piece async for piece in response.async_response_gen()]
-    elif mode == "stream":
-        _ = list(response.response_gen)
-    return response
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_the_metadata_of_a_response_hold_what_the_llm_reports(model: InvariantModel, mode: str) -> None:
-    llm = InvariantLLM(model.with_method(overflow="drop_last"), max_tokens=4)
-    reports = []
-    for order in ORDERS:
-        nodes = nodes_of(order, source="atlas")
-        for each in nodes:
-            each.node.text *= 40  # together more than the context window
-        response = await response_of(llm, mode, nodes)
-        assert set(response.metadata) == {"node 0", "node 1", "node 2", "invariant_rag"}
-        assert response.metadata["node 1"] == {"source": "atlas"}
-        reports.append(response.metadata["invariant_rag"])
-    assert all(report == reports[0] for report in reports)
-    hashes = {Segment(each.node.get_content(MetadataMode.LLM)).content_hash for each in nodes}
-    assert reports[0]["dropped"]
-    assert sorted(reports[0]["order"] + reports[0]["dropped"]) == sorted(hashes)
-    assert reports[0]["trimmed"] == []
-    assert reports[0]["finish_reason"] == "length"
-    assert reports[0]["usage"]["completion_tokens"] == 4
-
-
-@pytest.mark.parametrize("mode", ["stream", "async stream"])
-async def test_a_response_made_of_a_stream_has_its_report(llm: InvariantLLM, mode: str) -> None:
-    synthesizer = InvariantSynthesizer(llm, streaming=True)
-    if mode == "stream":
-        response = synthesizer.synthesize(QUERY, nodes_of()).get_response()
-    else:
-        response = await (await synthesizer.asynthesize(QUERY, nodes_of())).get_response()
-    assert response.metadata["invariant_rag"]["usage"]["completion_tokens"] == 8
+@pytest.mark.parametrize("mode", KINDS)
+async def test_another_llm_gets_text_and_a_warning_says_so(llm: InvariantLLM, mode: str) -> None:
+    with pytest.warns(OrderWarning, match=r"MockLLM.*InvariantLLM"):
+        text, _ = await synthesize(MockLLM(), mode, nodes_of(), text_qa_template=TEMPLATE)
+    joined = "\n\n".join(TEXTS)
+    assert text == f"Context:\n{joined}\nAnswer: {QUERY}"  # MockLLM says what it was told
+    Settings.llm = llm
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert InvariantSynthesizer()._llm is llm
 
 
 def test_a_report_is_that_of_its_own_call(llm: InvariantLLM) -> None:
@@ -231,25 +159,43 @@ def test_a_report_is_that_of_its_own_call(llm: InvariantLLM) -> None:
     assert [len(each.metadata["invariant_rag"]["order"]) for each in found] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_variables_of_a_template_may_have_any_name(llm: InvariantLLM, wrapped: bool, name: str) -> None:
-    template = PromptTemplate(f"{{{name}}} {{context_str}} {{query_str}}")
-    synthesizer = InvariantSynthesizer(canonical(MockLLM()) if wrapped else llm, text_qa_template=template)
-    found = synthesizer.synthesize(QUERY, nodes_of(), **{name: "Be brief."})
-    same = InvariantSynthesizer(
-        canonical(MockLLM()) if wrapped else llm, text_qa_template=PromptTemplate("Be brief. {context_str} {query_str}")
-    )
-    assert str(found) == str(same.synthesize(QUERY, nodes_of()))
+# --- the chat engine ---
 
 
-@pytest.mark.parametrize("name", ["context_str", "query_str", "text_chunks", "string_to_format"])
-@pytest.mark.parametrize("way", ["synthesize", "asynthesize"])
-async def test_variables_that_the_synthesizer_sets_are_refused(llm: InvariantLLM, way: str, name: str) -> None:
-    synthesizer = InvariantSynthesizer(llm)
-    if way == "synthesize":
-        with pytest.raises(InvalidPrompt, match=name):
-            synthesizer.synthesize(QUERY, nodes_of(), **{name: "x"})
+async def said(engine: InvariantChatEngine, way: str, message: str) -> tuple[str, dict[str, Any]]:
+    """Return an answer and its ledger."""
+    response = getattr(engine, way)(message)
+    response = await response if way.startswith("a") else response
+    if way == "astream_chat":
+        text = "".join([piece async for piece in response.async_response_gen()])
     else:
-        with pytest.raises(InvalidPrompt, match=name):
-            await synthesizer.asynthesize(QUERY, nodes_of(), **{name: "x"})
+        text = "".join(response.response_gen) if way == "stream_chat" else str(response)
+    return text, response.metadata["invariant_rag"]
+
+
+@pytest.mark.parametrize("way", ["chat", "stream_chat", "achat", "astream_chat"])
+async def test_a_conversation_ignores_the_order_of_the_nodes_and_tells_what_was_read(
+    llm: InvariantLLM, way: str
+) -> None:
+    found = []
+    for order, marks in [*((order, {}) for order in ORDERS), (ORDERS[1], MARKED)]:
+        options = {"llm": llm, "system_prompt": "Be brief.", **marks}
+        engine = InvariantChatEngine.from_defaults(ListRetriever(nodes_of(order)), **options)
+        first, second = await said(engine, way, QUERY), await said(engine, way, "And then?")
+        found.append((first, second, [each.content for each in engine.chat_history]))
+    assert all(each == found[0] for each in found)
+    (_, report), _, history = found[0]
+    assert (len(history), report["sets"], report["invariant"]) == (4, [3], True)
+
+
+def test_a_history_is_no_template() -> None:
+    history = [ChatMessage("Say {context_str} and {query_str}.", role="user"), ChatMessage("{}", role="assistant")]
+    options = {"llm": canonical(MockLLM()), "chat_history": history, "system_prompt": "Be {brief}."}
+    asked = str(InvariantChatEngine.from_defaults(ListRetriever(nodes_of()), **options).chat(QUERY))
+    assert "Say {context_str} and {query_str}." in asked
+    assert "Be {brief}." in asked
+    assert all(asked.count(text) == 1 for text in (*TEXTS, QUERY))
+
+
+def test_stock_engines_answer_with_a_set_where_the_synthesizer_does_too(llm: InvariantLLM) -> None:
+    assert engine_of(nodes_of(), llm=llm, **MARKED).query(QUERY).metadata["invariant_rag"]["sets"] == [3]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from entry import EveryBit, local_llm
 from invariant_rag import InvariantModel, SegmentSet
 from invariant_rag.prompts import render_chat
@@ -28,8 +29,8 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.tools import FunctionTool, RetrieverTool, ToolMetadata
 from pydantic import create_model
 from recording import Recorder, caught
-from tool_models import Writing, with_tools
-from transformers import LogitsProcessorList, PreTrainedModel
+from tool_models import written
+from transformers import LogitsProcessorList
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -102,10 +103,7 @@ STATED = [
 
 
 def query(**options: Any) -> Callable[..., Any]:
-    def ask(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-        return RetrieverQueryEngine.from_args(ListRetriever(nodes), llm=llm, **options).query(question)
-
-    return ask
+    return lambda llm, nodes, question: engine_of(nodes, llm=llm, **options).query(question)
 
 
 def chat(kind: Any) -> Callable[..., Any]:
@@ -113,9 +111,9 @@ def chat(kind: Any) -> Callable[..., Any]:
 
 
 def condensed(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    engine = RetrieverQueryEngine.from_args(ListRetriever(nodes), llm=llm)
     history = [ChatMessage("Hello."), ChatMessage(question, role="assistant")]
-    return CondenseQuestionChatEngine.from_defaults(engine, llm=llm, chat_history=history).chat(question)
+    options = {"llm": llm, "chat_history": history}
+    return CondenseQuestionChatEngine.from_defaults(engine_of(nodes, llm=llm), **options).chat(question)
 
 
 def synthesized(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
@@ -132,8 +130,7 @@ def in_history(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
 
 
 def in_system_prompt(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    given = llm.model_copy(update={"system_prompt": question})
-    return RetrieverQueryEngine.from_args(ListRetriever(nodes), llm=given).query(QUERY)
+    return engine_of(nodes, llm=llm.model_copy(update={"system_prompt": question})).query(QUERY)
 
 
 TEMPLATE = PromptTemplate("{context_str}\nQ: {question}")
@@ -141,24 +138,19 @@ WORD = create_model("Word", input=(str, ...))
 
 
 @dispatcher.span
-def predicted(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
+def predicted(llm: Any, nodes: list[NodeWithScore], question: str, output_cls: Any = None) -> Any:
     """Retrieve for another question than the one that is asked, as engines that condense a chat do."""
     context = "\n\n".join(each.text for each in ListRetriever(nodes).retrieve("ferry"))
-    return llm.predict(TEMPLATE, context_str=context, question=question)
+    ask = partial(llm.structured_predict, output_cls) if output_cls else llm.predict
+    return ask(TEMPLATE, context_str=context, question=question)
 
 
-@dispatcher.span
-def predicted_object(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    context = "\n\n".join(each.text for each in ListRetriever(nodes).retrieve(question))
-    return llm.structured_predict(WORD, TEMPLATE, context_str=context, question=question)
-
-
-def agent(kind: Any, **options: Any) -> Callable[..., Any]:
+def agent(kind: Any) -> Callable[..., Any]:
     def ask(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
         tool = RetrieverTool(ListRetriever(nodes), ToolMetadata("Finds records.", name="records"))
 
         async def run() -> Any:
-            return await kind(tools=[tool], llm=llm, **options).run(question)
+            return await kind(tools=[tool], llm=llm, streaming=False).run(question)
 
         return asyncio.run(run())
 
@@ -180,17 +172,15 @@ ENTRIES: dict[str, tuple[Callable[..., Any], bool | None]] = {
     "condense plus context chat": (chat(CondensePlusContextChatEngine), SET),
     "condense question chat": (condensed, SET),
     "llm.predict": (predicted, SET),
-    "llm.structured_predict": (predicted_object, SET),
-}
-"""Entries, and what they make of the nodes. Here it is known what the user says."""
-
-FINISHED: dict[str, tuple[Callable[..., Any], bool | None]] = {
+    "llm.structured_predict": (partial(predicted, output_cls=WORD), SET),
     "simple chat": (lambda llm, _, question: SimpleChatEngine.from_defaults(llm=llm).chat(question), NONE),
     "a chat's history": (in_history, SET),
     "a system prompt": (in_system_prompt, SET),
-    "FunctionAgent": (agent(FunctionAgent, streaming=False), SET),
-    "ReActAgent": (agent(ReActAgent, streaming=False), TEXT),
+    "FunctionAgent": (agent(FunctionAgent), SET),
+    "ReActAgent": (agent(ReActAgent), TEXT),
 }
+"""Entries, and what they make of the nodes."""
+FINISHED = {"simple chat", "a chat's history", "a system prompt", "FunctionAgent", "ReActAgent"}
 """Entries that give messages, of which it is unknown who wrote them: a question may look like documents, and warn."""
 
 JOINED = "\n\n".join(TEXTS[i] for i in CANONICAL)
@@ -199,24 +189,28 @@ AS_COMPACT = {
     "InvariantSynthesizer": "".join(f"Document: {TEXTS[i]}\n" for i in CANONICAL),
 }
 """Entries that ask as `compact` does, with other text around the nodes: LlamaIndex would print a Python list."""
+ASKED = [
+    (entry, question)
+    for entry in ENTRIES
+    for question in QUESTIONS
+    if entry != "a chat's history" or "{context_str}" not in question
+]
+"""Each entry with each question, but that LlamaIndex takes the history of one engine for templates."""
 
 
 def verdict_of(result: Any, none: bool | None) -> bool | None:
-    """Return what a response says of its order; `none` for a result that says nothing, such as a text."""
+    """What a response says of its order; `none` for a result that says nothing, such as a text."""
     return ((getattr(result, "metadata", None) or {}).get("invariant_rag") or {"invariant": none})["invariant"]
 
 
-def test_there_are_sixty_prompts() -> None:
-    assert len(QUESTIONS) + len(STATED) == 60
+def test_there_are_sixty_prompts_forty_answers_and_twenty_five_calls() -> None:
+    assert (len(QUESTIONS) + len(STATED), len(ANSWERS), len(ARGUMENTS)) == (60, 40, 25)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("entry", [*ENTRIES, *FINISHED])
+@pytest.mark.parametrize(("entry", "question"), ASKED)
 def test_a_prompt_is_what_llamaindex_writes_for_one_order_of_the_nodes(entry: str, question: str) -> None:
-    ask, kind = {**ENTRIES, **FINISHED}[entry]
+    ask, kind = ENTRIES[entry]
     alone_by = query() if entry in AS_COMPACT else ask
-    if entry == "a chat's history" and "{context_str}" in question:
-        pytest.skip("LlamaIndex takes the history of this engine for templates")
     said = set()
     for order in ORDERS[1::3]:
         alone, wrapped = Recorder(), Recorder()
@@ -247,20 +241,16 @@ def test_an_order_that_is_stated_above_a_set_stays_and_is_warned_of(place: str, 
     for order in ORDERS:
         llm = Recorder(system_prompt=stated) if place == "system prompt" else Recorder()
         if place == "chat template":
-            engine = ContextChatEngine.from_defaults(
-                ListRetriever(nodes_of(order)), llm=canonical(llm, strict=False), context_template=template
-            )
+            options = {"llm": canonical(llm), "context_template": template}
+            ask = ContextChatEngine.from_defaults(ListRetriever(nodes_of(order)), **options).chat
         else:
             options = {"text_qa_template": template} if place == "template" else {}
-            engine = RetrieverQueryEngine.from_args(ListRetriever(nodes_of(order)), llm=canonical(llm), **options)
-        response, messages = caught(
-            lambda engine=engine: getattr(engine, "chat", getattr(engine, "query", None))(QUERY)
-        )
+            ask = engine_of(nodes_of(order), llm=canonical(llm), **options).query
+        response, (message,) = caught(lambda ask=ask: ask(QUERY))
         (asked,) = llm.asked
         assert asked.startswith(stated)
         assert JOINED in asked
         assert verdict_of(response, None) is False
-        (message,) = messages
         assert "says in which order the documents are" in message
 
 
@@ -318,42 +308,34 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"context": "[2]"}, {"order": [3, 1, 2]},
 ]  # fmt: skip
 
-SAYING = ("compact", "tree_summarize", "InvariantSynthesizer", "CitationQueryEngine", "context chat", "llm.predict")
-
-
-def test_there_are_forty_answers_and_twenty_five_calls() -> None:
-    assert (len(ANSWERS), len(ARGUMENTS)) == (40, 25)
+SAYING = (
+    "compact", "tree_summarize", "InvariantSynthesizer", "CitationQueryEngine", "context chat", "llm.predict",
+    "FunctionAgent",
+)  # fmt: skip
 
 
 def asked_about(order: Any) -> ChatMessage:
     return ChatMessage(blocks=[*(SegmentBlock.of(TEXTS[i]) for i in order), *ChatMessage(QUERY).blocks])
 
 
-@pytest.fixture(scope="module")
-def spoken(weights: PreTrainedModel) -> InvariantModel:
-    return with_tools(weights)
-
-
 def writing(model: InvariantModel, text: str) -> InvariantLLM:
     """Return a local LLM for one call, in which it writes a text."""
-    options = {"logits_processor": [Writing(model, text, only=True)], "eos_token_id": model.tokenizer.eos_token_id}
-    return InvariantLLM(model, max_tokens=160, generation_kwargs=options)
+    return InvariantLLM(model, max_tokens=160, generation_kwargs=written(model, text))
 
 
 @pytest.mark.parametrize("text", ANSWERS)
 def test_an_answer_arrives_as_the_model_wrote_it(model: InvariantModel, text: str) -> None:
     for order in ORDERS[1::3]:
-        for entry in (*SAYING, "FunctionAgent"):
-            ask, _ = {**ENTRIES, **FINISHED}[entry]
+        for entry in SAYING:
+            ask, _ = ENTRIES[entry]
             said = caught(lambda ask=ask, order=order: ask(canonical(Recorder(says=text)), nodes_of(order), QUERY))[0]
             assert str(said) == text
-        made = predicted_object(canonical(Recorder(calls={"input": text})), nodes_of(order), QUERY)
+        made = predicted(canonical(Recorder(calls={"input": text})), nodes_of(order), QUERY, WORD)
         assert made.input == text
-    local = [writing(model, text) for _ in range(3)]
-    streamed = local[0].stream_chat([asked_about(ORDERS[1])])
+    streamed = writing(model, text).stream_chat([asked_about(ORDERS[1])])
     assert "".join(each.delta or "" for each in streamed) == text
-    assert local[1].complete("\n".join(f"[{i}] {each}" for i, each in enumerate(TEXTS))).text == text
-    assert str(query()(local[2], nodes_of(ORDERS[3]), QUERY)) == text
+    assert writing(model, text).complete("\n".join(f"[{i}] {each}" for i, each in enumerate(TEXTS))).text == text
+    assert str(query()(writing(model, text), nodes_of(ORDERS[3]), QUERY)) == text
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=json.dumps)
@@ -371,8 +353,8 @@ def test_the_arguments_of_a_call_arrive_as_the_model_wrote_them(
     for order in ORDERS[1::3]:
         asyncio.run(agent_runs(order))
     assert got == [arguments] * 2
-    written = f"<tool_call>\n{json.dumps({'name': 'run', 'arguments': arguments})}\n</tool_call>"
+    call = f"<tool_call>\n{json.dumps({'name': 'run', 'arguments': arguments})}\n</tool_call>"
     for order in ORDERS[::3]:
-        llm = writing(spoken, written)
-        (call,) = llm.get_tool_calls_from_response(llm.chat_with_tools([tool], chat_history=[asked_about(order)]))
-        assert call.tool_kwargs == arguments
+        llm = writing(spoken, call)
+        (found,) = llm.get_tool_calls_from_response(llm.chat_with_tools([tool], chat_history=[asked_about(order)]))
+        assert found.tool_kwargs == arguments

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from invariant_rag import InvariantModel
 from invariant_rag.testing import toy_tokenizer
@@ -47,10 +49,7 @@ class Writing(LogitsProcessor):
 
 
 class Reasoning(LogitsProcessor):
-    """Makes a model write what a ReAct agent reads: an action first, and once something was observed, an answer.
-
-    What the answer says is up to the model.
-    """
+    """Makes a model write what a ReAct agent parses: an action, and after an observation an answer of its own."""
 
     def __init__(self, lm: InvariantModel, tool: str) -> None:
         self.lm = lm
@@ -65,3 +64,8 @@ class Reasoning(LogitsProcessor):
             self.writing = Writing(self.lm, text, only=not observed)
         self.length = input_ids.shape[1]
         return self.writing(input_ids, scores)
+
+
+def written(lm: InvariantModel, text: str) -> dict[str, Any]:
+    """Return keywords with which one call writes a text and nothing more."""
+    return {"logits_processor": [Writing(lm, text, only=True)], "eos_token_id": lm.tokenizer.eos_token_id}

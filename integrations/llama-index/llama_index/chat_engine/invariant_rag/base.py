@@ -43,17 +43,11 @@ class InvariantChatEngine(ContextChatEngine):
         self, chat_history: list[ChatMessage], streaming: bool = False
     ) -> InvariantSynthesizer:
         given = self._prefix_messages
-        has_system_prompt = bool(given) and given[0].role == MessageRole.SYSTEM
-        role = self._llm.metadata.system_role
+        system_prompts = int(bool(given) and given[0].role == MessageRole.SYSTEM)
+        context = ChatMessage(self._context_template.template, role=self._llm.metadata.system_role)
         template = Conversation(  # type: ignore[call-arg]  # it has a constructor of its own
-            message_templates=[
-                ChatMessage(self._context_template.template, role=role),
-                ChatMessage("{query_str}", role=MessageRole.USER),
-            ],
+            message_templates=[context, ChatMessage("{query_str}", role=MessageRole.USER)],
             function_mappings=self._context_template.function_mappings,
         )
-        template.before = given[:1] if has_system_prompt else []
-        template.between = [*(given[1:] if has_system_prompt else given), *chat_history]
-        return InvariantSynthesizer(
-            self._llm, callback_manager=self.callback_manager, text_qa_template=template, streaming=streaming
-        )
+        template.before, template.between = given[:system_prompts], [*given[system_prompts:], *chat_history]
+        return InvariantSynthesizer(self._llm, self.callback_manager, template, streaming=streaming)

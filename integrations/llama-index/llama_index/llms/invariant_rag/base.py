@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -26,17 +26,16 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.generation.overflow import Overflow
 from invariant_rag.methods import resolve_method
-from invariant_rag.orderings import resolve_ordering
+from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Turn
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, document_rendering
-from llama_index.llms.invariant_rag.calls import Call
-from llama_index.llms.invariant_rag.choices import check_call_keywords, check_model, check_names, check_parameters
+from llama_index.llms.invariant_rag.choices import check_call_keywords, check_parameters, model_in_memory
 from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_options
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
-from llama_index.llms.invariant_rag.reading import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Reader, Reading
-from llama_index.llms.invariant_rag.responses import as_chat, as_completion, astream, stream
+from llama_index.llms.invariant_rag.reading import Reading
+from llama_index.llms.invariant_rag.responses import Call, as_chat, as_completion, astream
 from llama_index.llms.invariant_rag.slots import Part
 
 if TYPE_CHECKING:
@@ -49,9 +48,7 @@ _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "dtype", "device_map", "model_kwargs")
 _DECODING = ("temperature", "top_p", "top_k", "seed")
-_REPORTING = ("logprobs", "top_logprobs", "citations")
-_PER_CALL = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode", "query", "output_cls")
-_ANY_OBJECT = {"type": "object"}
+_PER_CALL = (*_DECODING, "logprobs", "top_logprobs", "citations", "max_tokens", "stop", "json_mode")
 
 
 class InvariantLLM(ObjectWriter):
@@ -82,80 +79,47 @@ class InvariantLLM(ObjectWriter):
         UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
 
-    model: str | None = Field(frozen=True, default=None, description="Hub id or folder; None for the embedded model.")
-    method: str = Field(
-        frozen=True, default="rotor", description="How segments see each other: see `invariant-rag methods`."
-    )
-    ordering: str | None = Field(
-        frozen=True, default=None, description="The order of the segments; None: the method's own."
-    )
-    backend: str = Field(
-        frozen=True, default="auto", description="The implementation of attention: auto, sdpa or reference."
-    )
-    dtype: str = Field(
-        frozen=True, default="auto", description="Floating-point type of the weights, as in transformers."
-    )
-    device_map: str | dict[str, Any] | None = Field(frozen=True, default="auto", description="As in transformers.")
-    max_segment_tokens: int | None = Field(frozen=True, default=None, description="The most tokens of one segment.")
-    overflow: Overflow = Field(
-        frozen=True, default="error", description="Prompt too long: error, drop_last or trim_segments."
-    )
-    model_kwargs: dict[str, Any] = Field(
-        frozen=True, default_factory=dict, description="More keywords of from_pretrained."
-    )
-    max_tokens: int = Field(default=256, description="The most tokens to generate.", gt=0)
-    temperature: float = Field(default=0.0, description="0 decodes greedily; above, tokens are sampled.", ge=0.0)
-    top_p: float | None = Field(default=None, description="Sample from the most likely tokens of this total mass.")
-    top_k: int | None = Field(default=None, description="Sample from this many of the most likely tokens.")
-    stop: list[str] = Field(default_factory=list, description="Strings that end the answer; they are not part of it.")
-    seed: int | None = Field(default=None, description="Seed for sampling.")
-    generation_kwargs: dict[str, Any] = Field(default_factory=dict, description="More keywords of `generate`.")
+    model: str | None = Field(None, frozen=True, description="Hub id or folder; None for the embedded model.")
+    method: str = Field("rotor", frozen=True, description="How segments see each other: `invariant-rag methods`.")
+    ordering: str | None = Field(None, frozen=True, description="The order of segments; None: the method's own.")
+    backend: str = Field("auto", frozen=True, description="The implementation of attention: auto, sdpa or reference.")
+    dtype: str = Field("auto", frozen=True, description="Type of the weights, as in transformers.")
+    device_map: str | dict[str, Any] | None = Field("auto", frozen=True, description="As in transformers.")
+    max_segment_tokens: int | None = Field(None, frozen=True, description="The most tokens of one segment.")
+    overflow: Overflow = Field("error", frozen=True, description="Too long: error, drop_last or trim_segments.")
+    model_kwargs: dict[str, Any] = Field({}, frozen=True, description="More keywords of from_pretrained.")
 
-    find_documents: bool = Field(default=True, description=FIND_DOCUMENTS)
-    strict: bool = Field(default=False, description=STRICT)
-    require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
-
-    context_window: int | None = Field(
-        default=None, gt=0, description="Tokens for which LlamaIndex packs prompts; None: those that the model has."
-    )
-    is_function_calling_model: bool = Field(
-        default=True, description="Whether LlamaIndex offers tools in the chat template, and not as text (ReAct)."
-    )
-    json_mode: bool = Field(default=False, description="Whether every answer is a JSON object.")
-    template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Variables of the chat template, such as enable_thinking."
-    )
-    logprobs: bool = Field(default=False, description="Whether responses hold the log-probabilities of their tokens.")
-    top_logprobs: int | None = Field(
-        default=None, ge=0, le=20, description="How many of the most likely tokens to report at each place, too."
-    )
+    max_tokens: int = Field(256, gt=0, description="The most tokens to generate.")
+    temperature: float = Field(0.0, ge=0.0, description="0 decodes greedily; above, tokens are sampled.")
+    top_p: float | None = Field(None, description="Sample from the most likely tokens of this total mass.")
+    top_k: int | None = Field(None, description="Sample from this many of the most likely tokens.")
+    stop: list[str] = Field([], description="Strings that end the answer; they are not part of it.")
+    seed: int | None = Field(None, description="Seed for sampling.")
+    generation_kwargs: dict[str, Any] = Field({}, description="More keywords of `generate`.")
+    template_kwargs: dict[str, Any] = Field({}, description="Variables of the chat template, as enable_thinking.")
+    json_mode: bool = Field(False, description="Whether every answer is a JSON object.")
+    logprobs: bool = Field(False, description="Whether responses hold the log-probabilities of their tokens.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="How many of the likeliest tokens to report, too.")
     citations: bool = Field(
-        default=False,
-        description=(
-            "Whether to report the sentences of an answer that a node contains word for word, as CitationBlocks of the "
-            "message, and in the report."
-        ),
+        False, description="Whether to report sentences that a node contains word for word, as CitationBlocks too."
     )
 
-    batch_size: int = Field(default=8, description="With micro_batching: the most calls to decode together.", ge=1)
+    context_window: int | None = Field(None, gt=0, description="Tokens for LlamaIndex; None: those of the model.")
+    is_function_calling_model: bool = Field(
+        True, description="Whether LlamaIndex offers tools in the chat template, and not as text (ReAct)."
+    )
     micro_batching: bool = Field(
-        default=False,
-        description=(
-            "Whether to decode concurrent calls (achat, acomplete, aquery; or threads) together. It is faster under "
-            "load. But rounding depends on what else is in a batch, and then so may a low-precision model's answer; "
-            "and a cancelled call runs on. Streams, sampled answers and objects are decoded alone."
-        ),
+        False,
+        description="Whether to decode concurrent calls (achat, acomplete, aquery; or threads) together. It is faster "
+        "under load. But rounding depends on what else is in a batch, and then so may a low-precision model's answer; "
+        "and a cancelled call runs on. Streams, sampled answers and objects are decoded alone.",
     )
+    batch_size: int = Field(8, ge=1, description="With micro_batching: the most calls to decode together.")
 
-    base_url: str | None = Field(
-        frozen=True,
-        default=None,
-        description="Address of `invariant-rag serve`: the model runs there, and torch is not needed here.",
-    )
-    timeout: float = Field(default=300.0, gt=0, description="Seconds for an answer of that server.")
-    max_retries: int = Field(default=2, ge=0, description="How often to ask that server again if it is busy.")
+    base_url: str | None = Field(None, frozen=True, description="Address of `invariant-rag serve`: no torch here.")
+    timeout: float = Field(300.0, gt=0, description="Seconds for an answer of that server.")
+    max_retries: int = Field(2, ge=0, description="How often to ask that server again if it is busy.")
 
-    parses_marks: ClassVar[bool] = True
     _lazy: Any = PrivateAttr(default=None)  # a LazyModel
     _batcher: Any = PrivateAttr(default=None)  # a MicroBatcher
     _remote: RemoteModel | None = PrivateAttr(default=None)
@@ -167,57 +131,47 @@ class InvariantLLM(ObjectWriter):
         api_key: str | None = None,
         **kwargs: Any,
     ) -> None:
-        check_model(model)
-        check_parameters(kwargs, (*type(self).model_fields, "key_value_cache"))
-        loaded = None if model is None or isinstance(model, str | Path) else model
+        check_parameters(kwargs, type(self).model_fields)
+        loaded = model_in_memory(model)
+        name = str(model) if isinstance(model, str | Path) else None
         if kwargs.get("messages_to_prompt") not in (None, generic_messages_to_prompt):
             raise UnsupportedCombination(
                 "expected no messages_to_prompt: the chat template of the tokenizer writes conversations",
                 hint="Set tokenizer.chat_template, or give complete() the text.",
             )
         if kwargs.get("base_url") is not None:
-            self._connect(loaded, None if model is None else str(model), key_value_cache, api_key, kwargs)
+            given = [each for each in _OF_LOCAL_MODELS if each in kwargs]
+            given += ["key_value_cache"] * (key_value_cache is not None) + ["a model in memory"] * (loaded is not None)
+            if given:
+                raise UnsupportedCombination(
+                    f"expected base_url without {', '.join(given)}: the server has its own",
+                    hint="Leave one of the two away.",
+                )
+            super().__init__(**{"model": name, **kwargs})
+            options: dict[str, Any] = {"timeout": self.timeout, "max_retries": self.max_retries}
+            self._remote = RemoteModel(str(self.base_url), model=name, api_key=api_key, **options)
+            _ = self._ordering  # checks the names
             return
         if loaded is not None:
-            given = [name for name in _LOADING if name in kwargs]
-            if given:
+            if given := [each for each in _LOADING if each in kwargs]:
                 raise UnsupportedCombination(
                     f"a model in memory takes no {', '.join(given)}", hint="Use model.with_method(...) first."
                 )
-            kwargs |= {
-                "method": loaded.method.name,
-                "ordering": loaded.ordering.name,
-                "backend": loaded.backend.name,
-                "dtype": str(loaded.model.dtype).removeprefix("torch."),
-                "device_map": None,
-            }
-        name = str(model) if isinstance(model, str | Path) else None
+            kwargs |= {each: getattr(loaded, each).name for each in ("method", "ordering", "backend")}
+            kwargs |= {"dtype": str(loaded.model.dtype).removeprefix("torch."), "device_map": None}
         super().__init__(**{"model": loaded.name if loaded else name, **kwargs})
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
+        from invariant_rag.attention import resolve_backend
         from invariant_rag.generation.batching import MicroBatcher
         from invariant_rag.generation.lazy import LazyModel
 
         self._batcher = MicroBatcher()
+        loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
+        source = name if loaded is None else loaded
+        self._lazy = LazyModel(source, loading if loaded is None else None, cache=key_value_cache)
         if loaded is None:
-            check_names(self.method, self.ordering, self.backend)
-            options = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
-            self._lazy = LazyModel(name, options, cache=key_value_cache)
-        else:
-            self._lazy = LazyModel(loaded, cache=key_value_cache)
-
-    def _connect(
-        self, loaded: object, name: str | None, cache: object, api_key: str | None, kwargs: dict[str, Any]
-    ) -> None:
-        given = [each for each in _OF_LOCAL_MODELS if each in kwargs] + ["key_value_cache"] * (cache is not None)
-        if given or loaded is not None:
-            listed = ", ".join(given) or "a model in memory"
-            raise UnsupportedCombination(
-                f"expected base_url without {listed}: the server has its own", hint="Leave one of the two away."
-            )
-        super().__init__(**{"model": name, **kwargs})
-        resolve_ordering(self.ordering, self._default_ordering)
-        options: dict[str, Any] = {"timeout": self.timeout, "max_retries": self.max_retries}
-        self._remote = RemoteModel(str(self.base_url), model=name, api_key=api_key, **options)
+            resolve_backend(self.backend)
+            _ = self._ordering
 
     @classmethod
     def class_name(cls) -> str:
@@ -227,9 +181,7 @@ class InvariantLLM(ObjectWriter):
     @property
     def metadata(self) -> LLMMetadata:
         """Context window and name of the model; needs its configuration, and no weights."""
-        window = self.context_window
-        if window is None:
-            window = self._lazy.context_window() if self._remote is None else self._remote.context_window()
+        window = self.context_window or (self._remote or self._lazy).context_window()
         return LLMMetadata(
             context_window=window or _NO_LIMIT,
             num_output=self.max_tokens,
@@ -241,8 +193,7 @@ class InvariantLLM(ObjectWriter):
     def to_payload(self) -> dict[str, Any]:
         """Return what events report of this model. It needs no configuration: no event waits for a disk or a hub."""
         said = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
-        ordering = resolve_ordering(self.ordering, self._default_ordering)
-        return {"class_name": self.class_name(), **said, "ordering": ordering.name}
+        return {"class_name": self.class_name(), **said, "ordering": self._ordering.name}
 
     @property
     def lm(self) -> InvariantModel:
@@ -251,16 +202,24 @@ class InvariantLLM(ObjectWriter):
         Raises:
             UnsupportedCombination: It runs on a server.
         """
-        return self._load()
-
-    def _load(self) -> InvariantModel:
         if self.base_url is not None:
             raise UnsupportedCombination(
                 f"expected a model on this machine, got one at {self.base_url}", hint="Leave base_url away."
             )
-        choices = {} if self._lazy.in_memory else {name: getattr(self, name) for name in _CHOICES}
+        choices = {} if self._loaded else {name: getattr(self, name) for name in _CHOICES}
         lm: InvariantModel = self._lazy.lm(**choices)
         return lm
+
+    @property
+    def _loaded(self) -> InvariantModel | None:
+        """The model that was given in memory."""
+        return self._lazy.lm() if self._lazy is not None and self._lazy.in_memory else None
+
+    @property
+    def _ordering(self) -> Ordering:
+        if self._loaded is not None:
+            return self._loaded.ordering
+        return resolve_ordering(self.ordering, resolve_method(self.method).default_ordering)
 
     # --- the eight methods ---
 
@@ -279,12 +238,12 @@ class InvariantLLM(ObjectWriter):
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text."""
-        return stream(self._text_call(prompt, formatted, kwargs), as_completion)
+        return self._text_call(prompt, formatted, kwargs).stream(as_completion)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Stream the answer to a conversation."""
-        return stream(self._chat_call(messages, kwargs), as_chat)
+        return self._chat_call(messages, kwargs).stream(as_chat)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -310,42 +269,29 @@ class InvariantLLM(ObjectWriter):
 
     # --- calls ---
 
-    def _read(self, turns: Sequence[Turn]) -> Reading:
-        loaded = self._lazy.lm() if self._in_memory else None
-        ordering = loaded.ordering if loaded else resolve_ordering(self.ordering, self._default_ordering)
+    def _reading(self, turns: Sequence[Turn]) -> Reading:
+        loaded = self._loaded
         routed = loaded is not None and hasattr(loaded, "plain_order") and not loaded.invariant
-        options = {"promises": ordering.invariant, "routed": routed, "text_only": True}
-        return Reader(self.find_documents, self.strict, self.require_segments, **options).read(turns)
-
-    @property
-    def _default_ordering(self) -> str:
-        return resolve_method(self.method).default_ordering
-
-    @property
-    def _in_memory(self) -> bool:
-        return self._lazy is not None and self._lazy.in_memory
+        return self._read(turns, promises=self._ordering.invariant, routed=routed, text_only=True)
 
     def _text_call(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Call:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
-        reading = self._read([Turn("user", (Part(prompt if formatted else to_prompt(prompt), "finished"),))])
+        reading = self._reading([Turn("user", (Part(prompt if formatted else to_prompt(prompt), "finished"),))])
         query = kwargs.pop("query", reading.query)
-        parts = reading.turns[0].parts
-        read = Prompt.of(*parts, query=query, rendering=document_rendering).to_complete()
+        read = Prompt.of(*reading.turns[0].parts, query=query, rendering=document_rendering).to_complete()
         return self._call(reading, kwargs, prompt=read)
 
     def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Call:
-        reading = self._read(to_turns(messages))
+        reading = self._reading(to_turns(messages))
         options = chat_options(kwargs, self.template_kwargs)
         others = {name: value for name, value in kwargs.items() if name not in CHAT_KEYWORDS}
-        question = others.pop("query", reading.query)
-        read = chat_messages(reading.turns, messages)
-        return self._call(reading, others, messages=read, question=question, **options)
+        options["question"] = others.pop("query", reading.query)
+        return self._call(reading, others, messages=chat_messages(reading.turns, messages), **options)
 
     def _call(self, reading: Reading, kwargs: Mapping[str, Any], **asked: Any) -> Call:
-        named = (*_DECODING, *_REPORTING, "max_tokens", "stop", "json_mode")
-        given = {**{name: getattr(self, name) for name in named}, **self.generation_kwargs, **kwargs}
+        given = {**{name: getattr(self, name) for name in _PER_CALL}, **self.generation_kwargs, **kwargs}
         if self._remote is None:
-            check_call_keywords(given, _PER_CALL)
+            check_call_keywords(given, (*_PER_CALL, "query", "output_cls"))
         top = given.pop("top_logprobs") or 0
         json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
         request = AnswerRequest(
@@ -354,7 +300,7 @@ class InvariantLLM(ObjectWriter):
             logprobs=bool(given.pop("logprobs") or top),
             top_logprobs=top,
             citations=bool(given.pop("citations")),
-            schema=_ANY_OBJECT if output_cls is None and json_mode else output_cls,
+            schema={"type": "object"} if output_cls is None and json_mode else output_cls,
             stop=tuple(check_stops(given.pop("stop"))),
             max_new_tokens=given.pop("max_tokens"),
             options=given,
@@ -362,10 +308,10 @@ class InvariantLLM(ObjectWriter):
         )
         if self._remote is not None:
             choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
-            asked_for = {name: value for name, value in choices.items() if name in self.model_fields_set}
-            return Call(request, reading.sinks, self._remote, asked_for)
+            chosen = {name: value for name, value in choices.items() if name in self.model_fields_set}
+            return Call(request, reading.sinks, self._remote, chosen)
         batcher = self._batcher if self.micro_batching else None
-        return Call(request, reading.sinks, self._load, batcher=batcher, batch_size=self.batch_size)
+        return Call(request, reading.sinks, lambda: self.lm, batcher=batcher, batch_size=self.batch_size)
 
     # --- copies ---
 
@@ -373,14 +319,15 @@ class InvariantLLM(ObjectWriter):
         """Return a copy that shares the weights.
 
         Raises:
+            UnknownParameter: There is no such field.
             UnsupportedCombination: The update holds a loading option.
         """
-        changed = [name for name in ("model", "key_value_cache", *_LOADING) if name in (update or {})]
-        if changed:
+        if changed := [name for name in ("model", "key_value_cache", *_LOADING) if name in (update or {})]:
             raise UnsupportedCombination(
                 f"a copy shares the loaded model and takes no {', '.join(changed)}",
                 hint="Use InvariantLLM(llm.lm.with_method(...)): same weights, another method.",
             )
+        check_parameters(update or {}, type(self).model_fields)
         return super().model_copy(update=update, deep=deep)
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
@@ -397,7 +344,7 @@ class InvariantLLM(ObjectWriter):
         return super().__getstate__()
 
     def _check_described(self) -> None:
-        if self._in_memory:
+        if self._loaded is not None:
             raise UnsupportedCombination(
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",

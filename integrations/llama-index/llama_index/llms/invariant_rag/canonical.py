@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Mapping, Sequence
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -27,39 +26,35 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
-from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import Model
 
 from invariant_rag.api_models import PlainRequest, PlainRequests, Vote, answer_key, ask_all, elect, object_key
-from invariant_rag.errors import UnsupportedModel
+from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import Turn
 from llama_index.llms.invariant_rag.function_calling import ASSISTANT
 from llama_index.llms.invariant_rag.messages import to_turns
 from llama_index.llms.invariant_rag.objects import SlotStructuredLLM
-from llama_index.llms.invariant_rag.reading import FIND_DOCUMENTS, REQUIRE_SEGMENTS, STRICT, Reader, Reading
-from llama_index.llms.invariant_rag.slots import Part, SlotReader, SlotText
+from llama_index.llms.invariant_rag.reading import Reading, SegmentReader
+from llama_index.llms.invariant_rag.slots import Part, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
 T = TypeVar("T")
-W = TypeVar("W", bound="CanonicalLLM")
+
+_TAKEN_OVER = (
+    "callback_manager", "completion_to_prompt", "messages_to_prompt", "output_parser", "pydantic_program_mode",
+    "query_wrapper_prompt", "system_prompt",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Ballots:
-    """What to ask an LLM, once per order of the segments, and how to report the answer.
-
-    Attributes:
-        inputs: Messages, or a text, per order.
-        requests: What they were made from.
-        reading: What was asked.
-    """
+    """What to ask an LLM: messages or a text, once per order of the segments; and what they were made from."""
 
     inputs: Sequence[Any]
     requests: Sequence[PlainRequest]
     reading: Reading
 
     def calls(self, ask: Callable[..., T], **kwargs: Any) -> list[Callable[[], T]]:
-        """Return the calls that ask for each order."""
         return [partial(ask, each, **kwargs) for each in self.inputs]
 
     def report(self, method: str, winner: int = 0) -> dict[str, Any]:
@@ -70,42 +65,22 @@ class _Ballots:
         return ledger
 
 
-_TAKEN_OVER = (
-    "callback_manager", "completion_to_prompt", "messages_to_prompt", "output_parser", "pydantic_program_mode",
-    "query_wrapper_prompt", "system_prompt",
-)  # fmt: skip
-
-
-class DelegatedTools(FunctionCallingLLM):
-    """The tool-calling part of an LLM, delegated to the wrapped LLM."""
-
-    llm: Any
-
-    def _prepare_chat_with_tools(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        prepared: dict[str, Any] = self.llm._prepare_chat_with_tools_compat(tools, *args, **kwargs)
-        return prepared
-
-    def _validate_chat_with_tools_response(self, response: ChatResponse, *args: Any, **kwargs: Any) -> ChatResponse:
-        checked: ChatResponse = self.llm._validate_chat_with_tools_response(response, *args, **kwargs)
-        return checked
-
-    def get_tool_calls_from_response(self, response: ChatResponse, *args: Any, **kwargs: Any) -> list[ToolSelection]:
-        """Return the tool calls in a response, as the wrapped LLM parses them."""
-        calls: list[ToolSelection] = self.llm.get_tool_calls_from_response(response, *args, **kwargs)
-        return calls
-
-
-class CanonicalLLM(SlotReader):
+class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     """An LLM that gets segments in canonical order; made by `canonical`. The wrapped LLM emits callbacks and events."""
 
     llm: SerializeAsAny[LLM] = Field(description="The wrapped LLM.")
     ordering: str = Field(default="lexical", description="The content ordering of the segments.")
-    find_documents: bool = Field(default=True, description=FIND_DOCUMENTS)
-    strict: bool = Field(default=False, description=STRICT)
-    require_segments: bool = Field(default=False, description=REQUIRE_SEGMENTS)
 
-    parses_marks: ClassVar[bool] = True
     strategy: ClassVar[str] = "canonical"
+
+    def __init__(self, llm: LLM, **kwargs: Any) -> None:
+        if not isinstance(llm, LLM):
+            raise UnsupportedModel(
+                f"expected an LLM of LlamaIndex, got {type(llm).__name__}",
+                hint='Give the LLM itself, such as OpenAI("...") of llama-index-llms-openai for a name.',
+            )
+        taken = {name: getattr(llm, name) for name in _TAKEN_OVER}
+        super().__init__(**{**taken, "llm": llm, **kwargs})
 
     @classmethod
     def class_name(cls) -> str:
@@ -127,24 +102,48 @@ class CanonicalLLM(SlotReader):
         """Return an LLM that answers with objects of a class."""
         return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
 
+    # --- tools: the wrapped LLM offers them, and parses calls ---
+
+    @property
+    def _caller(self) -> FunctionCallingLLM:
+        if not isinstance(self.llm, FunctionCallingLLM):
+            raise UnsupportedCombination(
+                f"expected an LLM that calls tools, got {type(self.llm).__name__}",
+                hint="Wrap one that does, or use a ReActAgent, which offers tools as text.",
+            )
+        return self.llm
+
+    def _prepare_chat_with_tools_compat(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self._caller._prepare_chat_with_tools_compat(*args, **kwargs)
+
+    def _prepare_chat_with_tools(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self._prepare_chat_with_tools_compat(*args, **kwargs)
+
+    def _validate_chat_with_tools_response(self, *args: Any, **kwargs: Any) -> ChatResponse:
+        return self._caller._validate_chat_with_tools_response(*args, **kwargs)
+
+    def get_tool_calls_from_response(self, *args: Any, **kwargs: Any) -> list[ToolSelection]:
+        """Return the tool calls in a response, as the wrapped LLM parses them."""
+        return self._caller.get_tool_calls_from_response(*args, **kwargs)
+
     # --- requests ---
 
     @property
     def _requests(self) -> PlainRequests:
         return PlainRequests(self.ordering)
 
-    def _read(self, turns: Sequence[Turn], keywords: dict[str, Any]) -> tuple[Reading, list[PlainRequest]]:
-        reading = Reader(self.find_documents, self.strict, self.require_segments).read(turns)
+    def _write(self, turns: Sequence[Turn], keywords: dict[str, Any]) -> tuple[Reading, list[PlainRequest]]:
+        reading = self._read(turns)
         query = keywords.pop("query", None) or reading.query
         return reading, self._requests.of_turns(reading.turns, query)
 
     def _text(self, prompt: str, keywords: dict[str, Any]) -> _Ballots:
         parts = prompt.parts if isinstance(prompt, SlotText) else (Part(prompt, "finished"),)
-        reading, requests = self._read([Turn("user", parts)], keywords)
+        reading, requests = self._write([Turn("user", parts)], keywords)
         return _Ballots([each.text for each in requests], requests, reading)
 
     def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> _Ballots:
-        reading, requests = self._read(to_turns(messages), keywords)
+        reading, requests = self._write(to_turns(messages), keywords)
         return _Ballots([_written(messages, reading.turns, each.turns) for each in requests], requests, reading)
 
     # --- answers ---
@@ -169,9 +168,7 @@ class CanonicalLLM(SlotReader):
 
     def _stream(self, method: str, ballots: _Ballots, **kwargs: Any) -> Generator[Any, None, None]:
         if len(ballots.inputs) > 1:
-            context = copy_context()
-            asked = [partial(self._ask, getattr(self.llm, method), ballots, **kwargs)]
-            return (_whole(context.run(ask)) for ask in asked)
+            return (piece for piece in [_whole(self._ask(getattr(self.llm, method), ballots, **kwargs))])
         ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"stream_{method}")
         return (_with_ledger(piece, ledger) for piece in stream(ballots.inputs[0], **kwargs))
 
@@ -251,14 +248,10 @@ class CanonicalLLM(SlotReader):
         return found[vote.winner]
 
 
-class CanonicalToolLLM(CanonicalLLM, DelegatedTools):
-    """A `CanonicalLLM` around an LLM that calls tools."""
-
-
 class VotingLLM(CanonicalLLM):
     """An LLM that asks about several orders of the segments; made by `vote`."""
 
-    votes: int = Field(default=5, ge=1, description="How many orders to ask about.")
+    votes: int = Field(default=5, description="How many orders to ask about.")
     seed: int = Field(default=0, description="Seed of the orders.")
     answer_of: Callable[[Any], Hashable] | None = Field(default=None, exclude=True, description="Value that counts.")
 
@@ -290,10 +283,6 @@ class VotingLLM(CanonicalLLM):
         return {**(tokens if read + written else {}), "vote": vote.as_dict()}
 
 
-class VotingToolLLM(VotingLLM, DelegatedTools):
-    """A `VotingLLM` around an LLM that calls tools."""
-
-
 def canonical(
     llm: LLM,
     *,
@@ -304,18 +293,14 @@ def canonical(
 ) -> CanonicalLLM:
     """Wrap an LLM, so that it gets segments in an order that depends on their contents only.
 
-    Segments are those that an `InvariantLLM` would know. The wrapped LLM gets them as plain text: as the template wrote
-    them, or as one `Document: ...` each.
-
-    Guaranteed: the request does not depend on the order of the segments, and neither does the answer of a deterministic
-    LLM (temperature 0 is not quite that, with most providers). Not guaranteed: equal accuracy wherever a segment
-    stands. The LLM still sees a sequence, and may overlook what the ordering puts in the middle. `vote` evens that out;
-    `InvariantLLM` does not have the problem.
+    Segments are those that an `InvariantLLM` would know, as plain text: as the template wrote them, or as one
+    `Document: ...` each. The request does not depend on their order, and neither does the answer of a deterministic LLM
+    (temperature 0 is not quite that, with most providers). The LLM still sees a sequence, and may overlook what stands
+    in its middle: `vote` evens that out, and `InvariantLLM` does not have the problem.
 
     Args:
         llm: Any LLM. The result streams, calls tools and writes objects if the wrapped one does.
-        ordering: The content ordering of the segments: a name from `invariant-rag orderings`. Rank 0 stands last,
-            nearest to the question. `lexical` compares bytes.
+        ordering: A name from `invariant-rag orderings`. Rank 0 stands last, nearest to the question.
         find_documents: Whether slots of the prompt that are nothing but what was retrieved at once are segments.
         strict: Whether to raise an `OrderWarning`, and not only to warn, where the order of nodes may change an answer.
         require_segments: Whether to raise an `OrderWarning` for a prompt without any segment.
@@ -325,8 +310,9 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: It is no LLM.
     """
-    kinds = (CanonicalLLM, CanonicalToolLLM)
-    return _wrapped(llm, kinds, {"ordering": ordering}, find_documents, strict, require_segments)
+    PlainRequests(ordering)  # checks it
+    reading = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return CanonicalLLM(llm, ordering=ordering, **reading)
 
 
 def vote(
@@ -343,18 +329,16 @@ def vote(
     """Wrap an LLM, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
     This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
-    from it. Of equally frequent answers, the one whose order was drawn first wins.
-
-    Guaranteed: what `canonical` guarantees. The cost is `votes` concurrent calls, or as many as there are different
-    orders. Free text hardly ever agrees word for word, and then the vote is the first answer: ask for short answers.
-    A stream is one piece, once all votes are in. The response's `additional_kwargs` report the tokens of all calls, and
-    in `vote` the `calls` made and how many `agreed`; `raw` is that of the winner.
+    from it. Of equally frequent answers, the one whose order was drawn first wins. What `canonical` guarantees holds.
+    The cost is `votes` concurrent calls, or as many as there are different orders. Free text hardly ever agrees word
+    for word: ask for short answers. A stream is one piece, once all votes are in. The response's `additional_kwargs`
+    report the tokens of all calls, and in `vote` the `calls` made and how many `agreed`.
 
     Args:
         llm: Any LLM.
         votes: How many orders to ask about.
         seed: Seed of the orders.
-        ordering: As for `canonical`.
+        ordering: As for `canonical`, as are the other switches.
         answer_of: Maps a response to the value that is counted; equal values agree. None: the text without regard to
             case and white space, and the tool calls.
         find_documents: As for `canonical`.
@@ -364,20 +348,9 @@ def vote(
     Raises:
         InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
-    options = {"votes": votes, "seed": seed, "ordering": ordering, "answer_of": answer_of}
-    return _wrapped(llm, (VotingLLM, VotingToolLLM), options, find_documents, strict, require_segments)
-
-
-def _wrapped(llm: object, kinds: tuple[type[W], type[W]], options: dict[str, Any], *reading: bool) -> W:
-    PlainRequests(options["ordering"], options.get("votes", 1), options.get("seed", 0))  # checks them
-    if not isinstance(llm, LLM):
-        raise UnsupportedModel(
-            f"expected an LLM of LlamaIndex, got {type(llm).__name__}",
-            hint='Give the LLM itself, such as OpenAI("...") of llama-index-llms-openai for a name.',
-        )
-    taken = {name: getattr(llm, name) for name in _TAKEN_OVER}
-    read = dict(zip(("find_documents", "strict", "require_segments"), reading, strict=True))
-    return kinds[isinstance(llm, FunctionCallingLLM)](llm=llm, **{**taken, **options, **read})
+    PlainRequests(ordering, votes, seed)  # checks them
+    reading: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return VotingLLM(llm=llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **reading)
 
 
 def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:

@@ -12,9 +12,8 @@ from llama_index.core.tools import BaseTool
 from pydantic_core import from_json
 
 from invariant_rag.checks import check_tools
-from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import InvalidPrompt, InvariantRAGError, UnsupportedCombination
 from invariant_rag.prompts.tools import choice_of
-from llama_index.llms.invariant_rag.errors import NoToolCall
 
 ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
 
@@ -22,18 +21,23 @@ CHAT_KEYWORDS = ("tools", "tool_choice", "allow_parallel_tool_calls", "template_
 """Keywords of a chat, which a completion does not take."""
 
 
+class NoToolCall(InvariantRAGError, RuntimeError):
+    """A call of a tool was expected, and the answer holds none."""
+
+    hint = "Set tool_required=True or tool_choice: then every answer is a call. Or error_on_no_tool_call=False."
+
+
 def chat_options(keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a chat asks for, beyond decoding, as fields of an `AnswerRequest`.
-
-    Args:
-        keywords: The keywords of the call.
-        template_kwargs: Variables of the chat template; those among the keywords are added.
 
     Raises:
         InvalidTool: A tool or the choice of one has no known shape.
         UnsupportedCombination: There are tools, and an object is asked for.
     """
-    tools = [openai_tool(tool) for tool in check_tools(keywords.get("tools"))]
+    tools = [
+        tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
+        for tool in check_tools(keywords.get("tools"))
+    ]
     if tools and keywords.get("output_cls") is not None:
         raise UnsupportedCombination(
             "expected either tools or an output class, got both",
@@ -47,19 +51,11 @@ def chat_options(keywords: Mapping[str, Any], template_kwargs: Mapping[str, Any]
     }
 
 
-def openai_tool(tool: BaseTool | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool in OpenAI's shape. Descriptions may have any length."""
-    return tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
-
-
 def tool_fields(message: ChatMessage) -> dict[str, Any]:
     """Return what a message says of tools, as `render_chat` takes it.
 
     An assistant's calls are its `ToolCallBlock`s, or else in `additional_kwargs["tool_calls"]`. The message of a result
     has a `tool_call_id` or a `name` in `additional_kwargs`.
-
-    Raises:
-        InvalidPrompt: Somebody else than the assistant calls a tool.
     """
     said = message.additional_kwargs
     if message.role.value in ("tool", "function"):
@@ -79,10 +75,7 @@ def tool_fields(message: ChatMessage) -> dict[str, Any]:
 
 
 class ToolCaller(FunctionCallingLLM):
-    """The part of an LLM that LlamaIndex asks for calls of tools.
-
-    Its `chat` methods take `tools`, `tool_choice` and `allow_parallel_tool_calls`, and answer with `ToolCallBlock`s.
-    """
+    """An LLM whose chats take tools, and answer with `ToolCallBlock`s."""
 
     def __init__(self, **kwargs: Any) -> None:  # type checkers would derive another one from the fields
         super().__init__(**kwargs)
@@ -102,13 +95,10 @@ class ToolCaller(FunctionCallingLLM):
         if user_msg is not None:
             messages.append(ChatMessage(user_msg, role="user") if isinstance(user_msg, str) else user_msg)
         choice = kwargs.pop("tool_choice", None)
-        return {
-            **kwargs,
-            "messages": messages,
-            "tools": [openai_tool(tool) for tool in tools],
-            "tool_choice": ("required" if tool_required else "auto") if choice is None else choice,
-            "allow_parallel_tool_calls": allow_parallel_tool_calls,
-        }
+        if choice is None:
+            choice = "required" if tool_required else "auto"
+        asked = {"messages": messages, "tools": list(tools), "tool_choice": choice}
+        return {**kwargs, **asked, "allow_parallel_tool_calls": allow_parallel_tool_calls}
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -123,18 +113,14 @@ class ToolCaller(FunctionCallingLLM):
             raise NoToolCall(f"expected a call of a tool, got the text {response.message.content!r}")
         return [
             ToolSelection(
-                tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block.tool_kwargs)
+                tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=_arguments(block.tool_kwargs)
             )
             for block in blocks
         ]
 
 
-def arguments_of(written: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Return the arguments of a call from what is written of them so far.
-
-    >>> arguments_of('{"query": "ferry", "limit')
-    {'query': 'ferry'}
-    """
+def _arguments(written: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Return the arguments of a call from what is written of them so far."""
     if isinstance(written, Mapping):
         return dict(written)
     found = from_json(written, allow_partial="trailing-strings") if written.strip() else {}

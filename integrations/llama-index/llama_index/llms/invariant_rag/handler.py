@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.llms import LLM, ChatMessage
-from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
@@ -24,12 +22,13 @@ from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
 from invariant_rag.prompts import Finding, has_marks, report
 from llama_index.llms.invariant_rag.nodes import Retrieved
-from llama_index.llms.invariant_rag.reports import Reports
-from llama_index.llms.invariant_rag.runs import Scope, acarried, carried, enter, keep, leave
+from llama_index.llms.invariant_rag.reading import knows_segments
+from llama_index.llms.invariant_rag.runs import METADATA_KEY, Reports, Scope, carry, enter, leave
 
 _ANSWERING = (BaseSynthesizer, BaseQueryEngine, BaseChatEngine)
 _RESPONSES = (AgentChatResponse, StreamingAgentChatResponse)  # the latter gets its metadata here
 _RETURNS_NODES = ("retrieve", "aretrieve", "_postprocess_nodes", "_apostprocess_nodes")
+_NOTHING_READ: Mapping[str, Any] = {"sets": [], "order": [], "dropped": [], "trimmed": [], "invariant": None}
 _QUERIES = ("str_or_query_bundle", "query", "query_bundle", "query_str")
 
 
@@ -60,7 +59,8 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
         elif isinstance(instance, LLM):
             *_, run = scope.path()
             run.asked = True
-            if scope.retrievals and not _is_wrapped(scope):
+            asked = id_.partition("-")[0].endswith(("chat", "complete"))
+            if asked and scope.retrievals and not any(knows_segments(each.instance) for each in scope.path()):
                 _check_marks(instance, given)
 
     def prepare_to_exit_span(
@@ -74,31 +74,16 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
         if scope.reports is not None and (hasattr(result, "metadata") or isinstance(result, _RESPONSES)):
             own, *others = scope.sinks
             own.show_in(result, others)
-        if isinstance(instance, BaseSynthesizer) and knows_segments(getattr(instance, "_llm", None)):
-            _carry(result, scope)
+            if isinstance(instance, BaseSynthesizer) and knows_segments(instance._llm):
+                if hasattr(result, "response_gen"):
+                    carry(result, scope)
+                else:  # no LLM was asked, if nothing is there
+                    result.metadata = {METADATA_KEY: dict(_NOTHING_READ), **(result.metadata or {})}
         leave(self._scopes.pop(id_))
 
     def prepare_to_drop_span(self, id_: str, *args: Any, **kwargs: Any) -> None:
         """Leave a span that failed."""
         leave(self._scopes.pop(id_), failed=True)
-
-
-def knows_segments(llm: object) -> bool:
-    """Return whether an LLM is one of this package, or around one."""
-    return bool(getattr(llm.llm if isinstance(llm, StructuredLLM) else llm, "parses_marks", False))
-
-
-def _is_wrapped(scope: Scope) -> bool:
-    """Return whether an LLM of this package is around a call: it has read the marks."""
-    return any(isinstance(each.instance, LLM) and knows_segments(each.instance) for each in scope.path())
-
-
-def _carry(response: Any, scope: Scope) -> None:
-    """Let an LLM that is asked when a response is read, after its span has ended, know the run."""
-    if isinstance(response, StreamingResponse) and isinstance(response.response_gen, Generator):
-        response.response_gen = carried(response.response_gen, keep(scope))
-    elif isinstance(response, AsyncStreamingResponse) and isinstance(response.response_gen, AsyncGenerator):
-        response.response_gen = acarried(response.response_gen, keep(scope))
 
 
 def _query(arguments: Mapping[str, Any]) -> str:
@@ -116,8 +101,6 @@ def _given(arguments: Mapping[str, Any]) -> Retrieved:
 
 def _check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
     """Say that marks of nodes reach an LLM that does not know them."""
-    if knows_segments(llm):
-        return
     passed = (*arguments.get("args", ()), *arguments.get("kwargs", {}).values(), *arguments.values())
     lists = [each if isinstance(each, list | tuple) else [each] for each in passed]
     texts = [each.content if isinstance(each, ChatMessage) else each for given in lists for each in given]

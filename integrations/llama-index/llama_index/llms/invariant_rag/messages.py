@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
-from typing import Any, TypeGuard
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -45,12 +44,8 @@ class SegmentBlock(CitableBlock):
     def of(cls, segment: Segment | str) -> SegmentBlock:
         """Build a block from a segment with text."""
         segment = Segment.of(segment)
-        return cls(
-            title=segment.title or "",
-            source=segment.content_hash,
-            content=[TextBlock(text=segment.text)],
-            score=segment.score,
-        )
+        content: list[Any] = [TextBlock(text=segment.text)]
+        return cls(title=segment.title or "", source=segment.content_hash, content=content, score=segment.score)
 
 
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
@@ -76,33 +71,45 @@ def _parts(message: ChatMessage, *, is_last: bool) -> Iterator[Any]:
             if message.role in ASSISTANT:
                 yield without_marks(block.text)
             elif isinstance(block, SlotBlock):
-                yield from block.parts
+                yield from block._parts
             else:
                 yield Part(block.text, "finished", block=block) if may_be_set else block.text
-        elif is_segment_block(block):
-            yield to_segment(block)
+        elif isinstance(block, CitableBlock):
+            yield _citable_segment(block)
+        elif isinstance(block, DocumentBlock) and (block.document_mimetype or "").startswith("text/"):
+            yield Segment(block.resolve_document().read().decode("utf-8"), title=block.title or None)
         else:
             yield block
         previous = block
 
 
-def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage] = ()) -> list[Message]:
+def _citable_segment(block: CitableBlock) -> Segment:
+    texts = [each.text for each in block.content if isinstance(each, TextBlock)]
+    if len(texts) < len(block.content):
+        other = next(each for each in block.content if not isinstance(each, TextBlock))
+        raise InvalidPrompt(
+            f"expected text blocks in a citable block, got a block of type {other.block_type!r}",
+            hint="The model takes text only. Put the text of the source into a TextBlock.",
+        )
+    score = block.score if isinstance(block, SegmentBlock) else None
+    return Segment("\n".join(texts), title=block.title or None, score=score)
+
+
+def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage]) -> list[Message]:
     """Convert turns for `render_chat`; adjacent turns of one role are merged, except results of tools.
 
     Cache points, thinking and citation blocks are left out.
 
     Args:
         turns: The turns.
-        messages: For each turn its message, which says what was called or which call the result belongs to. Empty: no
-            turn is about tools.
+        messages: For each turn its message, which says what was called or which call the result belongs to.
 
     Raises:
         InvalidPrompt: A part is neither text nor segments.
     """
     converted: list[dict[str, Any]] = []
-    said: Iterable[dict[str, Any]] = map(tool_fields, messages) if messages else repeat({})
-    for turn, fields in zip(turns, said, strict=False):
-        content = list(_read(turn.parts))
+    for turn, message in zip(turns, messages, strict=True):
+        content, fields = list(_read(turn.parts)), tool_fields(message)
         if converted and converted[-1]["role"] == turn.role != "tool":
             last = converted[-1]
             last["content"] += ["\n\n", *content] if content and last["content"] else content
@@ -115,36 +122,10 @@ def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage] = ()) -
 
 def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
     for part in parts:
-        if isinstance(part, str | Segment | SegmentSet | Part):
-            yield part.text if isinstance(part, Part) else part
+        if isinstance(part, str | Segment | SegmentSet):
+            yield part
         elif not isinstance(part, CachePoint | CitationBlock | ThinkingBlock | ToolCallBlock):
             raise InvalidPrompt(
                 f"expected text, citable or plain-text document blocks, got a block of type {part.block_type!r}",
                 hint="The model takes text only. Remove the block, or describe its content in a TextBlock.",
             )
-
-
-def is_segment_block(block: object) -> TypeGuard[CitableBlock | DocumentBlock]:
-    """Return whether a block is a segment: a citable block, or a document block of plain text."""
-    if isinstance(block, DocumentBlock):
-        return (block.document_mimetype or "").startswith("text/")
-    return isinstance(block, CitableBlock)
-
-
-def to_segment(block: CitableBlock | DocumentBlock) -> Segment:
-    """Convert a block to a segment.
-
-    Raises:
-        InvalidPrompt: A citable block contains something other than text.
-    """
-    if isinstance(block, DocumentBlock):
-        return Segment(block.resolve_document().read().decode("utf-8"), title=block.title or None)
-    texts = [each.text for each in block.content if isinstance(each, TextBlock)]
-    if len(texts) < len(block.content):
-        other = next(each for each in block.content if not isinstance(each, TextBlock))
-        raise InvalidPrompt(
-            f"expected text blocks in a citable block, got a block of type {other.block_type!r}",
-            hint="The model takes text only. Put the text of the source into a TextBlock.",
-        )
-    score = block.score if isinstance(block, SegmentBlock) else None
-    return Segment("\n".join(texts), title=block.title or None, score=score)

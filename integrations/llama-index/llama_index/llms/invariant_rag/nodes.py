@@ -15,20 +15,13 @@ from invariant_rag.prompts import Retrieval, without_marks
 from invariant_rag.segments import Segment
 
 _LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
-_MEDIA = ("image_resource", "audio_resource", "video_resource")
-_IMAGE = ("image", "image_path", "image_url")
 
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a retriever or postprocessor returned, or a synthesizer was given.
+    """What a retriever or postprocessor returned, or a synthesizer was given."""
 
-    Attributes:
-        query: What was asked; empty if that is not known.
-        nodes: The nodes.
-    """
-
-    query: str
+    query: str  # empty if that is not known
     nodes: Sequence[NodeWithScore]
 
     @cached_property
@@ -49,8 +42,9 @@ class Retrieved:
 
 def has_media(node: BaseNode) -> bool:
     """Return whether a node holds something other than text."""
-    names = _IMAGE if isinstance(node, ImageNode) else _MEDIA if isinstance(node, Node) else ()
-    return any(getattr(node, name) for name in names)
+    if isinstance(node, ImageNode):
+        return bool(node.image or node.image_path or node.image_url)
+    return isinstance(node, Node) and bool(node.image_resource or node.audio_resource or node.video_resource)
 
 
 def segment_of(found: NodeWithScore, text: str, *, with_id: bool = True) -> Segment:
@@ -64,6 +58,12 @@ def _metadata(found: NodeWithScore) -> dict[str, Any]:
     return {str(key): value for key, value in found.node.metadata.items()}
 
 
+def with_text(node: BaseNode, text: str, kind: type[TextNode] = TextNode, **fields: Any) -> TextNode:
+    """Return a copy of a node as a text node, with another text and other fields."""
+    shared = {name: getattr(node, name) for name in TextNode.model_fields if hasattr(node, name)}
+    return kind(**{**shared, "text": text, **fields})
+
+
 def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
     """Return the nodes of a `CitationQueryEngine`, sorted by their content, and labelled `Source 1:` and so on anew.
 
@@ -75,9 +75,7 @@ def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
         return list(nodes)
     bare = [text[label.end() :] for text, label in zip(texts, labels, strict=True) if label]
     places = sorted(range(len(nodes)), key=lambda i: Segment(bare[i], metadata=_metadata(nodes[i])).canonical_key)
-    return [_labelled(nodes[i], f"Source {number}:\n{bare[i]}") for number, i in enumerate(places, start=1)]
-
-
-def _labelled(found: NodeWithScore, text: str) -> NodeWithScore:
-    fields = {name: getattr(found.node, name) for name in TextNode.model_fields if hasattr(found.node, name)}
-    return NodeWithScore(node=TextNode(**{**fields, "text": text}), score=found.score)
+    return [
+        NodeWithScore(node=with_text(nodes[i].node, f"Source {number}:\n{bare[i]}"), score=nodes[i].score)
+        for number, i in enumerate(places, start=1)
+    ]

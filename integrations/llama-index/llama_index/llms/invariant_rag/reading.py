@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
+from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
@@ -19,15 +21,8 @@ from invariant_rag.prompts import Finding, Turn, forget_outside, outside_retriev
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet
 from llama_index.llms.invariant_rag.nodes import has_media
-from llama_index.llms.invariant_rag.reports import Reports
-from llama_index.llms.invariant_rag.runs import Scope
-from llama_index.llms.invariant_rag.slots import Part, Retrievals
-
-FIND_DOCUMENTS = (
-    "Whether slots of the prompt that are nothing but nodes retrieved in the same run are sets of segments."
-)
-STRICT = "Whether to raise an OrderWarning, not only to warn, where the order of nodes may change an answer."
-REQUIRE_SEGMENTS = "Whether to raise an OrderWarning for a prompt without any segment."
+from llama_index.llms.invariant_rag.runs import Reports, Scope, current_scope
+from llama_index.llms.invariant_rag.slots import Part, SlotReader, find_in
 
 _MARKS = (
     "Mark the nodes (SegmentMarkerPostprocessor), give SegmentBlocks, or let a variable of a template hold nothing but "
@@ -47,59 +42,40 @@ _FIXES: tuple[tuple[tuple[type, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What was asked.
-
-    Attributes:
-        turns: The conversation; its segments are in sets.
-        recognized: Whether every node in it is known to be a segment.
-        query: What the nodes were retrieved for; None if that is not known.
-        sinks: Where to report the answer.
-    """
+    """What was asked: a conversation whose segments are in sets."""
 
     turns: Sequence[Turn]
-    recognized: bool
-    query: str | None
-    sinks: Sequence[Reports]
+    recognized: bool  # whether every node in it is known to be a segment
+    query: str | None  # what the nodes were retrieved for
+    sinks: Sequence[Reports]  # where to report the answer
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Reads what an LLM is asked.
+class SegmentReader(SlotReader):
+    """An LLM that knows segments: those that are declared, and slots of prompts that are sets."""
 
-    Attributes:
-        find_documents: Whether slots may be sets.
-        strict: Whether to raise, and not only to warn.
-        require_segments: Whether to raise where there is no segment.
-        promises: Whether the order of segments is meant to be without effect. If not, there is nothing to warn of.
-        routed: Whether a router may answer with a plain model that reads the order given.
-        text_only: Whether nodes with images and other media are refused.
-    """
+    find_documents: bool = Field(True, description="Whether slots that are nothing but nodes of the same run are sets.")
+    strict: bool = Field(False, description="Whether to raise an OrderWarning where it is issued.")
+    require_segments: bool = Field(False, description="Whether to raise it for a prompt without any segment, too.")
 
-    find_documents: bool = True
-    strict: bool = False
-    require_segments: bool = False
-    promises: bool = True
-    routed: bool = False
-    text_only: bool = False
-
-    def read(self, turns: Sequence[Turn]) -> Reading:
+    def _read(
+        self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
+    ) -> Reading:
         """Find the sets in a conversation, and say what is none.
 
         Args:
-            turns: The conversation. Texts are `Part`s; strings among the parts are not examined.
-
-        Raises:
-            InvalidPrompt: A synthesizer was given nodes that hold other media than text, and only text can be read.
-            OrderWarning: Nothing is a segment, and `require_segments` is set; or there is a finding, and `strict` is.
+            turns: The conversation. Texts are `Part`s; strings among the parts are no slots.
+            promises: Whether the order of segments is meant to be without effect. If not, there is nothing to warn of.
+            routed: Whether a router may answer with a plain model that attends to the order given.
+            text_only: Whether to refuse nodes with images and other media.
         """
-        retrievals = Retrievals()
-        scope = retrievals.scope
-        if self.text_only and scope.given:
+        scope = current_scope()
+        if text_only and scope.given:
             refuse_media(scope.given.nodes)
-        find = retrievals.find_in if self.find_documents else lambda _: None
-        read = [Turn(turn.role, tuple(_resolved(turn, find))) for turn in turns]
-        in_sets = [segment.text for turn in read for segment in _segments(turn)]
-        found = recognize(read, [*retrievals.missing(in_sets), *outside_retrievals()] if self.find_documents else ())
+        searched = scope if self.find_documents else None
+        read = [Turn(turn.role, tuple(_resolved(turn, searched))) for turn in turns]
+        declared = [part for turn in read for part in turn.parts if isinstance(part, Segment | SegmentSet)]
+        in_sets = [each.text for part in declared for each in SegmentSet([part] if isinstance(part, Segment) else part)]
+        found = recognize(read, [*scope.missing(in_sets), *outside_retrievals()] if self.find_documents else ())
         forget_outside(found.texts)
         known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
         findings = list(found.findings)
@@ -108,21 +84,25 @@ class Reader:
         fix = asker_fix or _MARKS
         if self.require_segments and not has_sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=fix)
-        query = scope.given.query or None if scope.given else None
-        if not self.promises:
+        query = (scope.given.query or None) if scope.given else None
+        if not promises:
             return Reading(known, not findings, query, scope.sinks)
-        if not has_sets and not findings and self.find_documents and (count := _given_elsewhere(scope)):
+        if not has_sets and not findings and self.find_documents and (count := _given_elsewhere(scope)) > 1:
             message = f"the {count} nodes of a response synthesizer are not one slot of this call."
             findings.append(Finding("no_segments", message))
         comparing = scope.innermost(PairwiseComparisonEvaluator)
         if comparing is not None and not comparing._enforce_consensus:
             findings.append(Finding("no_segments", "two answers are compared in one order."))
-        if self.routed and any(len(each) > 1 for turn in known for each in turn.sets):
+        if routed and any(len(each) > 1 for turn in known for each in turn.sets):
             findings.append(Finding("routing", "the plain model of the router reads them in the order given."))
         kinds = ("no_segments", "separate", "incomplete", "marks") if asker_fix else ("no_segments",)
-        fixes = dict.fromkeys(kinds, fix)
-        report(findings, fixes=fixes, strict=self.strict)
+        report(findings, fixes=dict.fromkeys(kinds, fix), strict=self.strict)
         return Reading(known, not findings, query, scope.sinks)
+
+
+def knows_segments(llm: object) -> bool:
+    """Return whether an LLM is one of this package, or around one."""
+    return isinstance(llm.llm if isinstance(llm, StructuredLLM) else llm, SegmentReader)
 
 
 def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
@@ -130,12 +110,11 @@ def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
     if media := [each.node.node_id for each in nodes if has_media(each.node)]:
         raise InvalidPrompt(
             f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
-            hint="This LLM reads text only. Give a TextNode with a description instead, or an LLM that reads images: "
-            "InvariantSynthesizer(canonical(llm)).",
+            hint="Segments are text. Give a TextNode with a description instead.",
         )
 
 
-def _resolved(turn: Turn, find: Callable[[Part], SegmentSet | None]) -> Iterator[Any]:
+def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
     """Yield the parts of a turn, in which a text is the set that it is, or a string. Words are not looked at."""
     for part in turn.parts:
         if not isinstance(part, Part) or part.kind == "words":
@@ -143,21 +122,15 @@ def _resolved(turn: Turn, find: Callable[[Part], SegmentSet | None]) -> Iterator
         elif part.segments is not None:
             yield part.segments
         else:
-            yield (find(part) if part.kind == "finished" else None) or part.text
+            yield (find_in(scope, part) if scope and part.kind == "finished" else None) or part.text
 
 
 def _plain(part: Any) -> Any:
     return part.text if isinstance(part, Part) else part
 
 
-def _segments(turn: Turn) -> Iterator[Segment]:
-    for part in turn.parts:
-        yield from part if isinstance(part, SegmentSet) else [part] if isinstance(part, Segment) else []
-
-
 def _given_elsewhere(scope: Scope) -> int:
-    """Return how many nodes the synthesizer was given that asks; 0 if it shows none, or if their order is no matter."""
+    """Return how many nodes the synthesizer was given that asks; 0 if it shows none."""
     asking = scope.innermost(BaseSynthesizer, BaseNodePostprocessor, BaseRetriever)
     shows = isinstance(asking, BaseSynthesizer) and not isinstance(asking, Generation)
-    count = len(scope.given.nodes) if shows and scope.given else 0
-    return count if count > 1 else 0
+    return len(scope.given.nodes) if shows and scope.given else 0

@@ -1,12 +1,17 @@
-"""Replies of a model as responses of LlamaIndex: reasoning, text, calls and citations are blocks of a message."""
+"""Requests to a model, and its replies as responses of LlamaIndex: reasoning, text, calls and citations are blocks."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -21,11 +26,122 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply
+from invariant_rag.errors import InvariantRAGError
+from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
 from invariant_rag.generation.citations import CitedSpan
-from llama_index.llms.invariant_rag.calls import Call, iterate_in_thread
+from invariant_rag.remote import RemoteModel
+from llama_index.llms.invariant_rag.runs import Reports
 
+if TYPE_CHECKING:
+    from invariant_rag import InvariantModel
+    from invariant_rag.generation.batching import MicroBatcher
+
+T = TypeVar("T")
 R = TypeVar("R", ChatResponse, CompletionResponse)
+
+
+class AnswerFailed(InvariantRAGError, RuntimeError):
+    """A call failed with a `ValueError` or `TypeError`, such as one of transformers; it is the `__cause__`.
+
+    LlamaIndex's `Refine` (which `compact` and the context chat engines use) and its sub-question engine catch
+    `ValueError` and `TypeError`, and answer "Empty Response" or nothing. They do not catch this one.
+    """
+
+    hint = "The message and `__cause__` say what was wrong with the call; it has no answer."
+
+
+@contextmanager
+def no_swallowed_errors() -> Iterator[None]:
+    """Raise `AnswerFailed`, with the hint of the error, from every `ValueError` and `TypeError`."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        hint = error.hint if isinstance(error, InvariantRAGError) else None
+        raise AnswerFailed(f"{type(error).__name__}: {error}", hint=hint) from error
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a model, in this process or on a server."""
+
+    request: AnswerRequest
+    sinks: Sequence[Reports]  # of the engines around
+    model: Callable[[], InvariantModel] | RemoteModel  # the former loads it
+    choices: Mapping[str, Any] = field(default_factory=dict)  # of a server: method, ordering and overflow
+    batcher: MicroBatcher | None = None  # where to wait for concurrent calls
+    batch_size: int = 8
+
+    def reply(self, abandoned: Event | None = None) -> Reply:
+        """Ask, and return the reply."""
+        with no_swallowed_errors():
+            if isinstance(self.model, RemoteModel):
+                return self.model.reply(self.request, choices=self.choices)
+            from invariant_rag.generation.answering import Answering  # models of a server need no torch
+
+            answering = Answering(self.model(), self.request)
+            return answering.reply(self.batcher, batch_size=self.batch_size, abandoned=abandoned)
+
+    async def reply_in_thread(self) -> Reply:
+        """Return what `reply` does; the event loop goes on, and cancelling the task ends the generation."""
+        abandoned = Event()
+        try:
+            return await asyncio.to_thread(self.reply, abandoned)
+        finally:
+            abandoned.set()
+
+    def stream(self, whole: Callable[[Reply, Call, str], R]) -> Generator[R, None, None]:
+        """Yield a response with all that was written so far for every piece; the last one adds usage and `raw` alone.
+
+        Nothing is loaded before it is read. `whole` is `as_chat` or `as_completion`.
+        """
+        growing = _Growing()
+        grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
+        with no_swallowed_errors():
+            for piece in self._pieces():
+                yield grow(piece) if isinstance(piece, AnswerDelta) else whole(piece, self, "")
+
+    def _pieces(self) -> Iterator[AnswerDelta | Reply]:
+        if isinstance(self.model, RemoteModel):
+            return self.model.stream_reply(self.request, choices=self.choices)
+        from invariant_rag.generation.answering import Answering
+
+        return Answering(self.model(), self.request).stream()
+
+
+async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
+    """Iterate over a generator in a worker thread that has this context; closing this iterator closes the generator."""
+    loop, worker = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="invariant-rag")
+    step: Callable[[], T | None] = partial(copy_context().run, lambda: next(pieces, None))
+    try:
+        while (piece := await loop.run_in_executor(worker, step)) is not None:
+            yield piece
+    finally:
+        worker.submit(pieces.close)  # runs after a step that is still in progress
+        worker.shutdown(wait=False)
+
+
+async def astream(call: Call, whole: Callable[[Reply, Call, str], R]) -> AsyncGenerator[R, None]:
+    """Yield what `Call.stream` does, without blocking the event loop."""
+    async with aclosing(iterate_in_thread(call.stream(whole))) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+def as_completion(reply: Reply, call: Call, delta: str | None = None) -> CompletionResponse:
+    """Return the response to a text."""
+    report, answer = _report(reply, call), reply.first
+    said: dict[str, Any] = {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(report["usage"])}
+    return CompletionResponse(text=answer.content, delta=delta, **said)
+
+
+def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
+    """Return the response to a conversation."""
+    report, answer = _report(reply, call), reply.first
+    calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]
+    message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
+    message.blocks += [_citation(each) for each in answer.citations or ()]
+    said: dict[str, Any] = {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(report["usage"])}
+    return ChatResponse(message=message, delta=delta, **said)
 
 
 def _report(reply: Reply, call: Call) -> dict[str, Any]:
@@ -53,6 +169,16 @@ def _cited(span: CitedSpan, text: str) -> dict[str, Any]:
     return {**found, "source": span.segment.content_hash} | ({} if node_id is None else {"node_id": node_id})
 
 
+def _citation(span: CitedSpan) -> CitationBlock:
+    segment = span.segment
+    return CitationBlock(
+        cited_content=TextBlock(text=segment.text),
+        source=segment.content_hash,
+        title=segment.title or "",
+        additional_location_info={"start": span.start, "end": span.end},
+    )
+
+
 def _logprobs(answer: ModelAnswer) -> list[list[LogProb]] | None:
     """Return the log-probabilities, if they were asked for: at each place that of the token, then those of others."""
     if answer.logprobs is None:
@@ -63,50 +189,6 @@ def _logprobs(answer: ModelAnswer) -> list[list[LogProb]] | None:
         listed = [(each.token, each.logprob), *others]
         places.append([LogProb(token=token, logprob=value, bytes=list(token.encode())) for token, value in listed])
     return places
-
-
-def as_completion(reply: Reply, call: Call, delta: str | None = None) -> CompletionResponse:
-    """Return the response to a text."""
-    report = _report(reply, call)
-    text, logprobs = reply.first.content, _logprobs(reply.first)
-    return CompletionResponse(
-        text=text, delta=delta, raw=report, logprobs=logprobs, additional_kwargs=dict(report["usage"])
-    )
-
-
-def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
-    """Return the response to a conversation."""
-    report, answer = _report(reply, call), reply.first
-    calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]
-    message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
-    message.blocks += [_citation(each) for each in answer.citations or ()]
-    return ChatResponse(
-        message=message,
-        delta=delta,
-        raw=report,
-        logprobs=_logprobs(answer),
-        additional_kwargs=dict(report["usage"]),
-    )
-
-
-def stream(call: Call, whole: Callable[..., R]) -> Generator[R, None, None]:
-    """Yield a response with all that was written so far for every piece; the last one adds usage and `raw` alone.
-
-    Args:
-        call: What is asked.
-        whole: `as_chat` or `as_completion`.
-    """
-    growing = _Growing()
-    grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
-    for piece in call.stream():
-        yield grow(piece) if isinstance(piece, AnswerDelta) else whole(piece, call, delta="")
-
-
-async def astream(call: Call, whole: Callable[..., R]) -> AsyncGenerator[R, None]:
-    """Yield the same, without blocking the event loop."""
-    async with aclosing(iterate_in_thread(stream(call, whole))) as pieces:
-        async for piece in pieces:
-            yield piece
 
 
 @dataclass
@@ -130,16 +212,6 @@ class _Growing:
         extra = {"thinking_delta": delta.reasoning} if delta.reasoning else {}
         message = _message(self.text, self.reasoning, self.calls.values())
         return ChatResponse(message=message, delta=delta.content, additional_kwargs=extra)
-
-
-def _citation(span: CitedSpan) -> CitationBlock:
-    segment = span.segment
-    return CitationBlock(
-        cited_content=TextBlock(text=segment.text),
-        source=segment.content_hash,
-        title=segment.title or "",
-        additional_location_info={"start": span.start, "end": span.end},
-    )
 
 
 def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, dict[str, Any] | str]]) -> ChatMessage:

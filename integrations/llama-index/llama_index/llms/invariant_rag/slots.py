@@ -10,12 +10,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import finalize
 
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import LLM
@@ -30,7 +28,6 @@ from llama_index.core.prompts import (
 from llama_index.core.prompts.default_prompts import DEFAULT_CHOICE_SELECT_PROMPT
 from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
 
-from invariant_rag.prompts import Retrieval, find_set
 from invariant_rag.segments import SegmentSet
 from llama_index.llms.invariant_rag.runs import Scope, current_scope
 
@@ -52,40 +49,43 @@ _PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
 class Part:
     """A piece of text, as far as it is known what it is.
 
-    Attributes:
-        text: The text.
-        kind: The `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
-            `finished`, of which nothing is known.
-        segments: The set that it is; None if it is none.
-        block: The block of a message that a finished text is.
+    It is the `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
+    `finished`, of which nothing is known.
     """
 
     text: str
     kind: Literal["value", "words", "template", "finished"]
-    segments: SegmentSet | None = None
-    block: TextBlock | None = None
+    segments: SegmentSet | None = None  # the set that a value is
+    block: TextBlock | None = None  # of the message that a finished text is
 
 
 _KEPT: dict[int, tuple[str, SegmentSet]] = {}
 """Sets that blocks of messages were when they were read first, by the identity of the block; gone with it."""
 
 
-class SetText(str):
-    """A value for a variable of a template that is declared to be a set of segments.
+def find_in(scope: Scope, part: Part) -> SegmentSet | None:
+    """Return the set that a finished text is in a run, or was when its block was read first.
 
-    Attributes:
-        segments: The set.
+    So an agent's next turn knows what its tool retrieved, as long as its memory keeps the messages themselves.
     """
+    found = scope.find(part.text)
+    if part.block is None:
+        return found
+    key = id(part.block)
+    if found is None:
+        text, kept = _KEPT.get(key, ("", None))
+        return kept if text == part.text else None
+    if key not in _KEPT:
+        finalize(part.block, _KEPT.pop, key, None).atexit = False
+    _KEPT[key] = part.text, found
+    return found
+
+
+class SetText(str):
+    """A value of a template's variable that is declared to be a set: its text, for LLMs that know no segments."""
 
     __slots__ = ("segments",)
     segments: SegmentSet
-
-    @classmethod
-    def of(cls, segments: SegmentSet, text: str) -> SetText:
-        """Return a set, with the text for LLMs that know no segments."""
-        declared = cls(text)
-        declared.segments = segments
-        return declared
 
 
 class SlotText(str):
@@ -99,66 +99,6 @@ class SlotBlock(TextBlock):
     """A text block that a template wrote. It is an ordinary one for all but the LLMs of this package."""
 
     _parts: tuple[Part, ...] = PrivateAttr(default=())
-
-    @classmethod
-    def of(cls, *parts: Part) -> SlotBlock:
-        """Return a block of these parts."""
-        block = cls(text="".join(each.text for each in parts))
-        block._parts = parts
-        return block
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of its text."""
-        return self._parts
-
-
-@dataclass(frozen=True)
-class Retrievals:
-    """What was retrieved in the run of now, as segments.
-
-    Attributes:
-        scope: The span of now.
-    """
-
-    scope: Scope = field(default_factory=current_scope)
-
-    @cached_property
-    def known(self) -> list[Retrieval]:
-        """Each retrieval, the last one first, with the texts that LLMs are shown, and with those without metadata."""
-        inside = self.scope.innermost(BaseRetriever) is not None
-        forms = [form for each in reversed(self.scope.retrievals) for form in each.forms]
-        return [replace(form, one_by_one=inside) for form in forms]
-
-    def find(self, slot: str, *, is_context: bool = False) -> SegmentSet | None:
-        """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
-        return find_set(slot, [replace(each, query="") for each in self.known] if is_context else self.known)
-
-    def find_in(self, part: Part) -> SegmentSet | None:
-        """Return the set that a finished text is, or was when its block was read first.
-
-        So an agent's next turn knows what its tool retrieved, as long as its memory keeps the messages themselves.
-        """
-        found = self.find(part.text)
-        if part.block is None:
-            return found
-        key = id(part.block)
-        if found is None:
-            text, kept = _KEPT.get(key, ("", None))
-            return kept if text == part.text else None
-        if key not in _KEPT:
-            finalize(part.block, _KEPT.pop, key, None).atexit = False
-        _KEPT[key] = part.text, found
-        return found
-
-    def is_set(self, query: str) -> bool:
-        """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
-        return self.find(query, is_context=True) is not None
-
-    def missing(self, in_sets: Sequence[str]) -> list[Retrieval]:
-        """Return what is not whole in these texts of segments."""
-        found = [each for each in self.known if not all(any(s.text in t for t in in_sets) for s in each.segments)]
-        return [replace(each, query="") if self.is_set(each.query) else each for each in found]
 
 
 class SlotReader(LLM):
@@ -196,7 +136,7 @@ class _Filled:
         if not isinstance(template, PromptTemplate | ChatPromptTemplate | RichPromptTemplate):
             return None
         asked = llm.llm if isinstance(llm, StructuredLLM) else llm
-        retrievals = Retrievals() if getattr(asked, "find_documents", True) else None
+        scope = current_scope() if getattr(asked, "find_documents", True) else None
         plain = template._map_all_vars({**template.kwargs, **given})
         placed, parts = dict(plain), list[Part]()
         for name, value in plain.items():
@@ -204,7 +144,7 @@ class _Filled:
             text = value[0] if isinstance(value, list) and len(value) == 1 else value
             if not isinstance(text, str):
                 continue
-            part = _part(name, text, retrievals)
+            part = _part(name, text, scope)
             if part.segments is None and text is not value:
                 continue
             plain[name], placed[name] = text, f"<{_NONCE}:{len(parts)}>"
@@ -226,7 +166,9 @@ class _Filled:
         parts = self.parts(plain.text, placed.text) if _PLACE.search(placed.text) else None
         if parts is None:
             return plain  # no value is in it: a message that somebody has finished
-        return SlotBlock.of(*parts)
+        block = SlotBlock(text=plain.text)
+        block._parts = parts
+        return block
 
     def parts(self, plain: str, placed: str) -> tuple[Part, ...] | None:
         """Return the parts of a text; None if it is not the values with text between them, such as after a filter."""
@@ -237,14 +179,14 @@ class _Filled:
         return tuple(each for each in found if each.text) if "".join(each.text for each in found) == plain else None
 
 
-def _part(name: str, text: str, retrievals: Retrievals | None) -> Part:
+def _part(name: str, text: str, scope: Scope | None) -> Part:
     if isinstance(text, SetText):
         return Part(text, "value", text.segments)
-    if retrievals is None or name in _WORDS:
+    if scope is None or name in _WORDS:
         return Part(text, "words")
-    segments = retrievals.find(text, is_context=name in _CONTEXT)
-    asked = segments is None and text in {each.query for each in retrievals.scope.retrievals}
-    return Part(text, "words" if asked and not retrievals.is_set(text) else "value", segments)
+    segments = scope.find(text, is_context=name in _CONTEXT)
+    asked = segments is None and text in {each.query for each in scope.retrievals}
+    return Part(text, "words" if asked and not scope.is_set(text) else "value", segments)
 
 
 def _formatted(template: BasePromptTemplate, values: Mapping[str, Any]) -> BasePromptTemplate:

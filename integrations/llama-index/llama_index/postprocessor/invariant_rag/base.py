@@ -1,16 +1,19 @@
-"""Nodes whose text for the LLM is a marked segment."""
+"""Node postprocessors: one keeps the boundaries of nodes in LlamaIndex's own response modes, one joins chunks."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from llama_index.core.base.llms.types import BaseContentBlock, TextBlock
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
+from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import mark
+from invariant_rag.rag.text import join_chunks
 from invariant_rag.segments import Segment
+from llama_index.llms.invariant_rag.nodes import with_text
 
 
 class MarkedNode(TextNode):
@@ -18,12 +21,6 @@ class MarkedNode(TextNode):
 
     set_size: int = Field(description="Number of nodes that were retrieved together.", exclude=True)
     retrieval_score: float | None = Field(default=None, description="The retriever's score.", exclude=True)
-
-    @classmethod
-    def of(cls, node: BaseNode, set_size: int, score: float | None = None) -> MarkedNode:
-        """Return a marked copy of a node."""
-        shared: dict[str, Any] = {name: getattr(node, name) for name in TextNode.model_fields if hasattr(node, name)}
-        return cls(**{**shared, "text": node.get_content(), "set_size": set_size, "retrieval_score": score})
 
     def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
         """Return the text with the metadata of that mode; for `MetadataMode.LLM` as a marked segment."""
@@ -54,6 +51,58 @@ class SegmentMarkerPostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return [
-            NodeWithScore(node=MarkedNode.of(each.node, len(nodes), each.score), score=each.score) for each in nodes
-        ]
+        def marked(each: NodeWithScore) -> TextNode:
+            own = {"set_size": len(nodes), "retrieval_score": each.score}
+            return with_text(each.node, each.node.get_content(), MarkedNode, **own)
+
+        return [NodeWithScore(node=marked(each), score=each.score) for each in nodes]
+
+
+class SourceJoiner(BaseNodePostprocessor):
+    """Joins the chunks of one source into one node, in source order, without repeating text in which they overlap.
+
+    Which chunk comes first in a source is information, and which source was retrieved first is not: so a source is one
+    segment, and sources are a set. Put it behind rerankers, and in front of `SegmentMarkerPostprocessor`. A joined node
+    has id and metadata of its first chunk, and the best score of its chunks.
+
+    Raises:
+        RetrievalError: Chunks of one source have no `start_char_idx`.
+    """
+
+    join_by: str | None = Field(
+        default=None, description="Metadata key of the source, such as file_path; None: the document that was split."
+    )
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the stable id of this class."""
+        return "SourceJoiner"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        sources: dict[object, list[NodeWithScore]] = {}
+        for each in nodes:
+            source = each.node.ref_doc_id if self.join_by is None else each.node.metadata.get(self.join_by)
+            key = ("node", each.node.node_id) if source is None else ("source", source)
+            sources.setdefault(key, []).append(each)
+        return [chunks[0] if len(chunks) == 1 else _joined(chunks) for chunks in sources.values()]
+
+
+def _joined(chunks: Sequence[NodeWithScore]) -> NodeWithScore:
+    placed = sorted(((_start_of(each.node), each.node.get_content(), each) for each in chunks), key=lambda it: it[:2])
+    start, _, first = placed[0]
+    text = join_chunks((start, content) for start, content, _ in placed)
+    end = max(start + len(content) for start, content, _ in placed)
+    node = with_text(first.node, text, start_char_idx=start, end_char_idx=end)
+    return NodeWithScore(node=node, score=max((each.score for each in chunks if each.score is not None), default=None))
+
+
+def _start_of(node: BaseNode) -> int:
+    start = getattr(node, "start_char_idx", None)
+    if start is None:
+        raise RetrievalError(
+            f"expected chunks with start_char_idx, got node {node.node_id} without",
+            hint="Split documents with a node parser of LlamaIndex, or set start_char_idx of your nodes.",
+        )
+    return int(start)

@@ -6,36 +6,32 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import BaseContentBlock, ChatMessage, TextBlock
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.instrumentation.events.synthesis import GetResponseEndEvent, GetResponseStartEvent
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
-from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryType
+from llama_index.core.schema import NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 
-from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
 from invariant_rag.prompts import without_marks
-from invariant_rag.segments import Segment, SegmentSet, document_rendering
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning
-from llama_index.llms.invariant_rag.nodes import has_media, relabelled, segment_of
-from llama_index.llms.invariant_rag.reading import refuse_media
-from llama_index.llms.invariant_rag.reports import METADATA_KEY
+from invariant_rag.segments import Segment, SegmentSet
+from llama_index.llms.invariant_rag.nodes import relabelled, segment_of
+from llama_index.llms.invariant_rag.reading import knows_segments, refuse_media
 from llama_index.llms.invariant_rag.runs import current_scope
-from llama_index.llms.invariant_rag.slots import Part, SetText, SlotBlock, SlotReader
+from llama_index.llms.invariant_rag.slots import SetText
 
 dispatcher = get_dispatcher(__name__)
 
 _OWN_VARIABLES = frozenset({"context_str", "query_str", "text_chunks", "string_to_format"})
-_NOTHING_READ: Mapping[str, Any] = {"sets": [], "order": [], "dropped": [], "trimmed": [], "invariant": None}
 
 
 class InvariantSynthesizer(BaseSynthesizer):
@@ -68,15 +64,11 @@ class InvariantSynthesizer(BaseSynthesizer):
         empty_response: str | None = None,
     ) -> None:
         super().__init__(
-            llm=llm,
-            callback_manager=callback_manager,
-            streaming=streaming,
-            output_cls=output_cls,
-            empty_response=empty_response,
+            llm, callback_manager, streaming=streaming, output_cls=output_cls, empty_response=empty_response
         )
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
         self._check_streaming()
-        if not isinstance(self._llm, SlotReader):
+        if not knows_segments(self._llm):
             warnings.warn(
                 f"{type(self._llm).__name__} gets the nodes as one text, so its answer depends on their order. "
                 "Use llm=InvariantLLM(...), or canonical(llm).",
@@ -113,11 +105,10 @@ class InvariantSynthesizer(BaseSynthesizer):
 
         Raises:
             InvalidPrompt: A keyword has the name of something that the synthesizer sets; the template has no
-                `{context_str}`; or a node holds an image or another medium, which the LLM cannot read.
+                `{context_str}`; or a node holds an image or another medium.
         """
         _check_variables(response_kwargs)
-        response = super().synthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
-        return _with_metadata(response)
+        return super().synthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
 
     async def asynthesize(
         self,
@@ -128,8 +119,7 @@ class InvariantSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Async version of `synthesize`."""
         _check_variables(response_kwargs)
-        response = await super().asynthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
-        return _with_metadata(response)
+        return await super().asynthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
 
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
         """Answer a query from texts, each of which is one segment.
@@ -145,8 +135,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         Raises:
             InvalidPrompt: As for `synthesize`.
         """
-        template = self._asked(query_str, text_chunks, response_kwargs)
-        response: RESPONSE_TEXT_TYPE = self._ask(template)
+        response: RESPONSE_TEXT_TYPE = self._ask("", self._filled(query_str, text_chunks, response_kwargs))
         dispatcher.event(GetResponseEndEvent())
         return response
 
@@ -154,17 +143,16 @@ class InvariantSynthesizer(BaseSynthesizer):
         self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
     ) -> RESPONSE_TEXT_TYPE:
         """Async version of `get_response`."""
-        template = self._asked(query_str, text_chunks, response_kwargs)
-        response: RESPONSE_TEXT_TYPE = await self._ask(template, "a")
+        response: RESPONSE_TEXT_TYPE = await self._ask("a", self._filled(query_str, text_chunks, response_kwargs))
         dispatcher.event(GetResponseEndEvent())
         return response
 
-    def _ask(self, template: BasePromptTemplate, prefix: str = "") -> Any:
+    def _ask(self, prefix: str, template: BasePromptTemplate) -> Any:
         if self._output_cls is not None:
             return getattr(self._llm, f"{prefix}structured_predict")(self._output_cls, template)
         return getattr(self._llm, f"{prefix}stream" if self._streaming else f"{prefix}predict")(template)
 
-    def _asked(self, query_str: str, texts: Sequence[str], variables: Mapping[str, Any]) -> BasePromptTemplate:
+    def _filled(self, query_str: str, texts: Sequence[str], variables: Mapping[str, Any]) -> BasePromptTemplate:
         """Return the prompt, with all its values."""
         self._check_streaming()  # chat engines set it after construction
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(texts)))
@@ -174,37 +162,15 @@ class InvariantSynthesizer(BaseSynthesizer):
                 "expected a text_qa_template with {context_str}, got one without it",
                 hint="Write {context_str} and {query_str} into text_qa_template.",
             )
-        given = current_scope().given
-        nodes: Sequence[NodeWithScore | None] = [None] * len(texts)
-        if given and len(given.nodes) == len(texts):
-            nodes = given.nodes
-        media = [each for each in nodes if each and has_media(each.node)]
-        read = [(each, text) for each, text in zip(nodes, texts, strict=True) if each not in media]
-        plain = [without_marks(text) for _, text in read]
-        segments = [
-            segment_of(each, text) if each else Segment(text) for (each, _), text in zip(read, plain, strict=True)
-        ]
-        context = SetText.of(SegmentSet(segments), "\n\n".join(plain))
+        plain, given = [without_marks(text) for text in texts], current_scope().given
+        segments = list(map(Segment, plain))
+        if given and len(given.nodes) == len(plain):
+            refuse_media(given.nodes)
+            segments = list(map(segment_of, given.nodes, plain))
+        context = SetText("\n\n".join(plain))
+        context.segments = SegmentSet(segments)
         values = {**variables, "query_str": without_marks(query_str), "context_str": context}
-        template = self._text_qa_template.partial_format(**values)
-        return self._with_media(template, media) if media else template
-
-    def _with_media(self, template: BasePromptTemplate, nodes: Sequence[NodeWithScore]) -> BasePromptTemplate:
-        """Return the prompt with nodes that are not text alone behind the context, in the order of their content."""
-        inner = self._llm.llm if isinstance(self._llm, StructuredLLM) else self._llm
-        if isinstance(inner, InvariantLLM) or not inner.metadata.is_chat_model:
-            refuse_media(nodes)
-        blocks = [block for each in sorted(map(_blocks, nodes), key=repr) for block in each]
-        messages = [
-            each.model_copy(update={"blocks": [*each.blocks, *blocks]}) if _shows_set(each) else each
-            for each in self._llm._get_messages(template)
-        ]
-        return ChatPromptTemplate(message_templates=messages)
-
-
-def _shows_set(message: ChatMessage) -> bool:
-    written = [block for block in message.blocks if isinstance(block, SlotBlock)]
-    return any(part.segments is not None for block in written for part in block.parts)
+        return self._text_qa_template.partial_format(**values)
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
@@ -218,18 +184,3 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
 def _numbered(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
     """Return nodes in the order in which the prompt numbers them."""
     return relabelled(nodes) if current_scope().innermost(CitationQueryEngine) else nodes
-
-
-def _blocks(found: NodeWithScore) -> list[BaseContentBlock]:
-    text = without_marks(found.node.get_content(MetadataMode.LLM))
-    blocks = found.node.get_content_blocks(metadata_mode=MetadataMode.LLM)
-    media = [block for block in blocks if not isinstance(block, TextBlock)]
-    shown = [SlotBlock.of(Part(document_rendering(Segment(text)), "words"))] if text else []
-    return [*shown, *media]
-
-
-def _with_metadata(response: RESPONSE_TYPE) -> RESPONSE_TYPE:
-    """Return a response whose metadata says that nothing was read, if no LLM was asked."""
-    if response.metadata is None:
-        response.metadata = {METADATA_KEY: dict(_NOTHING_READ)}
-    return response
