@@ -53,6 +53,7 @@ CACHE_BYTES = 1 << 28
 # What xgrammar lets into strings of JSON though it is none in UTF-8: control characters, overlong forms, and halves of
 # surrogate pairs, as bytes and behind \u (any character can be written as itself).
 _BROKEN = re.compile(rb"[\x00-\t\v\f\x0e-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|(?<!\\)(?:\\\\)*\\u")
+_QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
 _UNFINISHED = re.compile(rb"[\xe0\xed\xf0]\Z|(?<!\\)(?:\\\\)*\\\Z")  # behind these, some bytes would be broken
 
 compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None]
@@ -106,10 +107,12 @@ def follow(
     *,
     trigger: str = "",
     literals: str = "",
+    turn_ends: Sequence[int] = (),
 ) -> Constraint:
     """Return keywords with which the texts of a model follow a structural tag; see `constrain`.
 
-    A text is free until it holds the trigger; `literals`, which stand around JSON, may have control tokens.
+    A text is free until it holds the trigger; `literals`, which stand around JSON, may have control tokens. `turn_ends`
+    end a text as the model's own tokens for that do.
     """
     check_options(kwargs, lm.model)
     tokenizer, defaults = cast("PreTrainedTokenizerBase", lm.tokenizer), lm.model.generation_config
@@ -120,7 +123,7 @@ def follow(
             hint="Leave them away; those of a generation_config too.",
         )
     words = vocabulary(tokenizer, lm.model.config.get_text_config(decoder=True).vocab_size)
-    ends = [*as_ids(resolve_option(kwargs, "eos_token_id", defaults)), *as_ids(defaults.eos_token_id)]
+    ends = [*as_ids(resolve_option(kwargs, "eos_token_id", defaults)), *as_ids(defaults.eos_token_id), *turn_ends]
     stops = frozenset(each for each in ends or as_ids(tokenizer.eos_token_id) if each < len(words.words))
     processor = GrammarProcessor(words, tag, stops, trigger, literals)
     return Constraint(
@@ -186,13 +189,17 @@ class Vocabulary:
         elsewhere = compile_elsewhere.get()
         return compile_tag(self._compiler, tag) if elsewhere is None else elsewhere(self, tag)
 
-    def _allowed(self, before: bytes, literals: str, stops: frozenset[int]) -> torch.Tensor:
+    def _allowed(self, before: bytes, quoted: bool, literals: str, stops: frozenset[int]) -> torch.Tensor:
         """Return which tokens may follow in JSON where its grammar allows them: bits `[size / 32]`.
 
         `before` is the end of the text, if that begins a character or an escape. Only `literals` have control tokens.
+        Outside of strings (not `quoted`), a tab is white space.
         """
         allowed = np.zeros(-(-len(self.words) // 32) * 32, dtype=bool)
-        allowed[: len(self.words)] = [not _BROKEN.search(before + word) for word in self.words]
+        in_string = (quoted or b'"' in word for word in self.words)
+        allowed[: len(self.words)] = [
+            not (inside and _BROKEN.search(before + word)) for inside, word in zip(in_string, self.words, strict=True)
+        ]
         allowed[[index for index, name in self._controls.items() if name not in literals]] = False
         allowed[list(stops)] = True
         return torch.from_numpy(np.packbits(allowed, bitorder="little").view(np.int32).copy())
@@ -309,8 +316,11 @@ class _Text:
             return torch.full_like(self._bits[0], -1)
         bits = self._bits[0]
         if self._of.trigger.encode() in self._written:
-            end = _UNFINISHED.search(self._written)
-            kept = bits & self._of.words.allowed(end[0][-1:] if end else b"", self._of.literals, self._of.stops)
+            end, written = _UNFINISHED.search(self._written), self._written
+            json = written[written.find(self._of.trigger.encode()) :]
+            quoted = len(_QUOTE.findall(json)) % 2 == 1
+            before = end[0][-1:] if end else b""
+            kept = bits & self._of.words.allowed(before, quoted, self._of.literals, self._of.stops)
             bits = kept if kept.any() else bits  # a constant may have an escape
         if not bits.any():
             raise InvalidSchema(

@@ -127,7 +127,14 @@ class ToolCalling:
         else:
             form, trigger = self._calls_in_text(is_open=is_open), written.trigger
         tag = tag_of(form)
-        return follow(self.lm, tag, max_new_tokens, kwargs, trigger=trigger, literals="".join(literals))
+        ends = self._turn_ends()
+        return follow(self.lm, tag, max_new_tokens, kwargs, trigger=trigger, literals="".join(literals), turn_ends=ends)
+
+    def _turn_ends(self) -> list[int]:
+        """Return the token that ends an answer: the one that the template writes there, else the tokenizer's."""
+        ending, special = self.form.turn_end.lstrip(), self._tokenizer.added_tokens_decoder.items()
+        written = [index for index, token in special if token.content and ending.startswith(token.content)]
+        return [index for index in (*written, self._tokenizer.eos_token_id) if index is not None][:1]
 
     def _calls(self, begin: str) -> dict[str, Any]:
         """Return the format of `begin NAME middle JSON (between NAME middle JSON)* end`."""
