@@ -65,10 +65,10 @@ class EveryBit(LogitsProcessor):
         self._letters = lm.tokenizer.encode("abcdefghijklmnopqrstuvwxyz", add_special_tokens=False)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        chosen = torch.full_like(scores, float("-inf"))
+        chosen = scores.clone()  # nothing is banned: a schema may leave no letter
         for row, given in zip(chosen, scores, strict=True):
             digest = hashlib.sha256(given.float().numpy().tobytes()).digest()
-            row[self._letters[digest[0] % len(self._letters)]] = 0.0
+            row[self._letters[digest[0] % len(self._letters)]] = given.max() + 100
         return chosen
 
 
