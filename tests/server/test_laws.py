@@ -139,7 +139,7 @@ def test_other_threads_run_while_a_long_text_is_tokenized(embedded: InvariantMod
     literals, text = literals_of(embedded.tokenizer), "The ferry leaves at noon. " * 100_000
     longest = 0.0
     with ThreadPoolExecutor(1) as pool:
-        encoding = pool.submit(literals.encode_plain, text, split_special_tokens=True)
+        encoding = pool.submit(literals.encode_literal, [text])
         begun = last = time.perf_counter()
         while not encoding.done():
             time.sleep(0.005)
