@@ -10,7 +10,7 @@ from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.orderings import Candidate
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
-from invariant_rag.server.engines.base import EngineReply, RerankCall
+from invariant_rag.server.engines.base import Call, EngineReply, RerankCall
 from invariant_rag.server.metrics import StreamClock
 from invariant_rag.server.order_sampling import compare_orders
 from invariant_rag.server.replies import ChatReplies, TextReplies
@@ -100,9 +100,7 @@ def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
         if orders := job.parsed.check_orders:
             for reply, call in zip(found, calls, strict=True):
                 reply.report["check_order"] = compare_orders(job.state.engine, call, orders, job.abandoned)
-    for call, reply in zip(calls, found, strict=True):
-        job.state.sampling.consider(call, reply)
-    _count(job, found)
+    _note(job, calls, found)
     if not calls[0].stream:
         return replies.whole(found)
     begin()
@@ -114,9 +112,10 @@ def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
     return None
 
 
-def _count(job: Job, found: list[EngineReply]) -> None:
-    """Note in the metrics and in the log how many tokens there were."""
-    for reply in found:
+def _note(job: Job, calls: list[Call], found: list[EngineReply]) -> None:
+    """Note in metrics and log how many tokens there were, and what another order would have done."""
+    for call, reply in zip(calls, found, strict=True):
+        job.state.sampling.consider(call, reply)
         job.state.metrics.count_tokens(reply.usage)
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
             job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
