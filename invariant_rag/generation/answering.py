@@ -28,10 +28,9 @@ from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest,
 from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
-from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.outputs import Generation, ledger
 from invariant_rag.generation.streaming import (
     StopOnEvent,
     TextStream,

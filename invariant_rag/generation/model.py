@@ -33,12 +33,9 @@ from invariant_rag.generation.decode import decode
 from invariant_rag.generation.explain import Explanation, explain
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation, to_generations
-from invariant_rag.generation.overflow import Overflow
-from invariant_rag.generation.padding import batch_caches, left_pad, to_static
-from invariant_rag.generation.prefill import Prefiller
-from invariant_rag.generation.prepare import PreparedPrompt, prepare
-from invariant_rag.generation.shared_state import shared_state
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state, to_static
+from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
 from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
@@ -531,8 +528,9 @@ class InvariantModel:
             cache = to_static(cache, self.model.config, batch.ids.shape[1] + max_new_tokens)
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
-            decoded = decode(prefiller.model, batch.ids, batch.mask, cache, max_new_tokens, options)
-        return to_generations(decoded, prepared, [each.cached_tokens for each in prefilled], self.tokenizer, options)
+            cached = [each.cached_tokens for each in prefilled]
+            inputs = batch.ids, batch.mask, cache
+            return decode(prefiller.model, self.tokenizer, prepared, *inputs, max_new_tokens, options, cached)
 
 
 def _unpickled(
