@@ -174,7 +174,10 @@ class Answering:
 
     def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
         """Return the prompt, with keywords of `InvariantModel.generate`, for each answer to generate."""
-        return [(self.prompt, self._options(index)) for index in range(self._drawn)]
+        prompt: Any = self.prompt
+        if type(self.lm) is InvariantModel:  # what was prepared already need not be tokenized again
+            prompt = vars(self).get("prepared", prompt)
+        return [(prompt, self._options(index)) for index in range(self._drawn)]
 
     def parse(self, generations: Sequence[Generation]) -> Reply:
         """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""
