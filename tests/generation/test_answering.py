@@ -85,7 +85,7 @@ WRITTEN = "At noon [2], as `row[1]` says; see [1] and [3]."
 
 def test_an_answer_stays_as_written_and_its_numbers_lead_to_the_documents() -> None:
     lm = lm_of("hermes")
-    slots = [Slot((f"[{number}] ",), ("\n",), number=str(number)) for number in (1, 2, 3)]
+    slots = [Slot(f"[{number}] ", "\n", number=str(number)) for number in (1, 2, 3)]
     cited = set()
     for order in permutations(DOCUMENTS):
         messages = [{"role": "user", "content": [SegmentSet(order, slots=slots), "When?"]}]

@@ -34,9 +34,8 @@ from llama_index.llms.invariant_rag.choices import check_call_keywords, check_pa
 from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_options
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
-from llama_index.llms.invariant_rag.reading import Reading
 from llama_index.llms.invariant_rag.responses import Call, as_chat, as_completion, astream
-from llama_index.llms.invariant_rag.slots import Part
+from llama_index.llms.invariant_rag.slots import Part, Reading
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel, KeyValueCache

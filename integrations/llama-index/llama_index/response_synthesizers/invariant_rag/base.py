@@ -24,9 +24,9 @@ from llama_index_instrumentation import get_dispatcher
 from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
 from invariant_rag.prompts import without_marks
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.nodes import relabelled, segment_of
-from llama_index.llms.invariant_rag.reading import knows_segments, refuse_media
-from llama_index.llms.invariant_rag.runs import current_scope
+from llama_index.llms.invariant_rag.handler import current_scope
+from llama_index.llms.invariant_rag.nodes import refuse_media, relabelled, segment_of
+from llama_index.llms.invariant_rag.reports import knows_segments
 from llama_index.llms.invariant_rag.slots import SetText
 
 dispatcher = get_dispatcher(__name__)
