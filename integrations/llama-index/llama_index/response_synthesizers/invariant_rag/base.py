@@ -100,7 +100,7 @@ class InvariantSynthesizer(BaseSynthesizer):
 
         The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
         `metadata["invariant_rag"]`: the ledger (`sets`, `order`, `dropped`, `trimmed`, `cached_tokens`, `method`,
-        `invariant`; see `invariant_rag.generation.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
+        `invariant`; see `generation.outputs.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
         streaming response it is there once the stream is consumed.
 
         Raises:
