@@ -43,7 +43,7 @@ _LEFT = 499
 class Guard:
     """Names every request, finds the tenant of its key, receives its body, and logs a line without contents at its end.
 
-    The state of its scope has `noted`, what the log says of it; `tenant`, "" where no keys are needed; and `body`. Bodies
+    The state of its scope has `noted`, what the log says of it; `tenant`, "" without keys; and `body`. Bodies
     that are too long or come too slowly are refused before they are held in memory. A fault of the server is a line of
     its own, with its place, and an answer that has the name of the request.
     """
