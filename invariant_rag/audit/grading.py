@@ -66,6 +66,13 @@ class Grader:
         self._right: dict[tuple[str, str], bool] = {}
         self._meanings: dict[str, list[str]] = {}
 
+    def check(self, questions: Sequence[Question]) -> None:
+        """Grade a gold answer, before a system is asked: a metric or a judge that cannot fails now."""
+        if self.judge is not None:
+            self.judge.check(questions)
+        for each in [each for each in questions if each.answers][:1]:
+            self._class(each, each.answers[0])
+
     def classes(self, question: Question, answers: Sequence[str | None]) -> list[int]:
         """Return the class of each answer of a question; None is a call that failed."""
         return [FAILED if answer is None else self._class(question, answer) for answer in answers]
