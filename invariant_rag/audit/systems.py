@@ -67,7 +67,7 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
             or anything callable, which may be async. A framework's wrapper around an `InvariantModel` is audited as
             that model, with the wrapper's parameters.
         to_input: Makes the input of the system from question and segments. By default it follows from what the system
-            declares; see `invariant_rag.audit.inputs`.
+            declares; see `invariant_rag.audit.frameworks`.
         generation: Keywords of `InvariantModel.generate`; they override a wrapper's parameters.
 
     Raises:
@@ -172,16 +172,10 @@ def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
 
 
 def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
-    """Return the name of a model together with everything that its answers depend on."""
+    """Return the name of a model with its method, ordering and options."""
     options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
     options += "" if message is None else f", system={message!r}"
-    hyper = "".join(f", {key}={value!r}" for key, value in sorted(vars(lm.method).items()))
-    loaded = f"{lm.backend.name}, {str(lm.model.dtype).removeprefix('torch.')}"
-    loaded += "" if lm.overflow == "error" else f", {lm.overflow}"
-    longest = lm.max_segment_tokens
-    loaded += "" if longest is None else f", max_segment_tokens={longest}"
-    loaded += "" if lm.intervention is None else f", {lm.intervention!r}"
-    return f"{lm.name} ({lm.method.name}{hyper}, {lm.ordering!r}, {loaded}{options})"
+    return f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{options})"
 
 
 def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:

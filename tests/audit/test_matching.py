@@ -111,6 +111,10 @@ nonfiction | fiction
 dissatisfied | satisfied
 inexpensive | expensive
 Yes and no. | yes
+Not yet known. | no
+Paris was never the capital. | Paris
+Ann and not Bo | Bo
+Ask it. | IT
 """
 RIGHT = """
 December 14, 1972 | 1972-12-14
@@ -161,6 +165,10 @@ A | A
 * | *
 C++ | C++
 on the fourth of July 1776 | July 4, 1776
+The 5th of May, 2020 | 2020-05-05
+The answer is (c). | C
+Ann, who did not like it | Ann
+0.75 | 3/4
 in July of 1776 | July 1776
 a dozen eggs | 12
 25 per cent | 25%
