@@ -93,7 +93,7 @@ class Grader:
         if self.judge is not None:
             return self.judge.is_right(question, answer)
         score = self.metric(answer, question.answers)
-        if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        if not isinstance(score, int | float) or not 0 <= score <= 1:
             raise InvalidChoice(f"metric: expected a number from 0 to 1, got {shown(score)}")
         return score >= 0.5
 

@@ -221,12 +221,11 @@ def _parse_question(entry: Any, where: str) -> Question:
     listed = list(() if given is None else given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
     try:
+        answers = _as_list(record.get("answers"), "answers", str | int | float)
         return Question(
             record["question"],
             tuple(map(as_segment, listed)),
-            tuple(
-                each for each in map(str, _as_list(record.get("answers"), "answers", str | int | float)) if _says(each)
-            ),
+            tuple(str(each) for each in answers if str(each).strip() and each == each),  # noqa: PLR0124 - not NaN
             tuple(sorted({*_as_list(record.get("gold"), "gold", int), *marked})),
             "".join(map(str, _as_list(record.get("id"), "id", str | int | float))),
             tuple(_as_list(record.get("rubrics"), "rubrics", str)),
@@ -235,11 +234,6 @@ def _parse_question(entry: Any, where: str) -> Question:
         )
     except (InvalidQuestion, InvalidSegment) as error:
         raise InvalidQuestion(f"{where}: {error}") from error
-
-
-def _says(answer: str) -> bool:
-    """Return whether a gold answer is one: cells that are empty, or that pandas read as NaN, are unknown answers."""
-    return bool(answer.strip()) and answer != "nan"
 
 
 def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:

@@ -350,6 +350,11 @@ def test_a_system_that_returns_no_answer_is_refused_at_its_first_call(answer: An
         audit(lambda question, segments: answer, records(2))
 
 
+def test_a_metric_may_say_true_or_false() -> None:
+    found = audit(symmetric, records(4), metric=lambda answer, golds: golds[0] in answer)
+    assert found.measures["accuracy_today"].value == 1.0
+
+
 @pytest.mark.parametrize("answers", ["", " ", [], None, [""], float("nan")])
 def test_an_empty_gold_answer_is_none(answers: Any) -> None:
     found = audit(symmetric, [{**each, "answers": answers} for each in records(4)])
