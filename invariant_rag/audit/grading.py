@@ -9,11 +9,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calling import call
-from invariant_rag.audit.endpoint import Endpoint
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.metrics import exact_match, token_f1
 from invariant_rag.audit.statistics import Estimate, wilson_interval
-from invariant_rag.audit.systems import is_url, loaded
+from invariant_rag.audit.systems import Endpoint, is_url, loaded
 from invariant_rag.checks import check_name
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
 from invariant_rag.shown import clean, counted, shown

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from invariant_rag.audit import Question, Reply, audit
-from invariant_rag.audit.gates import Gate
+from invariant_rag.audit.advice import Gate
 from invariant_rag.audit.grading import AnswerEmbedder, Grader
 from invariant_rag.errors import (
     AuditFailed,
@@ -392,13 +392,14 @@ def test_gates_hold_beyond_doubt_only() -> None:
     dependent, blind = (audit(each, records(100), remedies=()) for each in (first, noisy(symmetric, 0.1)))
     held = {
         text: (Gate.parse(text).holds(dependent), Gate.parse(text).holds(blind))
-        for text in ("order-matters", "net-sensitivity>5%", "accuracy-today<80%", "errors>1%")
+        for text in ("order-matters", "net-sensitivity>5%", "accuracy-today<80%", "errors>1%", "accuracy-today<30%")
     }
     assert held == {
         "order-matters": (True, False),
         "net-sensitivity>5%": (True, False),
         "accuracy-today<80%": (True, False),
         "errors>1%": (False, False),
+        "accuracy-today<30%": (False, False),  # 25 of 100 are below, their interval is not
     }
     with pytest.raises(InvalidChoice, match="flip-rate") as refused:
         Gate.parse("flip-rate>5%")
