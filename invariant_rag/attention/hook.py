@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from invariant_rag.arrangement import Arrangement
-from invariant_rag.attention.call import AttentionCall, Backend, BatchCall
+from invariant_rag.attention.call import AttentionCall, Backend
 from invariant_rag.attention.inline import inline_attention, replaced
 from invariant_rag.attention.layer_inputs import AttentionFunction, LayerInputs
 from invariant_rag.attention.per_model import once_per_model
@@ -282,7 +282,7 @@ class ArrangedAttention:
         rows, heads, count, _ = inputs.queries.shape
         if skipped == count:  # the last text is empty
             return inputs.values.new_zeros(rows, count, heads, inputs.values.shape[-1])
-        call = BatchCall(
+        call = AttentionCall(
             queries=inputs.queries[:, :, skipped:],
             keys=inputs.keys,
             values=inputs.values,
@@ -304,7 +304,11 @@ class ArrangedAttention:
             unused = max(0, prompt.arrangement.layout.text_spans[-1].start - call.query_start)
             call, skipped = replace(call, queries=call.queries[:, unused:]), skipped + unused
         has_queries = bool(call.queries.shape[1])
-        out = (self.backend.attend(prompt.arrangement, call) if has_queries else call.new_output()).transpose(0, 1)
+        out = (
+            self.backend.attend(prompt.arrangement, call)
+            if has_queries
+            else call.values.new_zeros(call.queries.shape[0], 0, call.values.shape[-1])
+        ).transpose(0, 1)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
 
 
