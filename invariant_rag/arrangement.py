@@ -304,4 +304,4 @@ def _joined(runs: Iterable[tuple[int, int, int]]) -> tuple[Run, ...]:
             result[-1][1] = stop
         else:
             result.append([start, stop, shift])
-    return tuple(Run(*each) for each in result)
+    return tuple(Run(start, stop, shift) for start, stop, shift in result)

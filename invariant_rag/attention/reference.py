@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Key(NamedTuple):
     """A key that a query attends to: its index in memory, its position in the row, and its run (None: it is ranked)."""
 
-    index: int
+    token: int
     position: int
     run: Run | None
 
@@ -78,12 +78,12 @@ def _projected(call: AttentionCall, x: torch.Tensor, positions: Sequence[int]) -
 def _attend_one_query(call: AttentionCall, head: int, query: int, keys: list[Key]) -> torch.Tensor:
     """Return the attention output of one query `[D_v]`, in float64; a sliding window covers the last of the keys."""
     keys = keys if call.sliding_window is None else keys[-call.sliding_window :]
-    kv, indices = head // call.num_key_value_groups, [key.index for key in keys]
+    kv, indices = head // call.num_key_value_groups, [key.token for key in keys]
     rotated_query = call.rotation.rotate(
         call.queries[head, query - call.query_start].double(), keys[-1].position - query
     )
     rotated_keys = call.keys[kv, indices].double()
-    shifts = torch.tensor([key.position - key.index for key in keys])
+    shifts = torch.tensor([key.position - key.token for key in keys])
     for shift in shifts.unique().tolist():
         rotated_keys[shifts == shift] = call.rotation.rotate(rotated_keys[shifts == shift], shift)
     scores = (rotated_keys @ rotated_query) * call.scaling

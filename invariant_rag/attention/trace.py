@@ -126,6 +126,6 @@ class TracingBackend:
                 asked = slice(None if is_segment else max(0, last - part.queries.start), None)
                 for each, shift in zip(row.ranked, shifts, strict=True):
                     for index, span in enumerate(each.segments):
-                        away = token - (span.stop - 1) - shift[:, asked, index]
-                        found[reader][numbers[span]] += [] if index == each.own else away.flatten().tolist()
+                        distances = token - (span.stop - 1) - shift[:, asked, index]
+                        found[reader][numbers[span]] += [] if index == each.own else distances.flatten().tolist()
         return found

@@ -144,7 +144,7 @@ class Watched(Reference):
             readers = [*last, *range(arrangement.layout.length - 1, call.keys.shape[1])]
             heads = [list(keys_of_queries(arrangement, call, head)) for head in range(call.queries.shape[0])]
             self.rows_seen.append(
-                {query: [{key.index: key.position for key in rows[query]} for rows in heads] for query in readers}
+                {query: [{key.token: key.position for key in rows[query]} for rows in heads] for query in readers}
             )
         return super().attend(arrangement, call)
 

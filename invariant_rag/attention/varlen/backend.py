@@ -69,7 +69,7 @@ def _plan_of(
     else:
         call.scratch.clear()  # it may be another text with the same arrangement
     key = (num_queries, num_keys, tuple(padding), device)
-    plan: Plan | None = _known(plans, key, lambda: make_plan(arrangements, padding, num_queries, num_keys, device))
+    plan: Plan = _known(plans, key, lambda: make_plan(arrangements, padding, num_queries, num_keys, device))
     return plan
 
 

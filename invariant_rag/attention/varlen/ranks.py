@@ -74,7 +74,7 @@ def make_ranks(readers: Sequence[Ranked], device: torch.device) -> Ranks:
     slots = max(len(each.set.segments) for each in readers)
     counts = [len(each.queries) for each in readers]
 
-    def per_reader(numbers: Sequence[Sequence[int]]) -> torch.Tensor:
+    def per_reader(numbers: Sequence[Sequence[float]]) -> torch.Tensor:
         """Return numbers of each stretch of readers `[R, n]`."""
         return torch.tensor(numbers).repeat_interleave(torch.tensor(counts), dim=0).to(device)
 

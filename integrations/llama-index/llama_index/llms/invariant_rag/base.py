@@ -24,7 +24,7 @@ from llama_index.core.llms.llm import default_completion_to_prompt
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.answers import AnswerRequest
-from invariant_rag.generation.overflow import Overflow
+from invariant_rag.generation.prepare import Overflow
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Turn
@@ -34,9 +34,8 @@ from llama_index.llms.invariant_rag.choices import check_call_keywords, check_pa
 from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_options
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
-from llama_index.llms.invariant_rag.reading import Reading
 from llama_index.llms.invariant_rag.responses import Call, as_chat, as_completion, astream
-from llama_index.llms.invariant_rag.slots import Part
+from llama_index.llms.invariant_rag.slots import Part, Reading
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel, KeyValueCache

@@ -34,8 +34,7 @@ from invariant_rag.prompts import Turn
 from llama_index.llms.invariant_rag.function_calling import ASSISTANT
 from llama_index.llms.invariant_rag.messages import to_turns
 from llama_index.llms.invariant_rag.objects import SlotStructuredLLM
-from llama_index.llms.invariant_rag.reading import Reading, SegmentReader
-from llama_index.llms.invariant_rag.slots import Part, SlotText
+from llama_index.llms.invariant_rag.slots import Part, Reading, SegmentReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
 T = TypeVar("T")

@@ -18,9 +18,8 @@ from pydantic_core import from_json
 
 from invariant_rag.generation.json_schema import parse_object
 from llama_index.llms.invariant_rag.function_calling import ToolCaller
-from llama_index.llms.invariant_rag.reading import SegmentReader
 from llama_index.llms.invariant_rag.responses import iterate_in_thread
-from llama_index.llms.invariant_rag.slots import SlotReader
+from llama_index.llms.invariant_rag.slots import SegmentReader, SlotReader
 
 dispatcher = get_dispatcher(__name__)
 

@@ -30,7 +30,7 @@ from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
 from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.remote import RemoteModel
-from llama_index.llms.invariant_rag.runs import Reports
+from llama_index.llms.invariant_rag.reports import Reports
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel
@@ -147,7 +147,7 @@ def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
 def _report(reply: Reply, call: Call) -> dict[str, Any]:
     """Return what is known of a reply besides its text, the `raw` of a response; and report it to the engines around.
 
-    It holds `usage`, `finish_reason`, and the ledger (see `invariant_rag.generation.ledger`): segments are named by
+    It holds `usage`, `finish_reason`, and the ledger (see `generation.outputs.ledger`): segments are named by
     their content hash (the `source` of their `SegmentBlock`), so it does not depend on the order in which they came.
     With `citations`, it holds the parts of the text that have a source: `start`, `end`, `text`, `source`, and the
     `node_id` of a node.

@@ -24,9 +24,9 @@ from llama_index_instrumentation import get_dispatcher
 from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
 from invariant_rag.prompts import without_marks
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.nodes import relabelled, segment_of
-from llama_index.llms.invariant_rag.reading import knows_segments, refuse_media
-from llama_index.llms.invariant_rag.runs import current_scope
+from llama_index.llms.invariant_rag.handler import current_scope
+from llama_index.llms.invariant_rag.nodes import refuse_media, relabelled, segment_of
+from llama_index.llms.invariant_rag.reports import knows_segments
 from llama_index.llms.invariant_rag.slots import SetText
 
 dispatcher = get_dispatcher(__name__)
@@ -100,7 +100,7 @@ class InvariantSynthesizer(BaseSynthesizer):
 
         The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
         `metadata["invariant_rag"]`: the ledger (`sets`, `order`, `dropped`, `trimmed`, `cached_tokens`, `method`,
-        `invariant`; see `invariant_rag.generation.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
+        `invariant`; see `generation.outputs.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
         streaming response it is there once the stream is consumed.
 
         Raises:
