@@ -25,7 +25,7 @@ from llama_index.core.llms.llm import default_completion_to_prompt
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import UnknownParameter, UnsupportedCombination, UnsupportedModel
 from invariant_rag.generation.answers import AnswerRequest
-from invariant_rag.generation.overflow import Overflow
+from invariant_rag.generation.prepare import Overflow
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Turn

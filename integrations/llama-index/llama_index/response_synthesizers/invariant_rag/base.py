@@ -93,7 +93,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         """Answer a query from nodes; the keywords are further variables of the prompt template.
 
         The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
-        `metadata["invariant_rag"]`: the ledger (see `invariant_rag.generation.ledger`), and `usage` and `finish_reason`
+        `metadata["invariant_rag"]`: the ledger (see `generation.outputs.ledger`), and `usage` and `finish_reason`
         of an `InvariantLLM`; of a streaming response, once the stream is consumed.
 
         Raises:
