@@ -149,12 +149,18 @@ class Row:
     runs: tuple[Run, ...]
     ranked: tuple[RankedSet, ...] = ()
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Number of keys in the row."""
-        return sum(map(len, self.runs)) + sum(len(span) for each in self.ranked for span in each.others)
+        ranked = [len(span) for each in self.ranked for span in each.others]
+        return sum([run.stop - run.start for run in self.runs]) + sum(ranked)
 
-    @property
+    @cached_property
+    def is_weighted(self) -> bool:
+        """Whether a run has a weighting."""
+        return {run.weighting for run in self.runs} != {UNWEIGHTED}
+
+    @cached_property
     def is_causal(self) -> bool:
         """Whether the span attends to everything before it, as in a plain causal model."""
         return self.runs == (Run(0, self.queries.stop, 0),) and not self.ranked
@@ -193,24 +199,30 @@ class Arrangement:
             positions: Rotary position of every token. None: its index.
         """
         joined: list[Row] = []
-        every = [*rows]
-        for number, row in enumerate(every):
-            if joined and row.is_causal and joined[-1].is_causal:
-                joined[-1] = row.part(joined[-1].queries.start, row.queries.stop)
-            elif len(row.queries) or number == len(every) - 1:
+        follows_causal = False
+        *_, last = every = [*rows]
+        for row in every:
+            start, stop = row.queries.start, row.queries.stop
+            is_causal = row.runs == (Run(0, stop, 0),) and not row.ranked
+            if is_causal and follows_causal:
+                joined[-1] = Row(Span(joined[-1].queries.start, stop), row.runs)
+            elif start < stop or row is last:
                 joined.append(row)
+                follows_causal = is_causal
         return cls(layout, tuple(joined), natural_positions(layout) if positions is None else positions)
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether this is plain causal attention, so that the model can run with its own attention."""
-        return all(row.is_causal for row in self.rows) and self.positions == natural_positions(self.layout)
+        return len(self.rows) == 1 and self.rows[0].is_causal and self.positions == natural_positions(self.layout)
 
     def rows_from(self, start: int, stop: int) -> tuple[Row, ...]:
         """Return the rows of the queries `start` to `stop`; tokens behind the prompt continue its last row."""
         *before, last = self.rows
+        if start == 0 and stop == last.queries.stop:
+            return self.rows if last.queries.start < stop else tuple(before)
         kept = [row for row in before if row.queries.stop > start]
-        parts = [row.part(max(start, row.queries.start), row.queries.stop) for row in kept]
+        parts = [row if row.queries.start >= start else row.part(start, row.queries.stop) for row in kept]
         first = max(start, last.queries.start)
         return (*parts, last.part(first, stop)) if first < stop else tuple(parts)
 

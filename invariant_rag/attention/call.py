@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -42,17 +44,17 @@ class AttentionCall:
     dropout: float = 0.0
     scratch: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def num_key_value_groups(self) -> int:
         """Query heads that share one key head."""
         return self.queries.shape[-3] // self.keys.shape[-3]
 
-    @property
+    @cached_property
     def query_start(self) -> int:
         """Index of the first query among the S tokens."""
         return self.keys.shape[-2] - self.queries.shape[-2]
 
-    @property
+    @cached_property
     def reach(self) -> int:
         """A bound on all shifts: twice the number of tokens, since queries and keys may both be shifted.
 
@@ -60,9 +62,17 @@ class AttentionCall:
         """
         return 2 * 256 * -(-self.keys.shape[-2] // 256)
 
+    @cached_property
+    def max_split(self) -> float:
+        """Most keys to which attention may be computed in parts: all of them for plain softmax attention on a CPU."""
+        is_plain = self.softcap is None and self.sinks is None and self.dropout == 0.0 and not self.has_gradients()
+        is_fused = self.queries.device.type == "cpu" and self.queries.shape[-1] >= self.values.shape[-1]
+        return (self.sliding_window or inf) if is_plain and is_fused else 0
+
     def queries_of(self, tokens: Span) -> torch.Tensor:
         """Return the queries of some tokens `[H, Q, D]`."""
-        return self.queries[..., tokens.start - self.query_start : tokens.stop - self.query_start, :]
+        first = self.query_start
+        return self.queries[..., tokens.start - first : tokens.stop - first, :]
 
     def kept(self, name: str, make: Callable[[], Any]) -> Any:
         """Return a value that is made once for the same tokens."""
@@ -80,16 +90,24 @@ class Backend(Protocol):
 
     Attributes:
         name: Its name.
-        reads_together: Whether one forward pass, padded, prefills the prompts of a batch, rather than one each.
+        reads_together: Whether it is a `BatchBackend`: one forward pass, padded, prefills the prompts of a batch.
     """
 
     name: ClassVar[str]
     reads_together: ClassVar[bool]
 
+    def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
+        """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
+        ...
+
+
+class BatchBackend(Backend, Protocol):
+    """A backend that computes whole batches at once."""
+
     def batch(
         self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
     ) -> torch.Tensor | None:
-        """Return `[B, Q, H, D_v]` for a whole batch at once; None where this backend computes each row by itself.
+        """Return `[B, Q, H, D_v]` for a whole batch at once; None for a layer that it computes row by row.
 
         Args:
             arrangements: What the tokens of each row attend to.
@@ -97,8 +115,4 @@ class Backend(Protocol):
             call: The layer's tensors.
             plans: What the layers of one forward pass share.
         """
-        ...
-
-    def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
-        """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
         ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -24,19 +23,6 @@ class AttentionState(NamedTuple):
 
     out: torch.Tensor
     lse: torch.Tensor
-
-
-def can_split(call: AttentionCall, length: int) -> bool:
-    """Return whether attention over `length` keys may be computed in parts: plain softmax attention on a CPU."""
-    return (
-        call.queries.device.type == "cpu"
-        and call.queries.shape[-1] >= call.values.shape[-1]
-        and call.softcap is None
-        and call.sinks is None
-        and call.dropout == 0.0
-        and (call.sliding_window is None or call.sliding_window >= length)
-        and not call.has_gradients()
-    )
 
 
 def partial_attention(
@@ -89,11 +75,14 @@ def merge_attn_states(states: Sequence[AttentionState]) -> AttentionState:
     """Merge attention to disjoint keys into attention to all of them."""
     if len(states) == 1:
         return states[0]
-    lse = reduce(torch.logaddexp, [each.lse for each in states])
-    out = states[0].out * (states[0].lse - lse).exp()[..., None]
-    for each in states[1:]:
+    first, *others = states
+    lse = first.lse
+    for each in others:
+        lse = torch.logaddexp(lse, each.lse)
+    out = first.out * (first.lse - lse).exp()[..., None]
+    for each in others:
         out.addcmul_(each.out.to(out.dtype), (each.lse - lse).exp()[..., None])
-    return AttentionState(out.to(states[0].out.dtype), lse)
+    return AttentionState(out.to(first.out.dtype), lse)
 
 
 def merge_stacked(outs: torch.Tensor, lses: torch.Tensor) -> AttentionState:

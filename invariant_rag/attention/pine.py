@@ -15,7 +15,7 @@ import torch
 from invariant_rag.arrangement import RankedSet, Row, Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.masked import attend_with_mask
-from invariant_rag.attention.merge_states import AttentionState, attend_row_runs, can_split, merge_attn_states
+from invariant_rag.attention.merge_states import AttentionState, attend_row_runs, merge_attn_states
 from invariant_rag.attention.tiles import attend_to_segments, attend_to_tiles, is_short, make_tiles
 
 _QUERY_BLOCK = 128  # queries per call, to limit the memory of float32 scores against all keys of a set
@@ -143,7 +143,7 @@ def _unrotated_scores(call: AttentionCall, ranked: RankedSet, queries: Span) -> 
 
 def _attend_block(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> torch.Tensor:
     """Return the attention output of a block of a row `[H, Q, D_v]`."""
-    if not can_split(call, call.keys.shape[1]):
+    if call.keys.shape[1] > call.max_split:
         return attend_with_mask(call, row, shifts)
     # Scores of float32 and wider need not be rounded apart from their log-sum-exps.
     is_exact = call.queries.dtype in (torch.float32, torch.float64)

@@ -27,9 +27,6 @@ class Reference:
     name: ClassVar[str] = "reference"
     reads_together: ClassVar[bool] = False
 
-    def batch(self, *_: object) -> None:
-        """Compute each row of a batch by itself."""
-
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
         """Return outputs `[H, Q, D_v]`: for each query, what the arrangement says that it attends to."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)

@@ -7,21 +7,20 @@ computed together: what all of them attend to without a mask, queries rotated in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from invariant_rag.arrangement import UNWEIGHTED, Arrangement, Row, Run, Span
+from invariant_rag.arrangement import Arrangement, Row, Run, Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.masked import attend_with_mask
 from invariant_rag.attention.merge_states import (
     AttentionState,
     attend_row_runs,
-    can_split,
     merge_attn_states,
     partial_attention,
 )
@@ -37,12 +36,6 @@ class SDPA:
     name: ClassVar[str] = "sdpa"
     reads_together: ClassVar[bool] = False
 
-    def batch(
-        self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
-    ) -> torch.Tensor | None:
-        """Compute each row of a batch by itself, unless a subclass can do better."""
-        return None
-
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
         """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
         heads, count, _ = call.queries.shape
@@ -54,25 +47,23 @@ class SDPA:
         return out
 
 
-def _batches(call: AttentionCall, rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
-    """Split rows into neighbours that are computed together: enough queries, and the same runs for all of them."""
+def _batches(call: AttentionCall, rows: Sequence[Row]) -> list[tuple[Row, ...]]:
+    """Split rows into neighbours that are computed together: enough queries, and the same number of runs for all."""
+    batches: list[tuple[Row, ...]] = []
     batch: list[Row] = []
+    enough = _BATCH / call.num_key_value_groups
     for row in rows:
-        queries = (row.queries.stop - batch[0].queries.start) * call.num_key_value_groups if batch else 0
-        alike = batch and len(row.runs) == len(batch[0].runs) and _is_simple(call, row) and _is_simple(call, batch[0])
-        if batch and not (alike and queries < 2 * _BATCH):
-            yield tuple(batch)
-            batch = []
+        is_alone = row.ranked or row.is_weighted or row.length > call.max_split
+        if batch:
+            queries = row.queries.stop - batch[0].queries.start
+            if is_alone or queries >= 2 * enough or len(row.runs) != len(batch[0].runs):
+                batches.append(tuple(batch))
+                batch = []
         batch.append(row)
-        if (row.queries.stop - batch[0].queries.start) * call.num_key_value_groups >= _BATCH:
-            yield tuple(batch)
+        if is_alone or row.queries.stop - batch[0].queries.start >= enough:
+            batches.append(tuple(batch))
             batch = []
-    if batch:
-        yield tuple(batch)
-
-
-def _is_simple(call: AttentionCall, row: Row) -> bool:
-    return not row.ranked and can_split(call, row.length) and all(run.weighting == UNWEIGHTED for run in row.runs)
+    return [*batches, tuple(batch)] if batch else batches
 
 
 def _attend_rows(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
@@ -82,9 +73,9 @@ def _attend_rows(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
         return attend_ranked(call, row)
     if len(rows) > 1:
         return merge_attn_states(_attend_neighbours(call, queries, _neighbours(rows, queries.device))).out
-    if can_split(call, row.length):
+    if row.length <= call.max_split:
         return merge_attn_states(attend_row_runs(call, row)).out
-    if any(run.weighting != UNWEIGHTED for run in row.runs):
+    if row.is_weighted:
         return attend_with_mask(call, row)
     keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in row.runs]
     values = [call.values[:, run.start : run.stop] for run in row.runs]

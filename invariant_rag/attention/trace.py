@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 
@@ -63,11 +63,6 @@ class TracingBackend:
         self._segments = [*chain.from_iterable(layout.set_spans)]
         self._attention: list[torch.Tensor] = []
         self._distances: list[Distances] = []
-
-    def batch(
-        self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: Any
-    ) -> None:
-        """Compute each row of a batch by itself."""
 
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]`, and keep distances and shares of attention."""

@@ -28,7 +28,7 @@ class RoToR(Method):
         rows: list[Row] = []
         for text, spans in zip(layout.text_spans, (*layout.set_spans, ()), strict=True):
             rows.append(Row(text, (Run(0, text.stop, 0),)))
-            segments = [span for span in spans if len(span)]
+            segments = [span for span in spans if span.start < span.stop]
             for segment in segments[:-1]:
                 origin, stop = text.stop, segments[-1].stop
                 prefix = [Run(0, origin, segment.stop - stop)] if origin else []

@@ -52,7 +52,7 @@ def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str
     def attend(start: int) -> torch.Tensor:
         parts = {"queries": queries[:, start:], "keys": keys, "values": values}
         batch = AttentionCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
-        together = computed.batch([arrangement], [0], batch, {})
+        together = computed.batch([arrangement], [0], batch, {}) if computed.reads_together else None
         if together is not None:
             return together[0].transpose(0, 1)
         return computed.attend(arrangement, AttentionCall(**parts, rotation=rotation, scaling=0.25))

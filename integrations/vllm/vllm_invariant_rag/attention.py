@@ -7,11 +7,11 @@ All others, and tokens that see what they would see in a plain causal model, are
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from invariant_rag.attention import resolve_backend
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.call import AttentionCall, BatchBackend
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.step import STEP, ArrangedPrompt
@@ -72,9 +72,10 @@ class ArrangedAttention:
             sinks=getattr(self, "sinks", None),
         )
         backend = resolve_backend("auto", queries.device)
-        together = backend.batch([prompt.arrangement], [0], call, prompt.plans)
-        if together is not None:
-            return together[0]
+        if backend.reads_together:
+            together = cast("BatchBackend", backend).batch([prompt.arrangement], [0], call, prompt.plans)
+            if together is not None:
+                return together[0]
         one = replace(call, queries=call.queries[0], keys=call.keys[0], values=call.values[0])
         return backend.attend(prompt.arrangement, one).transpose(0, 1)
 
