@@ -48,7 +48,7 @@ _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
 _PHRASE, _BEGINNING = 5, 3
 """Neighbouring words that two texts hardly share by chance, and the first words of a document that was cut."""
-_NAME = 4
+_NAME = 3
 """Characters of a title or a source that hardly occurs in other text by chance."""
 
 
