@@ -117,11 +117,6 @@ def test_a_prompt_that_is_too_long_is_an_overflow_for_langchain_too(
     assert model.with_fallbacks([spare], exceptions_to_handle=(ContextOverflowError,)).invoke("long " * 2000) == "spare"
 
 
-def test_tokens_of_messages_include_template_and_segments(chat: ChatInvariant) -> None:
-    messages = [HumanMessage([{"type": "text-plain", "text": "abc", "mime_type": "text/plain"}, QUESTION])]
-    assert chat.get_num_tokens_from_messages(messages) == chat.invoke(messages).usage_metadata["input_tokens"]
-
-
 # --- threads and coroutines -----------------------------------------------------------------------------------------
 
 PROMPTS = [f"{QUESTION} {number * 'and '}" for number in range(6)]

@@ -114,16 +114,6 @@ def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat
         assert other.invalid_tool_calls == whole.invalid_tool_calls
 
 
-def test_calls_ignore_the_order_of_segments(chat: ChatInvariant) -> None:
-    def calls(model: ChatInvariant, documents: list[Any]) -> Any:
-        answer = model.bind_tools([search, now], tool_choice="any").invoke(QUESTION, documents=documents)
-        return said(answer)["calls"]
-
-    assert distinct(lambda documents: calls(chat, documents)) == 1
-    plain = chat.model_copy(update={"method": "sequential"})
-    assert distinct(lambda documents: calls(plain, documents)) > 1
-
-
 def test_a_completion_model_has_no_tools(lm: InvariantModel) -> None:
     with pytest.raises(UnsupportedCombination, match="expected a prompt without tools"):
         InvariantLLM(model=lm).invoke(QUESTION, tools=[search])
