@@ -189,6 +189,12 @@ def test_documents_that_stay_text_are_noticed_in_every_order(name: str) -> None:
         assert holds_documents("Answer from this:\n" + written({**SETS, **TEXTS}[name], listed), Retrieval(DOCUMENTS))
 
 
+def test_documents_that_are_only_named_are_noticed_even_by_short_ids() -> None:
+    listed = [Segment(f"Text number {n}.", metadata={"id": f"{each}-{n}"}) for n, each in enumerate("abc")]
+    assert holds_documents("Which of a-0, b-1, c-2?", Retrieval(tuple(listed)))
+    assert not holds_documents("Which of a-0, b-1, xc-2?", Retrieval(tuple(listed)))
+
+
 @pytest.mark.parametrize(
     "text",
     ["When does the ferry leave?", "Answer in one line.", "Where is salt sold, and is it cheap?", "ferry.txt says so."],

@@ -25,7 +25,7 @@ from langchain_invariant_rag.documents import to_segment
 from .shared import DOCUMENTS, QUESTION
 
 LONG = 1500
-MOST_CALLS, MOST_FRAMES = 660, 4450
+MOST_CALLS, MOST_FRAMES = 516, 4000
 """Python calls of one `invoke`, of this package and the core, and of all packages. Never raised."""
 
 
