@@ -18,7 +18,7 @@ from invariant_rag.errors import UnknownName, UnsupportedCombination
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.generation.overflow import Overflow
+    from invariant_rag.generation.prepare import Overflow
 
     from invariant_rag_benchmarks.base import Benchmark
     from invariant_rag_benchmarks.data import DataSource

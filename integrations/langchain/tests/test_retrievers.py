@@ -11,7 +11,7 @@ from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import parse_marked
 from invariant_rag.rag.retrieval import FaissRetriever
-from invariant_rag.testing.rounding import rounding
+from invariant_rag.testing.rounding import assert_rounded_alike, rounding
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import ChatPromptTemplate
@@ -95,7 +95,7 @@ def test_our_retriever_takes_embeddings_of_langchain(embeddings: InvariantEmbedd
     for each in wrapped.invoke(QUESTION):
         (vector,) = np.array(vectors.embed_documents([each.page_content]))
         cosine = vector @ query / np.linalg.norm(vector) / np.linalg.norm(query)
-        assert each.metadata["score"] == pytest.approx(cosine, abs=8 * float(np.finfo(np.float32).eps))
+        assert_rounded_alike(np.float32(each.metadata["score"]), cosine, 8, magnitude=1)
     ours = InvariantRetriever.from_documents(texts, embedder=embeddings).invoke(QUESTION)
     assert [each.page_content for each in ours] == [
         each.page_content for each in InvariantRetriever.from_documents(texts).invoke(QUESTION)
