@@ -100,6 +100,8 @@ def test_a_field_that_may_count_is_none_in_every_order() -> None:
         "The ferry leaves at noon.\n\nThe mill grinds barley all day.",  # two of three
         "The ferry leaves at noon.\n\n" * 3,
         "So? The ferry leaves at noon.\n\nThe mill grinds barley all day.\n\nSalt is sold in Brenn.\n\nIt is cheap.",
+        f"{FERRY.text}\n\n{MILL.text}\n---\n{SALT.text}",  # unequal gaps
+        f"{FERRY.text} But {MILL.text} And {SALT.text}",
         "docs = ['The ferry leaves at noon.', 'The mill grinds barley all day.']",
         "When?",
         "",
