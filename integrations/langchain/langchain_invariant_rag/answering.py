@@ -50,7 +50,7 @@ def request_of(
     for name in (*PER_CALL, *PER_CHAT):
         value = options.pop(name, None)
         asked[name] = parameters.get(name) if value is None else value
-    variables = check_kind("template_kwargs", options.pop("template_kwargs", None) or {}, Mapping)
+    variables = check_kind("template_kwargs", options.pop("template_kwargs", None) or {}, Mapping)  # type: ignore[type-abstract]
     return AnswerRequest(
         tools=to_tools(options.pop("tools", None)),
         tool_choice=choice_of(options.pop("tool_choice", None)),

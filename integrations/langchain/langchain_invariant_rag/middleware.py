@@ -39,7 +39,7 @@ class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def __init__(self, retriever: BaseRetriever) -> None:
         super().__init__()
-        self.retriever = check_kind("retriever", retriever, BaseRetriever)
+        self.retriever = check_kind("retriever", retriever, BaseRetriever)  # type: ignore[type-abstract]
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]

@@ -103,7 +103,7 @@ def create_invariant_documents_chain(
     Raises:
         InvalidPrompt: It is no prompt, or does not have that variable.
     """
-    check_kind("prompt", prompt, BasePromptTemplate, error=InvalidPrompt)
+    check_kind("prompt", prompt, BasePromptTemplate, error=InvalidPrompt)  # type: ignore[type-abstract]
     if document_variable_name not in prompt.input_variables:
         raise InvalidPrompt(
             f"expected the prompt to have the variable {document_variable_name!r}, got {prompt.input_variables}",

@@ -106,7 +106,7 @@ DOORS: dict[str, tuple[type[Exception], Callable[[ChatInvariant], object]]] = {
     "no model": (UnsupportedModel, lambda _: vote(None)),  # type: ignore[arg-type]
     "retriever": (ValidationError, lambda _: as_segments(3)),  # type: ignore[arg-type]
     "join_by": (ValidationError, lambda _: as_segments(Listed(documents=[]), join_by=3)),  # type: ignore[arg-type]
-    "retriever of the core": (ValidationError, lambda _: InvariantRetriever(retriever=3)),
+    "retriever of the core": (ValidationError, lambda _: InvariantRetriever(retriever=3)),  # type: ignore[arg-type]
     "corpus": (InvalidSegment, lambda _: InvariantRetriever.from_documents(3)),  # type: ignore[arg-type]
     "corpus of one text": (InvalidSegment, lambda _: InvariantRetriever.from_documents("abc")),
     "retriever of a middleware": (InvalidChoice, lambda _: InvariantRAGMiddleware(3)),  # type: ignore[arg-type]
