@@ -177,12 +177,12 @@ _HINTS: Mapping[type[InvariantRAGError], str] = {
     "invariant.overflow is drop_last, or trim_segments.",
     errors.IncompleteObject: "Ask for more max_tokens.",
     errors.InvalidOption: "Leave the field away for its default.",
-    errors.InvalidPrompt: "A message has a role and a content: a text, or parts that are texts and documents. A prompt is "
-    "a text, token ids, or such parts.",
+    errors.InvalidPrompt: "A message has a role and a content: a text, or parts that are texts and documents. "
+    "A prompt is a text, token ids, or such parts.",
     errors.InvalidSchema: "Give a JSON schema of an object.",
     errors.InvalidSegment: "A document is a text, or an object with text or data.",
-    errors.InvalidTool: 'A tool is {"type": "function", "function": {"name", "description", "parameters"}}; the arguments '
-    "of a call are a text that holds a JSON object.",
+    errors.InvalidTool: 'A tool is {"type": "function", "function": {"name", "description", "parameters"}}; the '
+    "arguments of a call are a text that holds a JSON object.",
     errors.UnsupportedModel: "GET /v1/models lists what this server has.",
 }
 """What to do over HTTP, where the hint of a class speaks of Python or of the command line."""
