@@ -135,7 +135,7 @@ def _started(
 
         yield build_engine(config, settings), build_reranker(reranker)
         return
-    from invariant_rag.server.scaling import running_replicas
+    from invariant_rag.server.ray_app import running_replicas
 
     with running_replicas(config, settings, scale, reranker) as found:
         yield found

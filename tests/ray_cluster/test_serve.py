@@ -33,7 +33,7 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.server import Settings
 from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.engines.ray import RayEngine
-from invariant_rag.server.scaling import deployment_of
+from invariant_rag.server.ray_app import deployment_of
 from invariant_rag.server.settings import EngineConfig, Scale
 from tests.server.conftest import FLAGS, QUESTION, serving
 
@@ -360,7 +360,7 @@ def test_a_cluster_of_ones_own_listens_on_loopback_alone() -> None:
     program = (
         "from invariant_rag.cli.serve import scale_of\n"
         "scale = scale_of({'replicas': 5, 'max_replicas': None, 'replica_gpus': None})\n"
-        "from invariant_rag.server.scaling import connect; connect(scale)\n"
+        "from invariant_rag.server.ray_app import connect; connect(scale)\n"
         "import ray; print(ray.util.get_node_ip_address(), ray.cluster_resources()['CPU'])"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
