@@ -35,7 +35,7 @@ from invariant_rag.server.schemas import (
     JudgeRequest,
     Message,
     NamedTool,
-    Request,
+    RequestBody,
     RerankRequest,
     SetPart,
     TextPart,
@@ -228,7 +228,7 @@ def _judge(request: JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
     )
 
 
-ROUTES: Mapping[str, tuple[type[Request], Callable[[Any, Settings, str], Work]]] = {
+ROUTES: Mapping[str, tuple[type[RequestBody], Callable[[Any, Settings, str], Work]]] = {
     "chat": (ChatRequest, _chat),
     "completions": (CompletionRequest, _completions),
     "tokenize": (TokenizeRequest, _tokenize),
