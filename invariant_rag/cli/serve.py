@@ -67,6 +67,7 @@ def serve(
     """
     with handle_errors():
         check_packages()
+        from invariant_rag.server.engines.building import check_reranker
         from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
 
@@ -80,6 +81,7 @@ def serve(
         config, scale = made(EngineConfig, fields), scale_of(fields) if ray else None
         if not ray:
             _check_unscaled(fields)
+        check_reranker(reranker)
         with ExitStack() as stack:
             reserved = stack.enter_context(reserve(host, port))
             with progress_bar("Loading model"):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice
+from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.base import Call, Emit, EngineReply
@@ -331,6 +332,10 @@ def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(
             (["--allow-method", "rotr"], "expected allowed methods of"),
             (["--replicas", "2"], "expected --replicas with --ray"),
             (["--keys", str(tmp_path / "none")], "cannot read"),
+            (["--reranker", str(tmp_path)], "expected monot5, cross-encoder or a checkpoint of MonoT5"),
+            (["--reranker", str(EMBEDDED["generator"])], "of the family llama"),
+            (["--cache-folder", __file__], "folder"),
+            (["--trusted-proxy", "proxy.example"], "expected addresses such as 10.0.0.2"),
         ):
             done = CliRunner().invoke(app, ["serve", "no-such-model", "--port", "0", *options])
             assert (done.exit_code, told in " ".join(done.stderr.split())) == (2, True), (options, done.stderr)
