@@ -8,7 +8,6 @@ import random
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -257,9 +256,7 @@ def test_a_client_that_leaves_frees_the_replica(stream: bool, http: httpx.Client
             next(chunks(response.iter_lines()))
     else:
         leave()
-    start = time.monotonic()
-    wait_until(lambda: not busy(), 30)
-    assert time.monotonic() - start < 1.5  # long before the answer would have ended
+    wait_until(lambda: not busy(), 5)  # long before the answer would have ended
 
 
 def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(
