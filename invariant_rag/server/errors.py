@@ -272,10 +272,14 @@ def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         said = (
             said.removeprefix("Value error, ")
             .replace("Input should be", "expected")
-            .replace("valid list", "JSON array")
+            .replace("a valid list", "a JSON array")
         )
         said = _OBJECT.sub("a JSON object", said)
         found.setdefault(_path(each["loc"]), said)
+    for each in problems:
+        path = _path(each["loc"])
+        if each["loc"][-1:] == ("str",) and found.get(path, "").startswith("expected a JSON"):
+            found[path] = found[path].replace("expected", "expected a text or")
     listed = [f"{path}: {message}" if path else message for path, message in list(found.items())[:10]]
     more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
     return InvalidRequest("; ".join(listed) + more, param=next(iter(found), "") or None)

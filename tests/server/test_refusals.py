@@ -94,7 +94,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "unknown, of a tool": (CHAT, chat(tools=[tool(colour=1)]), 400, "tools[0].function.colour", "unknown field"),
     "unknown, of a slot": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].colour", "unknown"),
     "no object": (CHAT, [1], 400, None, "expected a JSON object"),  # type: ignore[dict-item]
-    "a document that is none": (CHAT, chat(documents=[[1]]), 400, "documents[0]", "expected a JSON object"),
+    "a document that is none": (CHAT, chat(documents=[[1]]), 400, "documents[0]", "expected a text or a JSON object"),
+    "a number for a text": (CHAT, chat(messages=[{"role": "user", "content": 3}]), 400, None, "a text or a JSON array"),
     "a text for messages": (CHAT, chat(messages="a"), 400, "messages", "expected a JSON array"),
     "no text": (CHAT, chat(documents=[{"title": "a"}]), 400, "documents[0]", "expected either text or data"),
     "metadata": (CHAT, chat(documents=[{"text": "a", "metadata": {"a": [1]}}]), 400, None, "metadata"),
