@@ -130,13 +130,14 @@ def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
 
 
 def test_over_http_one_tenant_does_not_get_all_places(model: InvariantModel) -> None:
-    settings = Settings(keys={tenant: tenant for tenant in TENANTS}, operator_key="key-of-operator", max_requests=4)
-    with ExitStack() as stack:  # the answers of this model never end by themselves
-        http = stack.enter_context(client_of(InProcess(model), settings))
+    keys = {tenant: tenant for tenant in TENANTS}
+    settings = Settings(keys=keys, operator_key="key-of-operator", max_requests=4, timeout=20)
+    long = body(max_tokens=3000)  # the answers of this model never end by themselves
+    with client_of(InProcess(model), settings) as http, ThreadPoolExecutor(3) as pool:
         for _ in range(3):
-            sent = body(stream=True, max_tokens=3000)
-            stack.enter_context(http.stream("POST", CHAT, json=sent, headers=bearer("greedy")))
-        refused = http.post(CHAT, json=body(max_tokens=2), headers=bearer("greedy"))
+            pool.submit(http.post, CHAT, json=long, headers=bearer("greedy"))
+        wait_until(lambda: metric(http, "active_requests") == 3)
+        refused = http.post(CHAT, json=long, headers=bearer("greedy"))
         assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
         assert http.post(CHAT, json=body(max_tokens=2), headers=bearer("modest")).status_code == 200
 
