@@ -180,7 +180,7 @@ def test_completions_pass_too(gateway_url: str, plain_url: str) -> None:
 
 def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api: ScriptedAPI, http: httpx.Client) -> None:
     def numbered(order: list[str]) -> dict[str, Any]:
-        slots = [{"before": [f"[{n}] "], "after": ["\n"], "number": str(n)} for n in range(1, 4)]
+        slots = [{"before": f"[{n}] ", "after": "\n", "number": str(n)} for n in range(1, 4)]
         part = {"type": "documents", "documents": [{"text": text} for text in order], "slots": slots}
         return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]}
 
