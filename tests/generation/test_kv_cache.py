@@ -116,14 +116,6 @@ def test_another_prefix_set_method_backend_or_model_is_not_served(endless: PreTr
     assert cache.stats().hits == 0
 
 
-def test_tokens_that_move_from_one_segment_to_the_next_are_another_set(endless: PreTrainedModel) -> None:
-    lm = InvariantModel(endless, cache=KeyValueCache(), ordering="given")
-    plain = lm.with_cache(None)
-    for segments in ([[5, 6], [7]], [[5], [6, 7]], [[5, 6, 7]]):
-        prompt = Prompt([3], segments, [9])
-        torch.testing.assert_close(lm.logits(prompt), plain.logits(prompt), atol=rounding(plain.logits, prompt), rtol=0)
-
-
 def test_several_sets_and_chats_are_cached_up_to_their_last_text(endless: PreTrainedModel) -> None:
     for method in CACHEABLE:
         plain = InvariantModel(endless, method=method, ordering="lexical")
@@ -135,30 +127,6 @@ def test_several_sets_and_chats_are_cached_up_to_their_last_text(endless: PreTra
                 lm.logits(prompt), plain.logits(prompt), atol=rounding(plain.logits, prompt), rtol=0
             )
         assert lm.cache.stats().hits == 1
-
-
-def test_weights_that_change_in_place_are_noticed() -> None:
-    model = tiny_model("llama")
-    lm = InvariantModel(model, cache=KeyValueCache())
-    before = lm.logits(PROMPT)
-    with torch.no_grad():
-        model.model.layers[0].self_attn.v_proj.weight.mul_(2.0)
-    after = lm.logits(PROMPT)
-    assert not torch.allclose(before, after)
-    torch.testing.assert_close(
-        after, lm.with_cache(None).logits(PROMPT), atol=rounding(lm.with_cache(None).logits, PROMPT), rtol=0
-    )
-
-
-def test_weights_that_change_behind_the_version_counter_are_noticed() -> None:
-    plain = InvariantModel(tiny_model("llama"), ordering="lexical")
-    lm = plain.with_cache(KeyValueCache())
-    lm.logits(PROMPT)
-    weight = plain.model.model.layers[0].self_attn.v_proj.weight
-    version = weight._version
-    weight.data += 0.1  # as merged adapters do
-    assert weight._version == version
-    torch.testing.assert_close(lm.logits(PROMPT), plain.logits(PROMPT), atol=rounding(plain.logits, PROMPT), rtol=0)
 
 
 def test_entries_belong_to_the_adapters_at_work() -> None:
@@ -240,14 +208,6 @@ def test_threads_get_the_same_answers(endless: PreTrainedModel) -> None:
     for each in threads:
         each.join()
     assert [got[index] for index in range(12)] == expected
-
-
-def test_a_disk_store_serves_a_later_process(tmp_path: Path, endless: PreTrainedModel) -> None:
-    first = InvariantModel(endless, cache=KeyValueCache(folder=tmp_path))
-    cold = first.logits(PROMPT)
-    second = InvariantModel(tiny_model("llama", eos_token_id=None), cache=KeyValueCache(folder=tmp_path))
-    assert torch.equal(second.logits(SHUFFLED), cold)
-    assert second.cache.stats().disk_hits == 1
 
 
 def test_a_disk_that_refuses_costs_no_answer(
