@@ -64,13 +64,6 @@ def test_segments_that_are_read_alone_see_themselves_only(method: str, llama: Pr
             assert seen == others
 
 
-def test_the_plain_model_sees_what_lies_before(llama: PreTrainedModel) -> None:
-    explanation = explained(llama, "sequential")
-    assert explanation.order == (0, 1, 2, 3)
-    for reader in explanation.order:
-        assert [*distances(explanation.sights[reader])] == [*range(reader + 1)]
-
-
 def test_the_attention_is_that_of_the_model() -> None:
     model = tiny_model("llama", num_hidden_layers=3, eos_token_id=None)
     explanation = explained(model, "sequential")

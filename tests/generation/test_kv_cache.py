@@ -129,28 +129,18 @@ def test_several_sets_and_chats_are_cached_up_to_their_last_text(endless: PreTra
         assert lm.cache.stats().hits == 1
 
 
-def test_entries_belong_to_the_adapters_at_work() -> None:
-    lm = InvariantModel(tiny_model("llama"), ordering="lexical", cache=KeyValueCache())
-    adapted = lm.model.model.layers[0].self_attn.v_proj
-    for adapters, misses in (["one"], 1), (["two"], 2), (["one"], 2):
-        adapted.active_adapters = adapters  # as the layers of PEFT, which bring parameters of their own, say it
-        lm.logits(PROMPT)
-        assert lm.cache.stats().misses == misses
-
-
 def test_what_cannot_be_cached_is_refused(endless: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="rotary frequencies"):
         InvariantModel(tiny_model("llama (dynamic scaling)"), cache=KeyValueCache())
     lm = InvariantModel(endless, method="sequential", intervention="ms-poe")
     with pytest.raises(UnsupportedCombination, match="without an intervention for a key-value cache"):
         lm.with_cache(KeyValueCache())
-
-
-def test_a_model_on_several_devices_is_refused() -> None:
-    model = tiny_model("llama")
-    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
-    with pytest.raises(UnsupportedCombination, match="one device"):
-        InvariantModel(model, cache=KeyValueCache())
+    spread, offloaded = tiny_model("llama"), tiny_model("llama")
+    spread.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    offloaded.lm_head.to("meta")
+    for model, message in ((spread, "one device"), (offloaded, "offloaded")):
+        with pytest.raises(UnsupportedCombination, match=message):
+            InvariantModel(model, cache=KeyValueCache())
 
 
 @pytest.mark.parametrize("prompt", [Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4])])
@@ -364,13 +354,6 @@ def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong: str, t
     stats = lm.cache.stats()
     assert (stats.damaged, stats.disk_hits, stats.misses) == (1, 0, 1)
     assert read_entry(theirs), "the right one was written again"
-
-
-def test_offloaded_weights_are_refused() -> None:
-    lm = InvariantModel(tiny_model("llama"))
-    lm.model.lm_head.to("meta")
-    with pytest.raises(UnsupportedCombination, match="offloaded"):
-        lm.with_cache(KeyValueCache())
 
 
 WRONG_ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
