@@ -98,18 +98,6 @@ def test_two_processes_with_half_of_every_layer_write_the_run_of_one(
     assert perplexities[0] == pytest.approx(perplexities[1], abs=bound)  # sums of halves are rounded otherwise
 
 
-def test_several_benchmarks_and_methods_are_one_command_and_one_table(fixed: list[object]):
-    command = ["bench", "run", "xquad", "mmlu", "--method", "sequential", "--method", "rotor", *fixed]
-    result = invoke(*command, "--set", "mmlu.orders=ends")
-    assert result.exit_code == 0, result.output
-    rows = [line.split(" | ")[:2] for line in result.stdout.splitlines()[2:]]
-    assert rows == [[f"| {name}", method] for name in ("xquad", "mmlu") for method in ("sequential", "rotor")]
-    again = json.loads(invoke(*command, "--set", "mmlu.orders=ends", "--resume", "--json").stdout)
-    assert [each["summary"]["records"] for each in again] == [5, 5, 2, 2]
-    for wrong in (["--set", "orders=ends"], ["--set", "mmlu.order=ends"], ["--method", "other"]):
-        assert invoke(*command, *wrong).exit_code == 2
-
-
 def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
     command = ["bench", "xquad", *fixed, "--json"]
     first = json.loads(invoke(*command).stdout)
@@ -207,7 +195,6 @@ def test_pced_runs_in_bench_and_is_a_row_of_its_own_in_reproduce(fixed: list[obj
     "command",
     [
         ["bench", "xquad"],
-        ["bench", "run", "xquad", "mmlu"],
         ["bench", "two-wiki"],
         ["reproduce", "rotor-table-1"],
     ],

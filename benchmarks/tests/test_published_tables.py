@@ -24,7 +24,7 @@ from invariant_rag_benchmarks.published_tables import (
     resolve_table,
 )
 from invariant_rag_benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
-from invariant_rag_benchmarks.tasks.reward_bench import SECTIONS
+from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
 RECORD_METRICS = {"routed", "perplexity", "collisions", "seconds"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from invariant_rag.errors import FileInUse, InvalidRun, InvariantRAGError
 
-from invariant_rag_benchmarks.record_file import RecordFile
+from invariant_rag_benchmarks.runner import open_records
 
 RECORD = {
     **dict.fromkeys(("id", "question", "variant", "group", "output", "answer"), "x"),
@@ -23,11 +23,11 @@ WRONG = [None, 5, True, "x", [], {}, [1], {"a": "b"}, float("nan"), 10**400, "\u
 
 def test_one_process_writes_and_others_read(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    with RecordFile(path, "k") as file:
+    with open_records(path, "k") as file:
         file.append([RECORD])
         with pytest.raises(FileInUse, match="is being written by another process"):
-            RecordFile(path, "k")
-        assert RecordFile(path, "k", writes=False).records == file.records
+            open_records(path, "k")
+        assert open_records(path, "k", writes=False).lines == [RECORD]
 
 
 def fits(line: dict[str, object], name: str, value: object) -> bool:
@@ -44,14 +44,14 @@ def test_a_record_with_a_value_of_another_type_is_refused(name: str, tmp_path: P
             continue
         path.write_text(json.dumps({**RECORD, name: value}) + "\n")
         if fits(RECORD, name, value) and name not in {"scores", "run"}:
-            with RecordFile(path, "k") as file:
-                assert len(file.records) == 1
+            with open_records(path, "k") as file:
+                assert len(file.lines) == 1
         else:
             with pytest.raises(InvalidRun, match="line 1"):
-                RecordFile(path, "k")
+                open_records(path, "k")
     path.write_text(json.dumps({key: each for key, each in RECORD.items() if key != name}) + "\n")
     with pytest.raises(InvalidRun, match="line 1"):
-        RecordFile(path, "k")
+        open_records(path, "k")
 
 
 def test_a_damaged_file_is_continued_without_loss_or_refused_and_left_alone(tmp_path: Path) -> None:
@@ -64,11 +64,11 @@ def test_a_damaged_file_is_continued_without_loss_or_refused_and_left_alone(tmp_
         before = bytes(damaged[: source.randint(1, len(damaged))])
         path.write_bytes(before)
         try:
-            with RecordFile(path, "k") as file:
-                kept = len(file.records)
+            with open_records(path, "k") as file:
+                kept = len(file.lines)
                 file.append([{**RECORD, "id": "new"}])
-            with RecordFile(path, "k") as file:
-                assert len(file.records) == kept + 1
+            with open_records(path, "k") as file:
+                assert len(file.lines) == kept + 1
         except InvariantRAGError:
             assert path.read_bytes() == before
         else:

@@ -22,8 +22,7 @@ from invariant_rag.errors import ContextOverflow, DatasetUnavailable, InvalidCho
 from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.answering import Answerer
 from invariant_rag_benchmarks.config import BenchmarkConfig
-from invariant_rag_benchmarks.record_file import RecordFile
-from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark
+from invariant_rag_benchmarks.runner import BenchmarkRun, open_records, run_benchmark
 
 from .conftest import SMALL, calling
 
@@ -227,13 +226,13 @@ def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path: Path):
 @given(st.integers(0, 700))
 def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("records") / "records.jsonl"
-    with RecordFile(path, "k") as file:
+    with open_records(path, "k") as file:
         file.append(LINES)
     whole = path.read_bytes()
     path.write_bytes(whole[: max(0, len(whole) - cut)])
     kept = path.read_bytes().count(b"\n")
-    with RecordFile(path, "k") as file:
-        assert list(file.records.values()) == LINES[:kept]
+    with open_records(path, "k") as file:
+        assert file.lines == LINES[:kept]
         file.append(LINES[kept:])
     assert path.read_bytes() == whole
 
@@ -243,26 +242,27 @@ def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path):
     whole = [json.dumps(a_record(name)) for name in "ab"]
     path.write_text(f"{whole[0]}\n{whole[1][:9]}\n{whole[1]}\n")
     with pytest.raises(InvalidRun, match="line 2"):
-        RecordFile(path, "k")
+        open_records(path, "k")
 
 
 def test_records_of_other_settings_are_an_error(tmp_path: Path):
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps(a_record("a", run="other")) + "\n")
     with pytest.raises(InvalidRun, match="other"):
-        RecordFile(path, "k")
+        open_records(path, "k")
 
 
 _CHILD = """
 import sys, time
 from pathlib import Path
-from invariant_rag_benchmarks.record_file import RecordFile
-with RecordFile(Path(sys.argv[1]), "k") as file:
-    start = len(file.records)
+from invariant_rag_benchmarks.runner import open_records
+with open_records(Path(sys.argv[1]), "k") as file:
+    start = len(file.lines)
     print(start, flush=True)
     for number in range(start, 100000):
         names = dict.fromkeys(("question", "variant", "group", "answer"), "")
-        file.append([{**names, "id": str(number), "output": "x" * 5000, "scores": {}, "dropped": 0, "trimmed": 0}])
+        more = {"output": "x" * 5000, "scores": {}, "dropped": 0, "trimmed": 0}
+        file.append([{**names, **more, "id": str(number), "run": "k"}])
 """
 
 
@@ -278,8 +278,8 @@ def test_a_killed_writer_loses_nothing_that_it_wrote(tmp_path: Path):
                 pass
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
-    with RecordFile(path, "k") as file:
-        assert [*file.records] == [str(number) for number in range(len(file.records))]
+    with open_records(path, "k") as file:
+        assert [record["id"] for record in file.lines] == [str(number) for number in range(len(file.lines))]
     assert counts == sorted(set(counts))
 
 

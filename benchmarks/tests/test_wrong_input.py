@@ -37,7 +37,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
     """Every option of every command; benchmarks share theirs, so one of them stands for all."""
     group = typer.main.get_command(bench.app)
     assert isinstance(group, TyperGroup)
-    names = ("xquad", "run", "list", "speed", "serve", "vllm")
+    names = ("xquad", "list", "speed", "serve", "vllm")
     commands: dict[tuple[str, ...], Any] = {("bench", name): group.commands[name] for name in names}
     commands["reproduce",] = typer.main.get_command(reproduce.app)
     for path, command in commands.items():
@@ -48,7 +48,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
 def test_a_shared_option_says_the_same_in_every_command() -> None:
     texts: dict[str, set[str]] = defaultdict(set)
     for path, option in options():
-        if path[-1] in {"xquad", "run", "reproduce"} and option.opts[0] not in {"--method", "--set"}:
+        if path[-1] in {"xquad", "reproduce"} and option.opts[0] not in {"--method", "--set"}:
             texts[option.opts[0]].add(option.help or "")
     assert len(texts) > 15
     assert {flag: said for flag, said in texts.items() if len(said) > 1} == {}
