@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 STEPS = ("prefill", "decode", "whole")
 """Time to the first token, the median time of a further one, and the time of the whole generation."""
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, int]] = {
     name: dict(
         zip(
             ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers"),
@@ -204,7 +204,7 @@ def build_model(config: SpeedConfig) -> PreTrainedModel:
         torch.empty(1, device=config.device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidChoice(f"device: {config.device!r} cannot be used here: {error}") from error
-    sizes: dict[str, Any] = SHAPES[config.shape]
+    sizes: dict[str, Any] = dict(SHAPES[config.shape])
     model_config = LlamaConfig(
         **{**sizes, "num_hidden_layers": config.layers or sizes["num_hidden_layers"]},
         vocab_size=VOCABULARY,

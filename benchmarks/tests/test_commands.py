@@ -13,13 +13,12 @@ import pytest
 import torch
 from click.testing import Result
 from invariant_rag.cli import app
-from invariant_rag.interventions import HiddenScaling
 from invariant_rag.testing.rounding import rounding
 from typer.testing import CliRunner
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.answering import Answerer
-from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
+from invariant_rag_benchmarks.config import BenchmarkConfig
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.published_tables import published_tables
 
@@ -109,13 +108,6 @@ def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
     assert json.loads(invoke(*command, "--resume").stdout) == first
 
 
-def test_wrong_settings_are_one_red_line(fixed: list[object]):
-    for wrong in ("docs=3", "documents=x"):
-        result = invoke("bench", "lost-in-the-middle", *fixed, "--set", wrong)
-        assert (result.exit_code, result.stderr.count("error: ")) == (2, 1)
-    assert invoke("bench", "xquad", *fixed, "--set", "slots").exit_code == 2
-
-
 def test_published_tables_are_listed():
     rows = json.loads(invoke("reproduce", "--json").stdout)
     assert [row["table"] for row in rows] == list(published_tables())
@@ -132,23 +124,6 @@ def test_reproduce_measures_the_chosen_row_of_a_table(fixed: list[object], files
     paper = [line for line in result.stdout.splitlines() if line.startswith("| RoToR |")]
     assert len(paper) == 1  # the row of the paper, with its columns
     assert paper[0].startswith("| RoToR | 0.0 (31.8) | ")
-
-
-def test_bench_takes_an_intervention_or_an_ensemble(fixed: list[object], tmp_path: Path):
-    parameters = tmp_path / "scaling.json"
-    HiddenScaling(2, 0.5, [0]).save(parameters)
-    plain = ["bench", "mmlu", *fixed, "--set", "orders=0", "--method", "sequential"]
-    for options in (["--intervention", parameters], ["--ensemble", "permutation-average"]):
-        result = invoke(*plain, *options)
-        assert result.exit_code == 0, result.output
-        assert "per record on this machine" in result.stdout
-    refused = invoke(*plain, "--alpha", "0.2", "--ensemble", "permutation-average")
-    assert (refused.exit_code, refused.stderr.count("error: ")) == (2, 1)
-
-
-def test_the_help_names_every_ensemble():
-    said = "".join(invoke("bench", "xquad", "--help").output.split())
-    assert ",".join(ENSEMBLES) in said
 
 
 def test_reproduce_measures_what_its_help_says(fixed: list[object], files: Path):
