@@ -54,7 +54,7 @@ class PlainRequest:
         return self.turns[0].text
 
     def ledger(self, method: str, *, recognized: bool = True) -> dict[str, Any]:
-        """Return what was sent, in the words of `invariant_rag.generation.ledger`.
+        """Return what was sent, in the words of `generation.outputs.ledger`.
 
         Args:
             method: Name of the strategy.

@@ -13,6 +13,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, R
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.openai_format import parse_chunks, parse_reply, request_fields
 from invariant_rag.prompts.tools import ToolCall
-from invariant_rag.segments import Field, Segment, SegmentSet, Slot, field_text
+from invariant_rag.segments import Segment, SegmentSet, canonical_json
 
 if TYPE_CHECKING:
     import httpx
@@ -248,7 +249,7 @@ def content_parts(content: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, SegmentSet):
-            slots = {} if item.slots is None else {"slots": list(map(_slot, item.slots))}
+            slots = {} if item.slots is None else {"slots": list(map(asdict, item.slots))}
             found.append({"type": "documents", "documents": list(map(_document, item)), **slots})
         elif isinstance(item, Segment):
             found.append({"type": "document", "document": _document(item)})
@@ -266,17 +267,10 @@ def error_of(described: Mapping[str, Any], status: int) -> errors.InvariantRAGEr
     return kind(f"{message} (status {status})" if kind is RemoteError else message, hint=hint)
 
 
-def _slot(slot: Slot) -> dict[str, Any]:
-    def pieces(texts: Iterable[str | Field]) -> list[str | dict[str, str]]:
-        return [each if isinstance(each, str) else {"field": each.key} for each in texts]
-
-    return {"before": pieces(slot.before), "after": pieces(slot.after), "number": slot.number}
-
-
 def _document(segment: Segment) -> dict[str, Any]:
     if segment.token_ids is not None:
         raise InvalidSegment("expected text: a server takes no token ids of segments")
-    metadata = {key: value if _is_plain(value) else field_text(segment, key) for key, value in segment.metadata.items()}
+    metadata = {key: value if _is_plain(value) else canonical_json(value) for key, value in segment.metadata.items()}
     title = {} if segment.title is None else {"title": segment.title}
     score = {} if segment.score is None or not math.isfinite(segment.score) else {"score": float(segment.score)}
     return {"id": segment.content_hash, "text": segment.text, "metadata": metadata, **title, **score}

@@ -50,23 +50,22 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 _written = json.JSONEncoder(default=str).encode
 
 
-def _canonical_json(value: Any) -> str:
-    """Serialize a value so that the iteration order of its mappings and sets does not matter."""
+def canonical_json(value: Any) -> str:
+    """Serialize a value so that the iteration order of its mappings and sets does not matter.
+
+    >>> canonical_json({"page": 3, "tags": {"b", "a"}})
+    '{"page": 3, "tags": {"a", "b"}}'
+    """
     if isinstance(value, Mapping):
-        pairs = sorted([f"{_canonical_json(key)}: {_canonical_json(each)}" for key, each in value.items()])
+        if _SCALARS.issuperset(map(type, value.values())) and {str}.issuperset(map(type, value)):
+            return _written(dict(sorted(value.items())))
+        pairs = sorted([f"{canonical_json(key)}: {canonical_json(each)}" for key, each in value.items()])
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, Set):
-        return f"{{{', '.join(sorted(map(_canonical_json, value)))}}}"
+        return f"{{{', '.join(sorted(map(canonical_json, value)))}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_canonical_json, value))}]"
+        return f"[{', '.join(map(canonical_json, value))}]"
     return _written(value)
-
-
-def _rendered(value: Any) -> str:
-    """Return a value as a slot renders it. The order in which mappings and sets list what they hold does not matter."""
-    if type(value) in _SCALARS:
-        return str(value)
-    return _canonical_json(value) if isinstance(value, Mapping | Set | list | tuple) else str(value)
 
 
 def _is_score(value: Any) -> bool:
@@ -102,7 +101,7 @@ class Segment:
             raise InvalidSegment(f"text: expected str, got {type(self.text).__name__}")
         if self.title is not None and not isinstance(self.title, str):
             raise InvalidSegment(f"title: expected str or None, got {type(self.title).__name__}")
-        if not isinstance(self.metadata, Mapping) or not all(isinstance(key, str) for key in self.metadata):
+        if not isinstance(self.metadata, Mapping) or [key for key in self.metadata if not isinstance(key, str)]:
             raise InvalidSegment(f"metadata: expected a mapping with str keys, got {shown(self.metadata)}")
         if self.score is not None and not _is_score(self.score):
             raise InvalidSegment(f"score: expected a number other than nan, got {shown(self.score)}")
@@ -127,17 +126,17 @@ class Segment:
     def canonical_key(self) -> tuple[Any, ...]:
         """Sort key that depends on the content alone: text, token ids, title, metadata, score.
 
-        Segments with equal keys are equal, and slots render them alike: scores of 1, 1.0 and True are three scores.
+        Segments with equal keys are equal.
         """
         try:
-            metadata = _canonical_json(self.metadata)
-            rendered = tuple(sorted([(name, _rendered(value)) for name, value in self.metadata.items()]))
+            metadata = canonical_json(self.metadata)
         except RecursionError as error:
             raise InvalidSegment("metadata: expected values nested less deeply") from error
         except ValueError as error:  # a circle, or an int with thousands of digits
             raise InvalidSegment(f"metadata: expected values that can be written: {error}") from error
-        optional = [() if each is None else (each,) for each in (self.token_ids, self.title, self.score)]
-        return (self.text, *optional[:2], metadata, optional[2], rendered, str(self.score))
+        title = () if self.title is None else (self.title,)
+        score = () if self.score is None else (self.score,)
+        return (self.text, () if self.token_ids is None else (self.token_ids,), title, metadata, score)
 
     @cached_property
     def content_hash(self) -> str:
@@ -158,47 +157,28 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Field:
-    """Stands for a value of a segment in the text of a `Slot`: its title, or the metadata of that key."""
-
-    key: str
-
-
-@dataclass(frozen=True)
 class Slot:
-    """Text around one place of a set, such as `[1] ` or `Source: a.txt`.
+    """Text around one place of a set, such as `[1] ` before it.
 
     Slots stay where they are when the segments of their set change places, so running numbers count in any order.
 
     Attributes:
-        before: Texts before the segment, and fields of whichever segment takes the place.
-        after: The same, after the segment.
-        number: The running number or letter among these texts; None if there is none.
+        before: Text before the segment.
+        after: Text after it.
+        number: The running number or letter in these texts; None if there is none.
     """
 
-    before: tuple[str | Field, ...] = ()
-    after: tuple[str | Field, ...] = ()
+    before: str = ""
+    after: str = ""
     number: str | None = None
 
     def render(self, segment: Segment) -> str:
         """Return the text of a segment in this place.
 
-        >>> Slot(("[1] ", Field("title"), ": "), number="1").render(Segment("Ferries leave at noon.", title="Ferries"))
-        '[1] Ferries: Ferries leave at noon.'
+        >>> Slot("[1] ", number="1").render(Segment("Ferries leave at noon."))
+        '[1] Ferries leave at noon.'
         """
-        pieces = (*self.before, segment.text, *self.after)
-        return "".join(field_text(segment, each.key) if isinstance(each, Field) else each for each in pieces)
-
-
-def value_of(segment: Segment, key: str, default: Any = None) -> Any:
-    """Return what a `Field` stands for: the title, the score, or the metadata of that key, if a segment has it."""
-    own = segment.title if key == "title" else segment.score if key == "score" else None
-    return segment.metadata.get(key, default) if own is None else own
-
-
-def field_text(segment: Segment, key: str) -> str:
-    """Return the text that a `Field` puts into a slot; "" if the segment has no such value."""
-    return _rendered(value_of(segment, key, ""))
+        return self.before + segment.text + self.after
 
 
 class SegmentSet(Sequence[Segment]):

@@ -30,7 +30,7 @@ from invariant_rag.api_models import (
 )
 from invariant_rag.errors import InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
 from invariant_rag.orderings import Candidate, Ordering
-from invariant_rag.segments import Field, Slot
+from invariant_rag.segments import Slot
 
 texts = st.lists(st.text(alphabet="ab \n", max_size=3), max_size=5)
 LEXICAL = content_ordering("lexical")
@@ -66,8 +66,8 @@ def test_rank_0_stands_last() -> None:
 
 def test_a_set_is_written_in_its_slots_or_as_documents() -> None:
     assert set_text(SegmentSet(["a", Segment("b", title="T")])) == "Document: a\nDocument (Title: T): b\n"
-    slots = [Slot(("[1] ",), ("\n",), "1"), Slot(("[2] ", Field("title"), ": "), (), "2")]
-    assert set_text(SegmentSet(["a", Segment("b", title="T")], slots=slots)) == "[1] a\n[2] T: b"
+    slots = [Slot("[1] ", "\n", "1"), Slot("[2] ", number="2")]
+    assert set_text(SegmentSet(["a", Segment("b", title="T")], slots=slots)) == "[1] a\n[2] b"
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1))
@@ -162,7 +162,7 @@ def test_votes_are_requests_in_different_orders_and_the_first_is_canonical() -> 
 
 @pytest.mark.parametrize("votes", [1, 4])
 def test_labels_of_a_declared_set_stay_in_place_and_lead_to_the_documents(votes: int) -> None:
-    slots = [Slot((f"[{number}] ",), ("\n",), number=str(number)) for number in (1, 2, 3)]
+    slots = [Slot(f"[{number}] ", "\n", number=str(number)) for number in (1, 2, 3)]
     texts_of_votes = set()
     for order in permutations([A, B, C]):
         requests = PlainRequests(votes=votes).of_text(["Read:", SegmentSet(order, slots=slots), "Which?"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.ensembles import PermutationAverage, RingAverage, SelfConsistency
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.interventions import HiddenScaling
+from invariant_rag.testing.rounding import rounding
 
+from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.answering import Answerer, collisions, perplexity
 from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
+from invariant_rag_benchmarks.data import DataSource
 
 
 @pytest.fixture
@@ -102,3 +107,20 @@ def test_only_orderings_that_place_the_segments_have_collisions(answer: Callable
     assert answer("xquad")[1]["collisions"] == 0
     assert "collisions" not in answer("xquad", method="pine")[1]
     assert "collisions" not in answer("xquad", method="sequential", ordering="given")[1]
+
+
+MMLU = Path(os.environ.get("INVARIANT_RAG_DATA", "")) / "mmlu_validation.json"
+
+
+@pytest.mark.skipif(not MMLU.is_file(), reason="INVARIANT_RAG_DATA has no mmlu_validation.json")
+def test_the_embedded_model_still_gives_the_stored_scores_of_mmlu() -> None:
+    """The scores that the core's tests of routing start from."""
+    stored = json.loads((Path(__file__).parents[2] / "tests" / "mmlu_scores.json").read_text())
+    lm, mmlu = InvariantModel.from_pretrained(), BENCHMARKS["mmlu"]
+    cases = mmlu.load(DataSource(MMLU), mmlu.parse_settings({"orders": "0"}), Selection(171, 0))
+    for case, each in list(zip(cases, stored, strict=False))[:8]:
+        prompt, routing = case.prompt(lm), lm.with_routing(-2)
+        routed: Any = routing.score(prompt, case.candidates)
+        bound = rounding(routing.score, prompt, case.candidates) + 0.00005  # four decimals are stored
+        assert routed.rejected == pytest.approx(each["plain"], abs=bound)
+        assert [*routed] == pytest.approx(each["invariant"], abs=bound)

@@ -19,8 +19,7 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.decode import decode
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import generation_options
-from invariant_rag.generation.outputs import to_generations
-from invariant_rag.generation.padding import batch_caches
+from invariant_rag.generation.prefill import batch_caches
 from invariant_rag.generation.prefix_cache import prompt_prefix
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.methods import RoToR
@@ -77,8 +76,8 @@ class RingAverage(Ensemble[EnsembleGeneration]):
             prepared = self.lm.prepare_to_generate(prompt, max_new_tokens)
             cache, count = self._prefill_cuts(prepared)
             ids = torch.tensor([prepared.input_ids] * count, device=self.lm.device)
-            decoded = decode(self.model, ids, torch.ones_like(ids), cache, max_new_tokens, options)
-            rows = to_generations(decoded, [prepared] * count, [0] * count, self.tokenizer, options)
+            prompts, mask = [prepared] * count, torch.ones_like(ids)
+            rows = decode(self.model, self.tokenizer, prompts, ids, mask, cache, max_new_tokens, options)
         return EnsembleGeneration.extend(replace(rows[0], logprobs=mean_logprobs(rows)))
 
     def score(self, prompt: Prompt, candidates: Candidates) -> Scores:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.lazy import LazyModel
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.outputs import Generation, Usage
-    from invariant_rag.generation.overflow import Overflow
-    from invariant_rag.generation.prepare import PreparedPrompt
+    from invariant_rag.generation.prepare import Overflow, PreparedPrompt
     from invariant_rag.generation.streaming import TextStream
     from invariant_rag.generation.structured import Constraint, constrain, generate_structured
     from invariant_rag.generation.tools import ToolCalling
@@ -28,7 +27,7 @@ _HOMES = {
     "KeyValueCache": "kv_cache",
     "LazyModel": "lazy",
     "MicroBatcher": "batching",
-    "Overflow": "overflow",
+    "Overflow": "prepare",
     "PreparedPrompt": "prepare",
     "TextStream": "streaming",
     "ToolCalling": "tools",

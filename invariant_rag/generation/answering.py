@@ -28,10 +28,9 @@ from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest,
 from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
-from invariant_rag.generation.ledger import ledger
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.outputs import Generation, ledger
 from invariant_rag.generation.streaming import (
     StopOnEvent,
     TextStream,
@@ -175,7 +174,10 @@ class Answering:
 
     def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
         """Return the prompt, with keywords of `InvariantModel.generate`, for each answer to generate."""
-        return [(self.prompt, self._options(index)) for index in range(self._drawn)]
+        prompt: Any = self.prompt
+        if type(self.lm) is InvariantModel:  # what was prepared already need not be tokenized again
+            prompt = vars(self).get("prepared", prompt)
+        return [(prompt, self._options(index)) for index in range(self._drawn)]
 
     def parse(self, generations: Sequence[Generation]) -> Reply:
         """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""

@@ -186,7 +186,7 @@ class Reply:
     Attributes:
         answers: The answers: as many as `n` says.
         usage: Tokens of the prompt, once, and of all answers.
-        ledger: What was read of the documents: see `invariant_rag.generation.ledger`; and which branch a router took.
+        ledger: What was read of the documents: see `generation.outputs.ledger`; and which branch a router took.
         model: Name of the model.
     """
 

@@ -23,7 +23,7 @@ from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.sampling import sample_rows, samples_rows
+from invariant_rag.generation.sampling import samples_rows
 from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
 from invariant_rag.segments import Prompt
 
@@ -313,7 +313,7 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
     first, rows = batch[0], _Rows(batch, run_between)
     options = {**first.options, "stopping_criteria": [rows]}
     if len(batch) > 1 and first.samples_rows:
-        options = sample_rows(options, [each.options.get("seed") for each in batch], first.lm.model)
+        options["seed"] = [each.options.get("seed") for each in batch]
     try:
         generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads

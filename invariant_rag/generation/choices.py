@@ -15,7 +15,7 @@ from invariant_rag.attention.probe import input_device
 from invariant_rag.checks import check_flag, check_name, check_number
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.overflow import Overflow
+from invariant_rag.generation.prepare import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
 from invariant_rag.models.loading import context_window, load_config, resolve_dtype

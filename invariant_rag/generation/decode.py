@@ -6,7 +6,7 @@ stores the logits of the current step only, until the next token is chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -15,51 +15,41 @@ from transformers import Cache, StoppingCriteria, StoppingCriteriaList
 
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.options import as_refusal
+from invariant_rag.generation.options import as_ids, as_refusal
+from invariant_rag.generation.outputs import Generation, Usage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-@dataclass(frozen=True)
-class Decoded:
-    """The output of transformers' `generate`.
-
-    Attributes:
-        sequences: Left-padded prompt and generated tokens of each row.
-        logprobs: Log-probabilities of each row's generated tokens.
-        top_logprobs: For each row and token, the most likely tokens with their log-probabilities; empty if not wanted.
-        start: Index of the first generated token.
-        beam_lengths: Number of generated tokens of each row, with beam search; finished beams are padded after them.
-            None: without beams.
-        max_new_tokens: Maximum number of tokens that were to be generated.
-    """
-
-    sequences: list[list[int]]
-    logprobs: list[list[float]]
-    top_logprobs: list[list[tuple[tuple[int, float], ...]]]
-    start: int
-    beam_lengths: list[int] | None
-    max_new_tokens: int
+    from invariant_rag.generation.prepare import PreparedPrompt
 
 
 def decode(
     model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompts: Sequence[PreparedPrompt],
     ids: torch.Tensor,
     mask: torch.Tensor,
     cache: Cache,
     max_new_tokens: int,
     options: dict[str, Any],
-) -> Decoded:
+    cached_tokens: Sequence[int] | None = None,
+) -> list[Generation]:
     """Run the model's own `generate`, which prefills the uncached tokens of the prompts and decodes.
 
     Args:
         model: The model.
+        tokenizer: Its tokenizer. None: texts are empty.
+        prompts: The prompts, one for each row.
         ids: Input ids `[B, L]` of the whole prompts.
         mask: Attention mask `[B, L]`.
         cache: Keys and values of the first tokens of the prompts.
         max_new_tokens: Maximum number of tokens to generate.
         options: From `generation_options`.
+        cached_tokens: How many tokens of each prompt came from a `KeyValueCache`. None: none.
+
+    Returns:
+        Generations, one per prompt and returned sequence.
 
     Raises:
         InvalidOption: transformers refuses an option.
@@ -67,7 +57,7 @@ def decode(
     """
     top = options.pop("top_logprobs", 0)
     recorder = _LogprobRecorder(options["num_beams"], top)
-    options = {**options, "stopping_criteria": StoppingCriteriaList([*options["stopping_criteria"], recorder])}
+    criteria = StoppingCriteriaList([*options["stopping_criteria"], recorder])
     generate: Any = model.generate
     with override_only_over(model, cache), model.register_forward_hook(recorder.after_forward):
         try:
@@ -77,7 +67,7 @@ def decode(
                 past_key_values=cache,
                 max_new_tokens=max_new_tokens,
                 return_dict_in_generate=True,
-                **options,
+                **{**options, "stopping_criteria": criteria},
             )
         except Exception as error:
             refusal = as_refusal(error)
@@ -90,15 +80,40 @@ def decode(
             "prefilled the prompt again with its own attention",
             hint="Phi-3 does so when an answer passes original_max_position_embeddings: reduce max_new_tokens.",
         )
-    start, beams = ids.shape[1], output.get("beam_indices")
-    return Decoded(
-        sequences=output.sequences.tolist(),
-        logprobs=recorder.logprobs(output.sequences, start, beams),
-        top_logprobs=[recorder.top_of(row) for row in range(len(output.sequences))] if top else [],
-        start=start,
-        beam_lengths=None if beams is None else (beams >= 0).sum(dim=1).tolist(),
-        max_new_tokens=max_new_tokens,
-    )
+    start, beams, copies = ids.shape[1], output.get("beam_indices"), options["num_return_sequences"]
+    lengths = None if beams is None else (beams >= 0).sum(dim=1).tolist()
+    end_tokens = as_ids(options["eos_token_id"])
+    generations = []
+    for row, (sequence, logprobs) in enumerate(
+        zip(output.sequences.tolist(), recorder.logprobs(output.sequences, start, beams), strict=True)
+    ):
+        prompt, generated = prompts[row // copies], sequence[start:]
+        if lengths is None:
+            ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
+            ends += [each.lengths[row] - start for each in options["stopping_criteria"] if row in each.lengths]
+            tokens, stopped = generated[: min(ends, default=None)], bool(ends)
+        else:  # beams move between rows during the search, so recorded lengths do not apply
+            tokens = generated[: lengths[row]]
+            stopped = len(tokens) < max_new_tokens or tokens[-1:] in [[each] for each in end_tokens]
+        cached = 0 if cached_tokens is None else cached_tokens[row // copies]
+        generations.append(
+            Generation(
+                text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
+                token_ids=tuple(tokens),
+                logprobs=tuple(logprobs[: len(tokens)]),
+                finish_reason="stop" if stopped else "length",
+                usage=Usage(len(prompt.input_ids), len(tokens), cached),
+                order=prompt.order,
+                dropped=prompt.dropped,
+                trimmed=prompt.trimmed,
+                sets=prompt.sets,
+                method=prompt.method,
+                labels=prompt.labels,
+                invariant=prompt.invariant,
+                top_logprobs=tuple(recorder.top_of(row)[: len(tokens)]) if top else (),
+            )
+        )
+    return generations
 
 
 class _LogprobRecorder(StoppingCriteria):
@@ -134,8 +149,7 @@ class _LogprobRecorder(StoppingCriteria):
         """Record the log-probabilities of the tokens of a step; return False for every row `[rows]`."""
         if self._logits is not None:
             logprobs = torch.log_softmax(self._logits.float(), dim=-1)
-            rows = logprobs.shape[0]
-            candidates = input_ids[:, -1].to(logprobs.device).reshape(rows // self._num_beams, -1)
+            candidates = input_ids[:, -1].to(logprobs.device).reshape(logprobs.shape[0] // self._num_beams, -1)
             candidates = candidates.repeat_interleave(self._num_beams, dim=0)
             if self._steps == len(self._tokens):
                 self._tokens = _grow(self._tokens, candidates)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, overload
 
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +21,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.probe import takes_position_ids
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
-from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidPrompt
+from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt
 from invariant_rag.generation.choices import (
     Choices,
     ResolvedChoices,
@@ -33,12 +33,10 @@ from invariant_rag.generation.decode import decode
 from invariant_rag.generation.explain import Explanation, explain
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation, to_generations
-from invariant_rag.generation.overflow import Overflow
-from invariant_rag.generation.padding import batch_caches, left_pad, to_static
-from invariant_rag.generation.prefill import Prefiller
-from invariant_rag.generation.prepare import PreparedPrompt, prepare
-from invariant_rag.generation.shared_state import shared_state
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state, to_static
+from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
+from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import TextStream, stream_text
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
@@ -58,6 +56,8 @@ from invariant_rag.shown import shown
 if TYPE_CHECKING:
     from invariant_rag.attention.call import Backend
     from invariant_rag.routing import RoutedModel
+
+Seeds: TypeAlias = int | Sequence[int | None] | None
 
 
 class InvariantModel:
@@ -324,12 +324,12 @@ class InvariantModel:
 
     @overload
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
     ) -> Generation: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
     ) -> list[Generation]: ...
 
     def generate(
@@ -337,7 +337,7 @@ class InvariantModel:
         prompt: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
-        seed: int | None = None,
+        seed: Seeds = None,
         **kwargs: Any,
     ) -> Generation | list[Generation]:
         """Generate with the model's own `generate`, from an arranged prefill.
@@ -347,7 +347,7 @@ class InvariantModel:
             max_new_tokens: Maximum number of tokens to generate per prompt. None: that of `generation_config`, or 64.
             seed: Seed for sampling; the global random state is restored afterwards. The state is shared by the whole
                 process, so results are reproducible only if no other thread uses it at the same time. None: sample from
-                the global state.
+                the global state. A list gives each prompt a seed, and the tokens that it has alone.
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
                 `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
                 With `top_logprobs=k`, the k most likely tokens of each step are recorded, too; not with beams.
@@ -368,16 +368,27 @@ class InvariantModel:
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         is_single = not isinstance(prompt, Sequence) or isinstance(prompt, str)
         prompts: Any = [prompt] if is_single else prompt
+        one_by_one = self.prefiller.one_by_one
+        if isinstance(seed, list | tuple):
+            if len(seed) != len(prompts):
+                raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seed)}")
+            one_by_one = one_by_one or not samples_rows(kwargs, self.model)
+            if not one_by_one:
+                kwargs, seed = sample_rows(kwargs, seed, self.model), None
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
+        seeds = seed if isinstance(seed, list | tuple) else [seed] * len(prepared)
         generations: list[Generation] = []
-        for batch in [[each] for each in prepared] if self.prefiller.one_by_one else [prepared]:
+        batches: list[tuple[list[PreparedPrompt], int | None]] = [(prepared, seeds[0] if seeds else None)]
+        if one_by_one:
+            batches = [([each], own) for each, own in zip(prepared, seeds, strict=True)]
+        for batch, own in batches:
             stock = self.prefiller.stock_decoding(batch)
             options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
             if not batch:
                 return []
-            with self.prefiller.exclusive(), nullcontext() if seed is None else torch.random.fork_rng():
-                if seed is not None:
-                    torch.manual_seed(seed)
+            with self.prefiller.exclusive(), nullcontext() if own is None else torch.random.fork_rng():
+                if own is not None:
+                    torch.manual_seed(own)
                 generations += self._generate(batch, wanted, options)
         return generations[0] if is_single and len(generations) == 1 else generations
 
@@ -467,12 +478,14 @@ class InvariantModel:
             self._check_vocabulary(option)
         return options
 
-    def prepare_to_generate(self, prompt: Prompt, new_tokens: int) -> PreparedPrompt:
-        """Prepare a prompt for generation, which needs a suffix to continue.
+    def prepare_to_generate(self, prompt: Prompt | PreparedPrompt, new_tokens: int) -> PreparedPrompt:
+        """Prepare a prompt for generation, which needs a suffix to continue; one that this prepared stays as it is.
 
         Raises:
             InvalidPrompt: The prompt has segments but no suffix.
         """
+        if isinstance(prompt, PreparedPrompt):
+            return prompt
         prepared = self.prepare(prompt, new_tokens=new_tokens)
         if not prepared.suffix_length and prepared.order:
             raise InvalidPrompt("expected a suffix of at least one token after the segments, got none")
@@ -531,8 +544,9 @@ class InvariantModel:
             cache = to_static(cache, self.model.config, batch.ids.shape[1] + max_new_tokens)
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
-            decoded = decode(prefiller.model, batch.ids, batch.mask, cache, max_new_tokens, options)
-        return to_generations(decoded, prepared, [each.cached_tokens for each in prefilled], self.tokenizer, options)
+            cached = [each.cached_tokens for each in prefilled]
+            inputs = batch.ids, batch.mask, cache
+            return decode(prefiller.model, self.tokenizer, prepared, *inputs, max_new_tokens, options, cached)
 
 
 def _unpickled(

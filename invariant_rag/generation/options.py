@@ -271,14 +271,15 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
 
 
 def check_seed(seed: object) -> None:
-    """Check a seed of PyTorch; None is none.
+    """Check a seed of PyTorch, or a list of some; None is none.
 
     Raises:
         InvalidOption: It is no whole number, or beyond 64 bits.
     """
     least, most = SEEDS
-    if seed is not None and not least <= check_number("seed", seed, error=InvalidOption) <= most:
-        raise _unexpected("seed", f"a whole number from {least} to {most}", seed)
+    for each in seed if isinstance(seed, list | tuple) else [seed]:
+        if each is not None and not least <= check_number("seed", each, error=InvalidOption) <= most:
+            raise _unexpected("seed", f"a whole number from {least} to {most}", each)
 
 
 def as_refusal(error: Exception) -> Exception:

@@ -1,8 +1,8 @@
-"""Generations: results of `InvariantModel.generate`, built from the output of transformers' `generate`."""
+"""Generations, the results of `InvariantModel.generate`, and their ledgers. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -11,13 +11,9 @@ from invariant_rag.generation.answers import Usage
 from invariant_rag.prompts.labels import Labels
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from invariant_rag.segments import Prompt
 
-    from invariant_rag.generation.decode import Decoded
-    from invariant_rag.generation.prepare import PreparedPrompt
-
-
-__all__ = ["Generation", "Usage", "to_generations", "trim_at_stop"]
+__all__ = ["Generation", "Usage", "ledger"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +24,12 @@ class Generation:
         text: The generated text, without special tokens. Empty for a model without a tokenizer.
         token_ids: The generated tokens, including the end-of-sequence token.
         logprobs: Log-probability of each generated token under the model, before logits processors and temperature.
-        top_logprobs: For each generated token, the most likely ones with their log-probabilities, as many as the
-            keyword `top_logprobs` says; empty without it.
         finish_reason: `stop` at an end-of-sequence token or stop string, `length` at `max_new_tokens`.
         usage: Token counts.
         order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
         dropped: Segments dropped by `overflow="drop_last"`.
         trimmed: Segments truncated by `overflow="trim_segments"`.
-        sets: Number of segments of each set that was read.
+        sets: Number of segments of each set.
         method: Name of the method.
         labels: Label of a document in the prompt, such as the 2 of `[2]` -> index of its segment in `prompt.segments`.
             The text stays as the model wrote it.
@@ -43,6 +37,7 @@ class Generation:
             segments. It is the same for all orders of the same segments; see `invariant_rag.segments.verdict`.
         bitwise: Whether no bit of it depends on what else was decoded: False for a prompt that was decoded in a batch
             with those of others, without `deterministic=True`.
+        top_logprobs: For each generated token, the `top_logprobs` most likely ones with their log-probabilities.
     """
 
     text: str
@@ -62,7 +57,7 @@ class Generation:
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """What else an answer's ledger says: which branch a router took. Plain values."""
+        """Further entries of the ledger: which branch a router took. Plain values."""
         return {}
 
     @classmethod
@@ -72,55 +67,29 @@ class Generation:
         return cls(**{each.name: getattr(generation, each.name) for each in fields(Generation)} | extra)
 
 
-def to_generations(
-    decoded: Decoded,
-    prompts: Sequence[PreparedPrompt],
-    cached_tokens: Sequence[int],
-    tokenizer: PreTrainedTokenizerBase | None,
-    options: dict[str, Any],
-) -> list[Generation]:
-    """Convert decoded sequences to generations, one per prompt and returned sequence.
+def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -> dict[str, Any]:
+    """Return what was read for an answer, as plain values that do not depend on the order given.
 
     Args:
-        decoded: From `decode`.
-        prompts: The prompts.
-        cached_tokens: Number of cached tokens of each prompt.
-        tokenizer: The model's tokenizer. None: texts are empty.
-        options: From `generation_options`.
+        generation: The answer.
+        prompt: Its prompt.
+        recognized: Whether every document in the prompt is known to be a segment. If not, the answer may depend on the
+            order in which the others were listed.
+
+    Returns:
+        `sets`: sizes of the sets; `order`: content hashes of all segments in physical order, farthest from the suffix
+        first; `dropped` and `trimmed`: of those that did not fit; `cached_tokens`: tokens of the prompt that came from
+        a cache; `method`: name of the method; `invariant`: whether the order given could not change the answer, None
+        without documents; `bitwise`: there, and False, if other requests in its batch may have changed its last bits.
     """
-    copies = options["num_return_sequences"]
-    generations = []
-    for row, logprobs in enumerate(decoded.logprobs):
-        prompt = prompts[row // copies]
-        tokens, stopped = trim_at_stop(row, decoded, options)
-        generations.append(
-            Generation(
-                text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
-                token_ids=tuple(tokens),
-                logprobs=tuple(logprobs[: len(tokens)]),
-                finish_reason="stop" if stopped else "length",
-                usage=Usage(len(prompt.input_ids), len(tokens), cached_tokens[row // copies]),
-                order=prompt.order,
-                dropped=prompt.dropped,
-                trimmed=prompt.trimmed,
-                sets=prompt.sets,
-                method=prompt.method,
-                labels=prompt.labels,
-                invariant=prompt.invariant,
-                top_logprobs=tuple(decoded.top_logprobs[row][: len(tokens)]) if decoded.top_logprobs else (),
-            )
-        )
-    return generations
-
-
-def trim_at_stop(row: int, decoded: Decoded, options: dict[str, Any]) -> tuple[list[int], bool]:
-    """Return the generated tokens of a row up to its end, and whether it ended before `max_new_tokens`."""
-    from invariant_rag.generation.options import as_ids  # torch, which `Generation` does not need
-
-    generated, end_tokens = decoded.sequences[row][decoded.start :], as_ids(options["eos_token_id"])
-    if decoded.beam_lengths is not None:  # beams move between rows during the search, so recorded lengths do not apply
-        generated = generated[: decoded.beam_lengths[row]]
-        return generated, generated[-1:] in [[each] for each in end_tokens] or len(generated) < decoded.max_new_tokens
-    ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
-    ends += [each.lengths[row] - decoded.start for each in options["stopping_criteria"] if row in each.lengths]
-    return generated[: min(ends, default=None)], bool(ends)
+    names = [segment.content_hash for segment in prompt.segments]
+    return {
+        "sets": list(generation.sets),
+        "order": [names[index] for index in generation.order],
+        "dropped": sorted([names[index] for index in generation.dropped]),
+        "trimmed": sorted([names[index] for index in generation.trimmed]),
+        "cached_tokens": generation.usage.cached_tokens,
+        "method": generation.method,
+        "invariant": generation.invariant if recognized else False,
+        **({} if generation.bitwise else {"bitwise": False}),
+    }

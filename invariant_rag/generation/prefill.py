@@ -1,6 +1,7 @@
 """Prefilling: the model's own forward pass over prompts, with arranged attention, after the prefix that a cache holds.
 
-Everything here is called inside `Prefiller.exclusive`.
+`SharedState` is what all wrappers of one model share; a `Prefiller` belongs to one wrapper, and runs inside
+`Prefiller.exclusive`.
 """
 
 from __future__ import annotations
@@ -8,27 +9,142 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
 
 from invariant_rag.arrangement import natural_positions
-from invariant_rag.attention.dynamic_rope import private_dynamic_rope
+from invariant_rag.attention.alibi import Alibi
+from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import once_per_model
-from invariant_rag.attention.probe import input_device, takes_position_ids
-from invariant_rag.generation.padding import batch_caches, left_pad, unbatch_cache
+from invariant_rag.attention.probe import input_device, probe, takes_position_ids
+from invariant_rag.cancellation import check_cancelled
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.digest import weights_digest
 from invariant_rag.generation.prefix_cache import PrefixCache, prompt_prefix, warn_of_foreign_code
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
+from invariant_rag.locks import ForkSafeLock
 
 if TYPE_CHECKING:
     from invariant_rag.attention.positions import PositionEncoding
     from invariant_rag.generation.choices import ResolvedChoices
-    from invariant_rag.generation.shared_state import SharedState
+    from invariant_rag.generation.kv_cache import EntryLayout
     from invariant_rag.segments import TokenIds
+
+RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
+"""An attribute of models without weights, of which only configuration and tokenizer are needed."""
+
+
+@dataclass(eq=False)
+class _Hold:
+    """A lock while a thread holds it."""
+
+    lock: ModelLock
+    thread: int
+    active: bool = True
+
+
+_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("held_model_locks", default=())
+
+
+class ModelLock:
+    """A re-entrant lock that is refused to a thread for whose end the holder may be waiting.
+
+    Such a thread was started by the holder, or with a copy of its context as asyncio and LangChain do. It would wait
+    for the lock, and the holder for it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock.
+
+        Raises:
+            CancelledError: Nobody waits for the result of this thread any more; see `cancellable`.
+            UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
+        """
+        if _holds.get():
+            self._refuse(get_ident())
+        with self._lock:
+            check_cancelled()
+            hold = _Hold(self, get_ident())
+            token = _holds.set((*_holds.get(), hold))
+            try:
+                yield
+            finally:
+                hold.active = False
+                _holds.reset(token)
+
+    def check_new_thread(self) -> None:
+        """Check that a new thread could get the lock while this one waits for it.
+
+        Raises:
+            UnsupportedCombination: This thread holds it.
+        """
+        self._refuse(None)
+
+    def _refuse(self, thread: int | None) -> None:
+        if any(hold.active and hold.lock is self and hold.thread != thread for hold in _holds.get()):
+            raise UnsupportedCombination(
+                "expected a call from outside of `lm.arranged`, logits processors, stopping criteria and streamers of "
+                "the same model, got one from a thread that they wait for, so that both would wait for ever",
+                hint="Call generate instead of stream, in the same thread; or stream when they have ended.",
+            )
+
+
+@dataclass
+class SharedState:
+    """State of a model that belongs to no single wrapper.
+
+    Attributes:
+        rotations: The position encoding of each layer.
+        has_dynamic_rope: Whether rotary frequencies depend on the length of the prompt.
+        lock: Held during every call of the model.
+        entry_layout: Shapes and dtypes of the keys and values of one token, with what they were computed with.
+    """
+
+    rotations: list[PositionEncoding]
+    has_dynamic_rope: bool = False
+    lock: ModelLock = field(default_factory=ModelLock)
+    entry_layout: tuple[object, EntryLayout] | None = None
+    _digesting: ForkSafeLock = field(default_factory=ForkSafeLock)
+    _begun: int = 0
+    _digest: tuple[int, str] = (0, "")
+
+    @cached_property
+    def has_alibi(self) -> bool:
+        """Whether a layer has ALiBi: then the model itself takes the index of a token for its position."""
+        return any(isinstance(each, Alibi) for each in self.rotations)
+
+    def weights_digest(self, model: PreTrainedModel) -> str:
+        """Return a digest of the weights computed after this call started; concurrent callers share one."""
+        wanted = self._begun + 1
+        with self._digesting:
+            if self._digest[0] < wanted:
+                self._begun += 1
+                self._digest = self._begun, weights_digest(model)
+            return self._digest[1]
+
+
+@once_per_model
+def shared_state(model: PreTrainedModel) -> SharedState:
+    """Return the state that all wrappers of a model share; the model is probed the first time.
+
+    One without weights, which another engine runs, has nothing to probe.
+
+    Raises:
+        UnsupportedModel: Its attention cannot be arranged; the message gives the reason.
+    """
+    return SharedState([] if getattr(model, RUNS_ELSEWHERE, False) else probe(model), has_dynamic_rope(model))
 
 
 @dataclass(frozen=True)
@@ -298,3 +414,71 @@ def _has_prefix(prepared: PreparedPrompt) -> bool:
 @once_per_model
 def _takes_logits_to_keep(model: PreTrainedModel) -> bool:
     return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+class PaddedBatch(NamedTuple):
+    """A batch of prompts, left-padded to one length.
+
+    Attributes:
+        ids: Input ids `[B, L]`.
+        mask: Attention mask `[B, L]`.
+        padding: Number of padding tokens of each row.
+        positions: Rotary positions `[B, L]`, those of padding 0; None if every row has 0, 1, 2... after the padding.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    padding: list[int]
+    positions: torch.Tensor | None
+
+
+def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device) -> PaddedBatch:
+    """Left-pad prompts to the length of the longest."""
+    lengths = [len(each.input_ids) for each in prompts]
+    padding = [max(lengths) - length for length in lengths]
+    ids, mask, positions, is_natural = [], [], [], True
+    for prompt, count in zip(prompts, padding, strict=True):
+        ids.append([pad_token_id] * count + list(prompt.input_ids))
+        mask.append([0] * count + [1] * len(prompt.input_ids))
+        positions.append([0] * count + list(prompt.arrangement.positions))
+        is_natural = is_natural and prompt.is_natural
+    found = None if is_natural else torch.tensor(positions, device=device)
+    return PaddedBatch(torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found)
+
+
+def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:
+    """Batch the caches of single prompts, left-padded by `padding`; each row is repeated `copies` times."""
+    cache = caches[0]
+    if len(caches) > 1:
+        cache = DynamicCache()
+        for index in range(len(caches[0].layers)):
+            layers: list[Any] = [each.layers[index] for each in caches]
+            rows = list(zip(layers, padding, strict=True))
+            keys = [torch.nn.functional.pad(layer.keys, (0, 0, count, 0)) for layer, count in rows]
+            values = [torch.nn.functional.pad(layer.values, (0, 0, count, 0)) for layer, count in rows]
+            cache.update(torch.cat(keys), torch.cat(values), index)
+    if not cache.get_seq_length():
+        return DynamicCache()  # of a prompt with one token; transformers does not repeat an empty cache
+    if copies > 1:
+        cache.batch_repeat_interleave(copies)
+    return cache
+
+
+def unbatch_cache(cache: DynamicCache, padding: Sequence[int], lengths: Sequence[int]) -> list[DynamicCache]:
+    """Take a batch apart: `lengths` tokens of each row, behind its `padding`."""
+    rows = [DynamicCache() for _ in lengths]
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
+        for number, (row, start, length) in enumerate(zip(rows, padding, lengths, strict=True)):
+            kept = (number, slice(None), slice(start, start + length))
+            row.update(layer.keys[kept][None], layer.values[kept][None], index)
+    return rows
+
+
+def to_static(cache: Cache, config: PreTrainedConfig, length: int) -> StaticCache:
+    """Copy a cache into one with room for `length` tokens, whose tensors stay where they are: decoding compiles."""
+    static = StaticCache(config=config, max_cache_len=length)
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
+        static.update(layer.keys, layer.values, index)
+    return static

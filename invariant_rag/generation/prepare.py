@@ -1,16 +1,16 @@
-"""Prompt preparation: token ids in physical order, and the arrangement over them."""
+"""Prompt preparation: token ids in physical order, fitted into the context window, and the arrangement over them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from invariant_rag.arrangement import Arrangement, Layout
-from invariant_rag.errors import InvalidPrompt
-from invariant_rag.generation.overflow import fit_segments
+from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.literal_text import CUT
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from invariant_rag.generation.choices import ResolvedChoices
+
+Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ def prepare(
 ) -> PreparedPrompt:
     """Tokenise a prompt, sort its segments into physical order, fit it into the context window, and arrange it.
 
-    For an ordering by content, permuting the segments of a set changes `order`, `dropped` and `trimmed` (indices into
-    the input), and nothing else.
+    Law: for an ordering by content, permuting the segments of a set changes `order`, `dropped` and `trimmed` (indices
+    into the input), and nothing else.
 
     Args:
         prompt: The prompt.
@@ -86,7 +88,12 @@ def prepare(
         ContextOverflow: The prompt is too long and the overflow strategy cannot shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
-    query = _query(prompt, tokenizer)
+    if prompt.query is not None:
+        query = prompt.query
+    elif isinstance(suffix := prompt.suffix, str):
+        query = suffix.replace(CUT, "")
+    else:
+        query = "" if tokenizer is None else str(tokenizer.decode(list(suffix)))
     ranks = [choices.ordering.rank(candidates, query) for candidates in tokens.sets]
     ranked_ids = [
         [candidates[i].token_ids for i in rank]
@@ -123,7 +130,9 @@ def prepare(
         offset += len(rank)
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")
-    in_slots = any(map(attrgetter("slots"), prompt.sets))
+    labels: Labels = {}
+    if any(map(attrgetter("slots"), prompt.sets)):
+        labels = labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)])
     return PreparedPrompt(
         input_ids=tuple(input_ids),
         arrangement=choices.method.arrange(Layout(texts=tuple(map(len, tokens.texts)), sets=tuple(layout))),
@@ -131,17 +140,78 @@ def prepare(
         dropped=tuple(sorted(dropped)),
         trimmed=tuple(sorted(trimmed)),
         method=choices.method.name,
-        labels=labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)])
-        if in_slots
-        else {},
+        labels=labels,
         invariant=verdict(map(len, ranks), sorts=choices.ordering.invariant),
     )
 
 
-def _query(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Return the query for relevance orderings: the prompt's query, or its last text."""
-    if prompt.query is not None:
-        return prompt.query
-    if isinstance(prompt.suffix, str):
-        return prompt.suffix.replace(CUT, "")
-    return "" if tokenizer is None else str(tokenizer.decode(list(prompt.suffix)))
+def fit_segments(
+    ranked: Sequence[Sequence[int]],
+    overflow: Overflow,
+    *,
+    window: int | None = None,
+    max_segment_tokens: int | None = None,
+    text_tokens: int = 0,
+    new_tokens: int = 0,
+    shares_positions: bool = False,
+) -> list[list[int]]:
+    """Return the number of tokens to keep of each segment, in the shape of `ranked`; 0 drops a segment.
+
+    Args:
+        ranked: For each set, the lengths of its segments in rank order (rank 0 first).
+        overflow: `error` raises. `drop_last` drops segments that do not fit even alone, then the segments of the lowest
+            rank until the prompt fits. `trim_segments` truncates the longest segments, all to the same length.
+        window: Maximum number of positions of prompt and answer together. None: no limit.
+        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
+        text_tokens: Number of tokens of the texts.
+        new_tokens: Tokens to reserve for the answer.
+        shares_positions: Whether a set takes as many positions as its longest segment, not as all of them. Then only
+            the longest of a set count: of them, `drop_last` drops that of the lowest rank.
+
+    Raises:
+        ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.
+    """
+    sets = [list(lengths) for lengths in ranked]
+    limit = max_segment_tokens
+    if limit is not None and (longest := max(map(_longest, sets), default=0)) > limit:
+        if overflow == "error":
+            raise ContextOverflow(f"expected at most max_segment_tokens={limit} tokens in a segment, got {longest}")
+        shortened = limit if overflow == "trim_segments" else 0
+        sets = [[length if length <= limit else shortened for length in lengths] for lengths in sets]
+    positions = _longest if shares_positions else sum
+    total = sum(map(positions, sets))
+    if window is None or total <= window - text_tokens - new_tokens:
+        return sets
+    available = window - text_tokens - new_tokens
+    if overflow == "error" or available < 0:
+        counted = "the longest of " * shares_positions + f"{sum(map(len, sets))} segments"
+        raise ContextOverflow(
+            f"expected at most {window} tokens, the model's context window; got {text_tokens + total} in "
+            f"the prompt ({text_tokens} of text, {total} in {counted}) and {new_tokens} to generate"
+        )
+    shorten = _trim_longest if overflow == "trim_segments" else _drop_last
+    return shorten(sets, available, positions)
+
+
+def _longest(lengths: Iterable[int]) -> int:
+    return max(lengths, default=0)
+
+
+def _drop_last(sets: list[list[int]], available: int, positions: Callable[[Iterable[int]], int]) -> list[list[int]]:
+    """Drop what does not fit alone, then the lowest-ranked that counts, of the set that takes the most positions."""
+    sets = [[each if each <= available else 0 for each in lengths] for lengths in sets]
+    while sum(map(positions, sets)) > available:
+        largest = max(sets, key=positions)
+        at_least = 1 if positions is sum else positions(largest)
+        largest[max(index for index, length in enumerate(largest) if length >= at_least)] = 0
+    return sets
+
+
+def _trim_longest(sets: list[list[int]], available: int, positions: Callable[[Iterable[int]], int]) -> list[list[int]]:
+    """Truncate all segments to the largest common length at which they fit."""
+    low, high = 0, max(map(_longest, sets))
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = sum(positions(min(length, middle) for length in lengths) for lengths in sets) <= available
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return [[min(length, low) for length in lengths] for lengths in sets]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
@@ -53,8 +53,7 @@ CACHE_BYTES = 1 << 28
 # What xgrammar lets into strings of JSON though it is none in UTF-8: control characters, overlong forms, and halves of
 # surrogate pairs, as bytes and behind \u (any character can be written as itself).
 _BROKEN = re.compile(rb"[\x00-\t\v\f\x0e-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|(?<!\\)(?:\\\\)*\\u")
-_QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
-_UNFINISHED = re.compile(rb"[\xe0\xed\xf0]\Z|(?<!\\)(?:\\\\)*\\\Z")  # behind these, some bytes would be broken
+_LEADING = (b"\xe0", b"\xed", b"\xf0")  # behind these, as behind a backslash, some bytes would be broken
 
 compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None]
 compile_elsewhere = ContextVar("compile_elsewhere", default=None)
@@ -218,31 +217,27 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
         return known[size]
 
 
+@dataclass(unsafe_hash=True)
 class GrammarProcessor(LogitsProcessor):
     """Leaves only tokens that continue the texts of a batch, each of which follows the tag.
 
     Two of one tag and one model are equal, so that their texts can be rows of one batch.
     """
 
-    def __init__(self, words: Vocabulary, tag: str, stops: frozenset[int], trigger: str, literals: str) -> None:
-        self.words, self.tag, self.stops, self.trigger, self.literals = words, tag, stops, trigger, literals
-        self.compiled = words.compile(tag)
-        self._seen = torch.empty(0, 0)
-        self._texts: list[_Text] = []
+    words: Vocabulary
+    tag: str
+    stops: frozenset[int]
+    trigger: str
+    literals: str
+    _seen: torch.Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    _texts: list[_Text] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GrammarProcessor) and self._arguments == other._arguments
-
-    def __hash__(self) -> int:
-        return hash(self._arguments)
-
-    @property
-    def _arguments(self) -> tuple[Vocabulary, str, frozenset[int], str, str]:
-        return self.words, self.tag, self.stops, self.trigger, self.literals
+    def __post_init__(self) -> None:
+        self.compiled = self.words.compile(self.tag)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GrammarProcessor:
         """Return a processor of texts that have not begun: a routed model writes two answers."""
-        return GrammarProcessor(*self._arguments)
+        return replace(self)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores `[B, vocabulary]`, minus infinity but for tokens that may be chosen."""
@@ -260,14 +255,13 @@ class GrammarProcessor(LogitsProcessor):
 
     def follow(self, input_ids: torch.Tensor) -> Sequence[_Text]:
         """Follow what was appended to prompts and texts `[B, L]`. Where they are others, new texts begin."""
-        length = self._seen.shape[1]
-        if not self._texts or not torch.equal(input_ids[:, :length], self._seen):
+        seen, self._seen = self._seen, input_ids
+        if seen is None or not torch.equal(input_ids[:, : seen.shape[1]], seen):
             self._texts = [_Text(self) for _ in input_ids]
         else:
-            for text, tokens in zip(self._texts, input_ids[:, length:].tolist(), strict=True):
+            for text, tokens in zip(self._texts, input_ids[:, seen.shape[1] :].tolist(), strict=True):
                 for token in tokens:
                     text.advance(token)
-        self._seen = input_ids
         return self._texts
 
 
@@ -283,12 +277,15 @@ class GrammarComplete(StoppingCriteria):
 
 
 class _Text:
-    """One text that grows token by token."""
+    """One text that grows token by token: where it is in its grammar, and in strings of JSON."""
 
     def __init__(self, processor: GrammarProcessor) -> None:
         from xgrammar import GrammarMatcher, allocate_token_bitmask
 
-        self._of, self._written, self.done = processor, b"", False
+        self._of, self._trigger, self.done = processor, processor.trigger.encode(), False
+        self._is_json = not self._trigger
+        self._end = b""  # of a free text, what may begin the trigger; of JSON, its last byte
+        self._quoted = self._escaped = False
         self._matcher = GrammarMatcher(processor.compiled, override_stop_tokens=sorted(processor.stops) or None)
         self._bits = allocate_token_bitmask(1, len(processor.words.words))
         self._matcher.fill_next_token_bitmask(self._bits)
@@ -299,32 +296,46 @@ class _Text:
         word = self._of.words.words[token]
         if not self._matcher.accept_token(token):
             raise UnsupportedCombination(
-                f"expected a token that continues {self._written!r}, got {word!r}, which something else than the "
-                "schema chose",
+                f"expected a token that continues the text, got {word!r}, which something else than the schema chose",
                 hint="Leave other logits processors and stopping criteria away.",
             )
-        self._written += word
+        self._track(word)
         self.done = self._matcher.is_terminated()
         if not self.done:
             self._matcher.fill_next_token_bitmask(self._bits)
             following = np.unpackbits(self._bits.numpy().view(np.uint8), bitorder="little").nonzero()[0]
             self.done = self._matcher.is_completed() and self._of.stops.issuperset(following.tolist())
 
+    def _track(self, word: bytes) -> None:
+        """Follow by new bytes alone whether JSON has begun, and whether the text ends within a string of it."""
+        if not self._is_json:
+            text = self._end + word
+            at = text.find(self._trigger)
+            if at < 0:
+                self._end = text[max(len(text) - len(self._trigger) + 1, 0) :]
+                return
+            self._is_json, word = True, text[at:]
+        for byte in word:
+            if self._escaped:
+                self._escaped = False
+            elif byte == ord("\\"):
+                self._escaped = True
+            elif byte == ord('"'):
+                self._quoted = not self._quoted
+        self._end = word[-1:] or self._end
+
     def allowed(self) -> torch.Tensor:
         """Return which tokens may come next: bits `[size / 32]`."""
         if self.done:
             return torch.full_like(self._bits[0], -1)
         bits = self._bits[0]
-        if self._of.trigger.encode() in self._written:
-            end, written = _UNFINISHED.search(self._written), self._written
-            json = written[written.find(self._of.trigger.encode()) :]
-            quoted = len(_QUOTE.findall(json)) % 2 == 1
-            before = end[0][-1:] if end else b""
-            kept = bits & self._of.words.allowed(before, quoted, self._of.literals, self._of.stops)
+        if self._is_json:
+            before = self._end if self._escaped or self._end in _LEADING else b""
+            kept = bits & self._of.words.allowed(before, self._quoted, self._of.literals, self._of.stops)
             bits = kept if kept.any() else bits  # a constant may have an escape
         if not bits.any():
             raise InvalidSchema(
-                f"expected a schema of which a text begins with {self._written!r}, got one of which none does",
+                "expected a schema that texts can follow, got one of which no text begins as this one does",
                 hint='A pattern cannot ask for quotes, backslashes and control characters: ", \\ and \\n.',
             )
         return bits

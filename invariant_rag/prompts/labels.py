@@ -28,7 +28,7 @@ def labels_of(sets: Iterable[tuple[SegmentSet, Sequence[int]]]) -> dict[str, int
     """Return the index of a segment, among those of all sets, by label; without labels that two segments have.
 
     >>> from invariant_rag.segments import Slot
-    >>> slots = [Slot(("[1] ",), number="1"), Slot(("[2] ",), number="2")]
+    >>> slots = [Slot("[1] ", number="1"), Slot("[2] ", number="2")]
     >>> labels_of([(SegmentSet(["b", "a"], slots=slots), [1, 0])])
     {'1': 1, '2': 0}
 

@@ -41,8 +41,7 @@ class _Parsed:
 
     def to_set(self) -> SegmentSet:
         behind = [self.after + self.separator] * (len(self.segments) - 1) + [self.after]
-        slots = (Slot((self.before,) if self.before else (), (each,) if each else ()) for each in behind)
-        return SegmentSet(self.segments, slots=slots)
+        return SegmentSet(self.segments, slots=[Slot(self.before, each) for each in behind])
 
 
 def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:

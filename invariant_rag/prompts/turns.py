@@ -171,7 +171,7 @@ def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -
         return [SegmentSet(segments), last]
     with_text = all(each.token_ids is None for each in segments)
     if with_text and len(set(inner)) == 1 and (len(inner) > 1 or not any(map(str.isalnum, inner[0]))):
-        return [SegmentSet(segments, slots=[*(Slot(after=(gap,)) for gap in inner), Slot()]), last]
+        return [SegmentSet(segments, slots=[*(Slot(after=gap) for gap in inner), Slot()]), last]
     findings.append(Finding("separate", f"{len(segments)} segments stand apart, with different text between them."))
     return [part for each, gap in zip(segments, gaps, strict=True) for part in (SegmentSet([each]), gap)]
 

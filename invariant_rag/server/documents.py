@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.api_models import PlainRequest
 from invariant_rag.generation.citations import CitedSpan
-from invariant_rag.segments import Field, Prompt, Segment, SegmentSet, Slot, value_of
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot
 from invariant_rag.server.errors import InvalidRequest
-from invariant_rag.server.schemas import Document, FieldName, SetPart
+from invariant_rag.server.schemas import Document, SetPart
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -59,22 +59,10 @@ def set_of(part: SetPart) -> SegmentSet:
     """Return a set of documents as a set of segments.
 
     Raises:
-        InvalidRequest: A slot names a field that no document has.
         InvalidSegment: There is not one slot for each document.
     """
-
-    def pieces(texts: Iterable[str | FieldName]) -> tuple[str | Field, ...]:
-        return tuple(each if isinstance(each, str) else Field(each.field) for each in texts)
-
-    slots = [Slot(pieces(each.before), pieces(each.after), each.number) for each in part.slots or ()]
-    segments = list(map(segment_of, part.documents))
-    named = {piece.key for slot in slots for piece in (*slot.before, *slot.after) if isinstance(piece, Field)}
-    for name in sorted(named - {"title", "score"}):
-        if segments and all(value_of(segment, name) is None for segment in segments):
-            raise InvalidRequest(
-                f"slots: expected fields that a document has in its metadata, got {shown(name)}", param="messages"
-            )
-    return SegmentSet(segments, slots=None if part.slots is None else slots)
+    slots = None if part.slots is None else [Slot(each.before, each.after, each.number) for each in part.slots]
+    return SegmentSet(map(segment_of, part.documents), slots=slots)
 
 
 def _fields(data: Mapping[str, Any]) -> str:

@@ -186,7 +186,7 @@ _HINTS: Mapping[type[InvariantRAGError], str] = {
 """What to do over HTTP, where the hint of a class speaks of Python or of the command line."""
 
 _KINDS = ("bool", "dict", "float", "int", "list", "str")
-_VARIANT = re.compile("|".join((*_KINDS, "Document", "FieldName", "NamedTool", r".*\W.*")))
+_VARIANT = re.compile("|".join((*_KINDS, "Document", "NamedTool", r".*\W.*")))
 """What pydantic adds to the place of an error where a field may be of several kinds: `str`, `Document`, `list[...]`."""
 _TAGS = ("text", "document", "documents")
 """What it adds behind the number of a part of a message."""

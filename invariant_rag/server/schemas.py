@@ -68,17 +68,11 @@ class DocumentPart(Request):
     document: Document
 
 
-class FieldName(Request):
-    """Stands for the title of a document, or for the metadata of that name."""
-
-    field: str
-
-
 class SlotText(Request):
     """Text around one place of a set, such as `[1] `: it stays where it is when the documents change places."""
 
-    before: list[str | FieldName] = Field(default_factory=list)
-    after: list[str | FieldName] = Field(default_factory=list)
+    before: str = ""
+    after: str = ""
     number: str | None = None
 
 

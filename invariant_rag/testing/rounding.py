@@ -127,11 +127,32 @@ def rounding(compute: Callable[..., Any], *args: Any, dtype: torch.dtype = torch
     return bound
 
 
+def assert_rounded_alike(found: Any, expected: Any, operations: int = 64, *, magnitude: float | None = None) -> None:
+    """Assert that two results of the same few operations differ by their rounding alone, on any machine.
+
+    For arithmetic that a test writes down twice. A chain of n operations is off by at most n eps times the largest
+    value in it (Higham, "Accuracy and stability of numerical algorithms", section 3.1). For models, see `rounding`.
+
+    Args:
+        found: Numbers or a tensor.
+        expected: The same.
+        operations: Roundings on the way to one value of both results, at most.
+        magnitude: The largest value on that way. None: that of both results.
+
+    Raises:
+        AssertionError: They differ by more.
+    """
+    largest = [float(each[each.isfinite()].abs().amax()) for each in map(_values, (found, expected))]
+    scale = max(largest) if magnitude is None else magnitude
+    bound = operations * max(_unit(found), _unit(expected)) * scale
+    torch.testing.assert_close(_values(found), _values(expected), atol=bound, rtol=0)
+
+
 def _unit(result: Any) -> float:
     """Return the distance between 1 and the next number in the precision that a result is returned in."""
     while isinstance(result, (list, tuple)) and result:
         result = result[0]
-    return torch.finfo(result.dtype if isinstance(result, torch.Tensor) else torch.float64).eps
+    return torch.finfo(torch.as_tensor(result).dtype if hasattr(result, "dtype") else torch.float64).eps
 
 
 def _values(result: Any) -> torch.Tensor:

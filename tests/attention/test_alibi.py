@@ -10,7 +10,7 @@ import torch
 from invariant_rag.arrangement import Layout, RowArrangement
 from invariant_rag.attention.alibi import Alibi, find_slopes
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.testing.rounding import rounding
+from invariant_rag.testing.rounding import assert_rounded_alike, rounding
 
 SLOPES = torch.tensor([0.5, 0.125], dtype=torch.float64)
 ALIBI = Alibi(SLOPES)
@@ -36,42 +36,42 @@ def test_scores_lose_slope_times_distance() -> None:
     positions = torch.tensor([0, 1, 2, 2, 3, 9, 10])
     distance = positions[-3:, None] - positions
     expected = scores(plain) - SLOPES[:, None, None] * distance
-    torch.testing.assert_close(scores(ALIBI.encoded(plain, at(*positions.tolist()))), expected)
+    assert_rounded_alike(scores(ALIBI.encoded(plain, at(*positions.tolist()))), expected)
 
 
 def test_tokens_after_the_prompt_count_on_from_its_last_position() -> None:
     plain = call()
     wanted = scores(ALIBI.encoded(plain, at(0, 1, 2, 2, 9, 10, 11)))
     for positions in ((0, 1, 2, 2, 9), (0, 1, 2, 2, 9, 10, 11, 12, 13)):
-        torch.testing.assert_close(scores(ALIBI.encoded(replace(plain, scratch={}), at(*positions))), wanted)
+        assert_rounded_alike(scores(ALIBI.encoded(replace(plain, scratch={}), at(*positions))), wanted)
 
 
 def test_a_moved_key_is_farther_or_nearer_and_a_moved_query_the_other_way_round() -> None:
     plain = call()
     encoded = ALIBI.encoded(plain, at(*range(7)))
     nearer = encoded.queries @ ALIBI.rotate(encoded.keys, 5).transpose(1, 2) * 0.25
-    torch.testing.assert_close(nearer, scores(encoded) + 5 * SLOPES[:, None, None])
+    assert_rounded_alike(nearer, scores(encoded) + 5 * SLOPES[:, None, None])
     farther = ALIBI.rotate(encoded.queries, 5) @ encoded.keys.transpose(1, 2) * 0.25
-    torch.testing.assert_close(farther, scores(encoded) - 5 * SLOPES[:, None, None])
+    assert_rounded_alike(farther, scores(encoded) - 5 * SLOPES[:, None, None])
 
 
 def test_shifts_add_up_undo_each_other_and_keep_the_score_of_both() -> None:
     encoded = ALIBI.encoded(call(), at(*range(7)))
     for x in (encoded.queries, encoded.keys):
         moved = ALIBI.rotate(ALIBI.rotate(x, 700), -3)
-        torch.testing.assert_close(moved, ALIBI.rotate(x, 697))
-        torch.testing.assert_close(ALIBI.rotate(moved, -697), x)
+        assert_rounded_alike(moved, ALIBI.rotate(x, 697), magnitude=700)
+        assert_rounded_alike(ALIBI.rotate(moved, -697), x, magnitude=700)
         each = ALIBI.rotate_each(x, torch.tensor([[4], [-2]]), 10)
-        torch.testing.assert_close(each[1], ALIBI.rotate(x[-1], -2).float())
+        assert_rounded_alike(each[1], ALIBI.rotate(x[-1], -2).float())
     together = ALIBI.rotate(encoded.queries, 8) @ ALIBI.rotate(encoded.keys, 8).transpose(1, 2) * 0.25
-    torch.testing.assert_close(together, scores(encoded))
+    assert_rounded_alike(together, scores(encoded))
 
 
 def test_without_positions_nothing_is_left_of_the_bias() -> None:
     plain = call(queries=7)
     encoded, back = ALIBI.encoded(plain, at(*range(7))), -torch.arange(7)
     keys, queries = ALIBI.rotate_by(encoded.keys, back), ALIBI.rotate_by(encoded.queries, back)
-    torch.testing.assert_close(queries @ keys.transpose(1, 2) * 0.25, scores(plain))
+    assert_rounded_alike(queries @ keys.transpose(1, 2) * 0.25, scores(plain))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -89,5 +89,5 @@ def test_slopes_are_found_up_to_a_constant_and_only_on_lines() -> None:
     positions = torch.arange(9)
     found = find_slopes(SLOPES[:, None] * (positions - 4), 1e-3)
     assert found is not None
-    torch.testing.assert_close(found, SLOPES)
+    assert_rounded_alike(found, SLOPES)
     assert find_slopes(SLOPES[:, None] * positions**2, 1e-3) is None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from invariant_rag.audit import audit
@@ -164,11 +165,9 @@ def test_a_table_with_a_column_per_document_is_read_whatever_the_case_of_its_nam
 
 @pytest.mark.parametrize(("name", "write"), [("q.xlsx", "to_excel"), ("q.parquet", "to_parquet"), ("q.tsv", "to_csv")])
 def test_tables_of_spreadsheets_and_data_frames_are_read(name: str, write: str, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip({"q.xlsx": "openpyxl", "q.parquet": "pyarrow"}.get(name, "pandas"))
     rows = {"Question": ["Who?", "Who?"], "segment": TEXTS, "answer": ["Ann", ""], "gold": [1, 0]}
     options = {"sep": "\t"} if name == "q.tsv" else {}
-    getattr(pandas.DataFrame(rows), write)(tmp_path / name, index=False, **options)
+    getattr(pd.DataFrame(rows), write)(tmp_path / name, index=False, **options)
     assert read_questions(tmp_path / name, None) == [EXPECTED]
 
 

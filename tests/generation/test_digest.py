@@ -19,9 +19,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, KeyValueCache, MicroBatcher
-from invariant_rag.generation import digest, shared_state
+from invariant_rag.generation import digest, prefill
 from invariant_rag.generation.digest import describe, model_digest, weights_digest
-from invariant_rag.generation.shared_state import SharedState
+from invariant_rag.generation.prefill import SharedState
 from invariant_rag.interventions import MsPoE
 from invariant_rag.methods import APE, METHODS
 from invariant_rag.orderings import Lexical, MonoT5
@@ -244,7 +244,7 @@ def test_threads_that_ask_at_the_same_time_share_a_digest_that_was_begun_after_t
         time.sleep(0.3)
         return calls[-1]
 
-    monkeypatch.setattr(shared_state, "weights_digest", slow)
+    monkeypatch.setattr(prefill, "weights_digest", slow)
     with ThreadPoolExecutor(9) as threads:
         first = threads.submit(shared.weights_digest, model)
         begun.acquire()

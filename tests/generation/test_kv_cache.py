@@ -111,6 +111,9 @@ def test_another_prefix_set_method_backend_or_model_is_not_served(endless: PreTr
         model.logits(prompt)
     assert cache.stats().hits == 0
     assert cache.stats().misses == 1 + len(others)
+    lm.with_method("set-based").logits(PROMPT)
+    lm.with_method("ape").logits(PROMPT)  # its segments have the same keys and values, and entries of their own
+    assert cache.stats().hits == 0
 
 
 def test_tokens_that_move_from_one_segment_to_the_next_are_another_set(endless: PreTrainedModel) -> None:

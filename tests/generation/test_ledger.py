@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.ledger import ledger
+from invariant_rag.generation.outputs import ledger
 
 THREE = [Segment("one"), Segment("two, longer"), Segment("three, the longest")]
 

@@ -30,6 +30,7 @@ from invariant_rag.errors import (
     ContextOverflow,
     ImmutableModel,
     InvalidChoice,
+    InvalidOption,
     InvalidPrompt,
     ModelNotFound,
     TokenizerRequired,
@@ -495,3 +496,43 @@ def test_segments_beside_messages_are_refused(chat_llama: PreTrainedModel, token
     for lost in ({"segments": ["LOST"]}, {"system": "LOST"}):
         with pytest.raises(InvalidPrompt, match="messages alone"):
             lm.chat_prompt(messages=messages, **lost)
+
+
+def test_an_answer_lists_its_segments_from_the_farthest_to_the_nearest(llama: PreTrainedModel) -> None:
+    assert InvariantModel(llama).generate(PROMPT, max_new_tokens=1).order == (2, 1, 0)
+    assert InvariantModel(llama).generate(Prompt([3], [[7], [5], [6]], [9]), max_new_tokens=1).order == (0, 2, 1)
+
+
+def test_a_seed_leaves_the_global_random_state_as_it_was(llama: PreTrainedModel) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    InvariantModel(llama).generate(PROMPT, max_new_tokens=3, do_sample=True, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"typical_p": 0.9}], ids=["a batch", "one by one"])
+def test_every_prompt_of_a_list_has_a_seed_and_the_tokens_that_it_has_alone(
+    options: dict[str, Any], llama: PreTrainedModel
+) -> None:
+    options = {"max_new_tokens": 8, "do_sample": True, "temperature": 2.0, **options}
+    lm, prompts = InvariantModel(llama), [PROMPT, Prompt([3], [[5], [6, 7]], [9]), PROMPT]
+    alone = [lm.generate(each, seed=seed, **options).token_ids for seed, each in enumerate(prompts)]
+    for model in (lm, lm.with_method(deterministic=True)):
+        assert [each.token_ids for each in model.generate(prompts, seed=[0, 1, 2], **options)] == alone
+    assert lm.generate([], seed=[]) == []
+    with pytest.raises(InvalidOption, match="one for each of 3 prompts, got 2"):
+        lm.generate(prompts, seed=[0, 1], **options)
+
+
+@pytest.mark.parametrize("method", ["parallel-windows", "set-based", "structured", "ape"])
+def test_segments_that_share_positions_reach_past_the_window(method: str) -> None:
+    long, short = (tiny_model("llama", max_position_embeddings=size, eos_token_id=None) for size in (4096, 64))
+    prompt = Prompt([3], [[5 + number] * 40 for number in range(6)], [7])
+    found, expected = (
+        InvariantModel(model, method=method).generate(prompt, max_new_tokens=8) for model in (short, long)
+    )
+    assert found == expected
+    assert found.usage.prompt_tokens > 3 * 64
+    with pytest.raises(ContextOverflow, match="in the prompt"):
+        InvariantModel(short, method=method).generate(prompt, max_new_tokens=23)

@@ -13,8 +13,7 @@ from invariant_rag import Prompt, Segment, SegmentSet
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.choices import ResolvedChoices
-from invariant_rag.generation.overflow import Overflow, fit_segments
-from invariant_rag.generation.prepare import PreparedPrompt, prepare
+from invariant_rag.generation.prepare import Overflow, PreparedPrompt, fit_segments, prepare
 from invariant_rag.methods import RoToR
 from invariant_rag.orderings import Lexical, LexicalReversed, Ordering, Score, resolve_ordering
 from invariant_rag.testing import toy_tokenizer

@@ -169,7 +169,7 @@ def test_other_threads_meanwhile_get_the_plain_model(lm: InvariantModel) -> None
         hook = layer.register_forward_pre_hook(interrupt)
         own = lm.model(torch.tensor([lm.prepare(prompt).input_ids]), use_cache=False).logits[0, -1]
         hook.remove()
-    torch.testing.assert_close(seen, [expected])
+    assert torch.equal(*seen, expected)
     torch.testing.assert_close(own, lm.logits(prompt)[-1], atol=rounding(plain_of(lm).logits, prompt), rtol=0)
 
 

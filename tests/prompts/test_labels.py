@@ -11,7 +11,7 @@ from invariant_rag.segments import SegmentSet, Slot
 
 @given(st.permutations(range(4)), st.permutations(range(4)))
 def test_a_label_leads_to_the_document_that_has_it(listed: list[int], placed: list[int]) -> None:
-    slots = [Slot((f"[{n}] ",), number=str(n)) for n in range(1, 5)]
+    slots = [Slot(f"[{n}] ", number=str(n)) for n in range(1, 5)]
     documents = SegmentSet([f"document {n}" for n in listed], slots=slots)
     labels = labels_of([(SegmentSet(["before"]), [0]), (documents, placed)])
     for place, index in enumerate(placed):
@@ -19,7 +19,7 @@ def test_a_label_leads_to_the_document_that_has_it(listed: list[int], placed: li
 
 
 def test_a_label_that_two_documents_have_leads_nowhere() -> None:
-    slots = [Slot(("[1] ",), number="1"), Slot(("[2] ",), number="2")]
+    slots = [Slot("[1] ", number="1"), Slot("[2] ", number="2")]
     assert (
         labels_of([(SegmentSet(["a", "b"], slots=slots), [0, 1]), (SegmentSet(["c", "d"], slots=slots), [0, 1])]) == {}
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from invariant_rag import Prompt, Segment, SegmentSet
+from invariant_rag import Prompt, SegmentSet
 from invariant_rag.errors import InvalidSegment, TokenizerRequired
 from invariant_rag.prompts import (
     question_messages,
@@ -24,7 +24,7 @@ from invariant_rag.prompts import (
     tokenize_prompt,
     tokenize_text,
 )
-from invariant_rag.segments import Field, Slot
+from invariant_rag.segments import Slot
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
@@ -146,16 +146,16 @@ def test_eight_threads_get_the_ids_of_one(request: pytest.FixtureRequest) -> Non
 
 # --- slots ----------------------------------------------------------------------------------------------------------
 
-SLOTS = (Slot(("[1] ", Field("title"), ": "), ("\n",), "1"), Slot(("[2] ", Field("title"), ": "), ("\n",), "2"))
-IN_SLOTS = SegmentSet([Segment("<bos>a", title="A<eos>"), Segment("b", title="B")], slots=SLOTS)
+SLOTS = (Slot("[1]<eos> ", "\n", "1"), Slot("[2]<eos> ", "\n", "2"))
+IN_SLOTS = SegmentSet(["<bos>a", "b"], slots=SLOTS)
 
 
-def test_the_segment_of_rank_0_takes_the_last_slot_and_its_title_goes_with_it() -> None:
+def test_the_segment_of_rank_0_takes_the_last_slot() -> None:
     ids = tokenize_in_slots(IN_SLOTS, [0, 1], TOY)
-    assert [decoded(each) for each in ids] == ["[2] A<eos>: <bos>a\n", "[1] B: b\n"]
+    assert [decoded(each) for each in ids] == ["[2]<eos> <bos>a\n", "[1]<eos> b\n"]
     assert [len(each) for each in ids] == [len(decoded(each)) for each in ids], "no control token"
     ranked = tokenize_prompt(Prompt("", IN_SLOTS, ""), TOY).sets[0]
-    assert [decoded(each.token_ids) for each in ranked] == ["A<eos>\n<bos>a", "B\nb"], "ranked without the slot"
+    assert [decoded(each.token_ids) for each in ranked] == ["<bos>a", "b"], "ranked without the slot"
 
 
 def test_slots_need_a_tokenizer_and_segments_with_text() -> None:

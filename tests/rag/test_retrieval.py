@@ -13,6 +13,7 @@ from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import load_embedder
 from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever
 from invariant_rag.segments import Segment
+from invariant_rag.testing.rounding import assert_rounded_alike
 
 CORPUS = [
     Segment("The Aru rises in the Veil hills and flows to the sea.", title="Aru"),
@@ -154,7 +155,7 @@ def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
     vectors = minilm.encode([f"{found.title}\n{found.text}", "Where does the river end?"]).astype(np.float64)
     cosine = vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors, axis=1))
     # A float32 dot product of D terms is off by at most D roundings; the embeddings themselves were batched otherwise.
-    assert abs(found.score - cosine) <= 2 * vectors.shape[1] * np.finfo(np.float32).eps
+    assert_rounded_alike(np.float32(found.score), cosine, 2 * vectors.shape[1], magnitude=1)
 
 
 def test_identical_chunks_are_embedded_once_and_all_returned():
@@ -193,7 +194,7 @@ def test_bm25_is_the_published_formula():
             weight = math.log(1 + (len(corpus) - holding + 0.5) / (holding + 0.5))
             count = text.split().count(word)
             expected += weight * count / (count + 1.5 * (1 - 0.75 + 0.75 * length * len(corpus) / sum(lengths)))
-        assert found[text] == pytest.approx(expected, rel=8 * float(np.finfo(np.float32).eps))
+        assert_rounded_alike(np.float32(found[text]), expected, 8)
 
 
 def test_bm25_breaks_ties_by_content_hash():

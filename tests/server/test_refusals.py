@@ -82,8 +82,7 @@ def calls_with(count: int) -> list[dict[str, object]]:
 
 TWICE = required(a={"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True})
 BOUNDARY = required(a={"type": "string", "pattern": r"\bb"})
-SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": [{"field": "title", "colour": 1}]}]}
-FIELD = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"after": [{"field": "colour"}]}]}
+SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "[1] ", "colour": 1}]}
 SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
 NAMED = {"type": "function", "function": {"name": "g"}}
 ELSEWHERE = {"type": "object", "properties": {"a": {"$ref": "b.json#/a"}}}
@@ -92,7 +91,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "unknown, of a document": (CHAT, chat(documents=[{"text": "a", "Url": 1}]), 400, "documents[0].Url", "unknown"),
     "unknown, of options": (CHAT, chat(invariant={"methode": "x"}), 400, "invariant.methode", "unknown field"),
     "unknown, of a tool": (CHAT, chat(tools=[tool(colour=1)]), 400, "tools[0].function.colour", "unknown field"),
-    "unknown, of a slot": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].before[0].colour", "unknown"),
+    "unknown, of a slot": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].colour", "unknown"),
     "no text": (CHAT, chat(documents=[{"title": "a"}]), 400, "documents[0]", "expected either text or data"),
     "metadata": (CHAT, chat(documents=[{"text": "a", "metadata": {"a": [1]}}]), 400, None, "metadata"),
     "text for a number": (CHAT, chat(temperature="warm"), 400, "temperature", "expected a valid number"),
@@ -147,7 +146,6 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "ids": (CHAT, chat(documents=SAME_ID), 400, "documents", "'1'"),
     "ids of a message": (CHAT, said({"type": "documents", "documents": SAME_ID}), 400, "documents", "'1'"),
     "ids of a completion": (TEXT, {"prompt": "a", "documents": SAME_ID}, 400, "documents", "'1'"),
-    "field": (CHAT, said(FIELD), 400, "messages", "'colour'"),
     "model": (CHAT, chat(model="large"), 404, "model", "small"),
     "reranker": (RANK, {"model": "large", "query": "q", "documents": ["a"]}, 404, "model", "monot5"),
     "nothing to rank": ("/v1/rerank", {"query": "q", "documents": None}, 400, "documents", "list"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.testing import random_prompt, tiny_model
-from invariant_rag.testing.rounding import rounding
+from invariant_rag.testing.rounding import assert_rounded_alike, rounding
 
 
 def test_sums_in_any_order_are_within_the_bound() -> None:
@@ -40,6 +41,17 @@ def test_a_token_that_is_read_one_position_late_is_found(family: str, method: st
     first, *others = (list(map(int, each.token_ids)) for each in prompt.segments)
     late = Prompt(prompt.prefix, [[first[1], first[0], *first[2:]], *others], prompt.suffix)
     assert float((lm.logits(late) - lm.logits(prompt)).abs().max()) > 10 * rounding(lm.logits, prompt)
+
+
+def test_the_same_arithmetic_is_rounded_alike_and_other_arithmetic_is_not() -> None:
+    numbers = [0.1 * each for each in range(1, 30)]
+    assert_rounded_alike(sum(numbers), math.fsum(numbers), len(numbers))
+    for eps, one in ((2**-52, 1.0), (2**-23, torch.tensor(1.0)), (2**-7, torch.tensor(1.0).bfloat16())):
+        assert_rounded_alike(one, 1 + 8 * eps, 8)
+        with pytest.raises(AssertionError):
+            assert_rounded_alike(one, 1 + 9 * eps, 8)
+    with pytest.raises(AssertionError):
+        assert_rounded_alike([1.0], [1.0, 1.0])
 
 
 def test_where_rounding_decides_there_is_no_bound() -> None:

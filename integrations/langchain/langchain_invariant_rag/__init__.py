@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from langchain_invariant_rag.chat_models import ChatInvariant
     from langchain_invariant_rag.documents import Segments
     from langchain_invariant_rag.embeddings import InvariantEmbeddings
-    from langchain_invariant_rag.evaluation import InvariantListwiseEvaluator
+    from langchain_invariant_rag.evaluation import InvariantPairwiseEvaluator
     from langchain_invariant_rag.llms import InvariantLLM
     from langchain_invariant_rag.middleware import InvariantRAGMiddleware
-    from langchain_invariant_rag.pairwise import InvariantPairwiseEvaluator
     from langchain_invariant_rag.prompts import SEGMENT_PROMPT, SegmentsPlaceholder, create_invariant_documents_chain
     from langchain_invariant_rag.retrievers import InvariantRetriever, as_segments
 
@@ -33,10 +32,9 @@ _MODULES = {
     "documents": ["Segments"],
     "embeddings": ["InvariantEmbeddings"],
     "errors": ["OrderWarning"],
-    "evaluation": ["InvariantListwiseEvaluator"],
+    "evaluation": ["InvariantPairwiseEvaluator"],
     "llms": ["InvariantLLM"],
     "middleware": ["InvariantRAGMiddleware"],
-    "pairwise": ["InvariantPairwiseEvaluator"],
     "prompts": ["SEGMENT_PROMPT", "SegmentsPlaceholder", "create_invariant_documents_chain"],
     "retrievers": ["InvariantRetriever", "as_segments"],
 }

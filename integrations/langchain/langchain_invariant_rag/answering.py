@@ -159,7 +159,7 @@ def _citation(span: CitedSpan) -> Citation:
 
 
 def report_of(answer: ModelAnswer, reply: Reply, model_name: str) -> dict[str, Any]:
-    """Return what else there is to say: why it ended, and the ledger (see `invariant_rag.generation.ledger`).
+    """Return what else there is to say: why it ended, and the ledger (see `generation.outputs.ledger`).
 
     Segments are named by their content hash, which is the id of their content block.
     """

@@ -1,17 +1,23 @@
-"""The listwise evaluator: `invariant_rag.Judge` with the arguments of LangChain's evaluators."""
+"""The pairwise evaluator of LangChain, over `invariant_rag.Judge`. Needs the extra `evaluation` (langchain-classic)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.judge import DEFAULT_CRITERIA, By, CapCal, Criteria, Judge, Verdict, check_judge_options
+from invariant_rag.errors import ExtraRequired, UnsupportedCombination
+from invariant_rag.judge import DEFAULT_CRITERIA, By, CapCal, Criteria, Judge, check_judge_options
 
 from langchain_invariant_rag.chat_models import ChatInvariant
+from langchain_invariant_rag.errors import DISTRIBUTION
+
+try:
+    from langchain_classic.evaluation.schema import PairwiseStringEvaluator
+except ImportError as error:
+    raise ExtraRequired("langchain-classic", "evaluation", distribution=DISTRIBUTION) from error
 
 
-class InvariantListwiseEvaluator:
-    """Rank predictions with a `Judge`: one scoring pass, and the same verdict for every order of the predictions.
+class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
+    """Compare two predictions with a `Judge`: one scoring pass, and swapping the predictions swaps the verdict exactly.
 
     Args:
         model: The model that judges; None for the embedded model. Its weights are loaded by the first evaluation.
@@ -42,34 +48,40 @@ class InvariantListwiseEvaluator:
                 hint="Use ChatInvariant(...), or PairwiseStringEvalChain of LangChain, which takes any model.",
             )
         check_judge_options(criteria, by, calibration)
-        self.model = ChatInvariant() if model is None else model
-        self.criteria = criteria
-        self.by = by
-        self.calibration = calibration
-        self.explain = explain
+        self._model = ChatInvariant() if model is None else model
+        self._choices: dict[str, Any] = {"criteria": criteria, "by": by, "calibration": calibration}
+        self._explain = explain
 
     @property
     def judge(self) -> Judge:
         """The judge over the model's `InvariantModel`. Loads the weights on first use."""
-        return Judge(self.model.lm, criteria=self.criteria, by=self.by, calibration=self.calibration)
+        return Judge(self._model.lm, **self._choices)
 
-    def evaluate(
+    def _check_evaluation_args(self, reference: str | None = None, input_: str | None = None) -> None:
+        """Accept a question and a reference answer, or neither."""
+
+    def _evaluate_string_pairs(
         self,
-        predictions: Sequence[str],
         *,
-        input: str | None = None,  # noqa: A002 - LangChain's name for it
+        prediction: str,
+        prediction_b: str,
         reference: str | None = None,
-    ) -> Verdict:
-        """Rank predictions: see `Judge.rank`.
+        input: str | None = None,  # noqa: A002 - LangChain's name for it
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Compare two predictions: see `Judge.compare`.
 
-        Args:
-            predictions: The predictions to compare; at least one, and at most 26 different ones with `by="letters"`.
-            input: The question that they answer.
-            reference: A right answer.
-
-        Raises:
-            InvalidPrompt: There are no predictions, or too many.
-            ContextOverflow: The predictions do not fit into the context window.
+        Returns:
+            `value`: `A` if `prediction` is better, `B` if `prediction_b` is, None for a tie; `score`: 1, 0 or 0.5;
+            `probabilities`: of either being the better one, as in `Verdict`; `reasoning`: these probabilities and, with
+            `explain=True`, the explanation.
         """
-        options = {"max_new_tokens": self.model.max_tokens} if self.explain else {}
-        return self.judge.rank(input, predictions, reference=reference, explain=self.explain, **options)
+        options = {"explain": True, "max_new_tokens": self._model.max_tokens} if self._explain else {}
+        verdict = self.judge.compare(input, prediction, prediction_b, reference=reference, **options)
+        value, score = {0: ("A", 1), 1: ("B", 0), None: (None, 0.5)}[verdict.winner]
+        return {
+            "reasoning": verdict.describe(["prediction", "prediction_b"]),
+            "value": value,
+            "score": score,
+            "probabilities": verdict.probabilities,
+        }

@@ -76,7 +76,8 @@ def to_content(parts: Sequence[Any], *, sort: bool = False) -> Any:
         if isinstance(part, SegmentSet):
             found = list(map(to_block, sorted(part, key=attrgetter("canonical_key")) if sort else part))
             for block, slot in zip(found, part.slots or [Slot()] * len(found), strict=True):
-                blocks += [*map(_text_block, slot.before), block, *map(_text_block, slot.after)]
+                blocks += [*map(_text_block, filter(None, [slot.before])), block]
+                blocks += map(_text_block, filter(None, [slot.after]))
         elif isinstance(part, BlockText):
             blocks.append(part.block)
         else:

@@ -13,7 +13,7 @@ import invariant_rag
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import InvalidChoice, ModelNotFound, UnsupportedCombination
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, Reply
-from invariant_rag.generation.overflow import Overflow
+from invariant_rag.generation.prepare import Overflow
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import tokenize_text

@@ -10,37 +10,30 @@ import pytest
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidChoice,
-    OrderWarning,
     UnknownName,
     UnsupportedCombination,
     UnsupportedModel,
 )
 from invariant_rag.prompts import mark
-from langchain.agents import create_agent
-from langchain_classic.chains import create_retrieval_chain
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
-from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from langchain_invariant_rag import (
     ChatInvariant,
-    InvariantRAGMiddleware,
     SegmentsPlaceholder,
     canonical,
-    create_invariant_documents_chain,
     vote,
 )
 from langchain_invariant_rag.documents import to_block, to_segment
 
-from .plain_models import MARKS, USAGE, Reader, StreamingReader, Talker
-from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
+from .plain_models import MARKS, USAGE, Reader, StreamingReader
+from .shared import DOCUMENTS, ORDERS, QUESTION
 
 TEMPLATE = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
 
@@ -108,11 +101,6 @@ def str_of(messages: Any) -> str:
                      for message in messages)  # fmt: skip
 
 
-def test_documents_can_be_a_keyword() -> None:
-    answers = {canonical(Reader()).invoke(QUESTION, documents=order).text for order in ORDERS}
-    assert answers == {canonical(Reader()).invoke(prompt(DOCUMENTS)).text}
-
-
 def test_messages_without_segments_are_sent_as_they_are() -> None:
     image = {"type": "image", "url": "https://example.org/map.png"}
     cached = {"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}
@@ -135,34 +123,6 @@ def blocks() -> list[Any]:
     return [dict(to_block(to_segment(each))) for each in DOCUMENTS]
 
 
-def test_marks_that_do_not_pair_up_are_taken_out() -> None:
-    reader, whole = Reader(), mark("a document")
-    with pytest.warns(OrderWarning, match="cut in two"):
-        canonical(reader).invoke(f"half a {whole[:-1]}")
-    assert reader.requests[0][0][0].content == "half a a document"
-
-
-def test_sets_of_different_messages_stay_apart() -> None:
-    first, second, third = blocks()
-    for messages in (
-        [SystemMessage([third]), HumanMessage([second, first])],
-        [HumanMessage([third]), AIMessage("Well."), HumanMessage([second, first])],
-    ):
-        reader = Reader()
-        canonical(reader).invoke(messages)
-        text = str_of(reader.requests[0][0])
-        assert text.index(third["text"]) < min(text.index(first["text"]), text.index(second["text"]))
-
-
-def test_rank_0_is_listed_last_and_scores_can_rank() -> None:
-    scored = [
-        each.model_copy(update={"metadata": {"score": score}}) for each, score in zip(DOCUMENTS, (2, 3, 1), strict=True)
-    ]
-    for order in (scored, scored[::-1]):
-        answer = canonical(Reader(), ordering="score").invoke(prompt(order)).text
-        assert answer == DOCUMENTS[2].page_content
-
-
 def test_a_vote_takes_what_most_orders_say() -> None:
     loved = min(each.page_content for each in DOCUMENTS)  # canonical order lists it last
     reader = Reader(favourite=loved)
@@ -173,31 +133,6 @@ def test_a_vote_takes_what_most_orders_say() -> None:
     assert counts == {loved: 4, **dict.fromkeys(set(counts) - {loved}, 1)}
     assert answer.text == loved
     assert answer.response_metadata["vote"] == {"calls": 6, "agreed": 4}
-
-
-def test_one_vote_is_the_canonical_order_and_so_is_a_tie() -> None:
-    first = canonical(Reader()).invoke(prompt(DOCUMENTS)).text
-    assert vote(Reader(), votes=1).invoke(prompt(DOCUMENTS)).text == first
-    tied = vote(Reader(), votes=6).invoke(prompt(DOCUMENTS))
-    assert tied.response_metadata["vote"] == {"calls": 6, "agreed": 2}
-    assert tied.text == first
-
-
-def test_no_order_is_asked_about_twice() -> None:
-    for documents, calls in ([DOCUMENTS[:1], 1], [DOCUMENTS[:2], 2], [[*DOCUMENTS[:2], DOCUMENTS[0]], 3], [[], 1]):
-        reader = Reader()
-        vote(reader, votes=20).invoke(prompt(documents))
-        assert len({str_of(sent) for sent, _ in reader.requests}) == len(reader.requests) == calls
-
-
-def test_the_seed_draws_the_orders() -> None:
-    def asked(seed: int) -> set[str]:
-        reader = Reader()
-        vote(reader, votes=3, seed=seed).invoke(prompt(DOCUMENTS))
-        return {str_of(sent) for sent, _ in reader.requests}
-
-    assert asked(0) == asked(0)
-    assert len({frozenset(asked(seed)) for seed in range(5)}) > 1
 
 
 def test_what_counts_can_be_said() -> None:
@@ -301,69 +236,12 @@ async def test_tools_and_structured_output_pass_through(wrap: Any) -> None:
         assert list(structured.stream(prompt(DOCUMENTS))) == [found]
 
 
-async def test_structured_output_streams_as_that_of_the_model() -> None:
-    bare, wrapped = (make(Talker()).with_structured_output(Departure) for make in (lambda model: model, canonical))
-    [(request, _)] = canonical(Reader())._ballots(prompt(DOCUMENTS).to_messages(), {})
-    pieces = list(bare.stream(request))
-    assert pieces
-    assert pieces == list(wrapped.stream(prompt(DOCUMENTS)))
-    assert pieces == [each async for each in wrapped.astream(prompt(DOCUMENTS))]
-
-
-def test_a_model_that_has_no_tools_says_so() -> None:
-    class Plain(Reader):
-        bind_tools = BaseChatModel.bind_tools
-
-    for wrap in (canonical, vote):
-        with pytest.raises(NotImplementedError):
-            wrap(Plain()).bind_tools([Departure])
-
-
 @pytest.mark.parametrize("wrap", [canonical, vote])
 def test_what_is_bound_reaches_the_model(wrap: Any) -> None:
     for make in (lambda reader: wrap(reader.bind(user="me")), lambda reader: wrap(reader).bind(user="me")):
         reader = Reader()
         make(reader).invoke(prompt(DOCUMENTS), stop=["."])
         assert all(keywords == {"stop": ["."], "user": "me"} for _, keywords in reader.requests)
-
-
-def test_it_goes_where_chat_models_go() -> None:
-    retrievers = [Listed(documents=order) for order in ORDERS]
-    for wrap in (canonical, vote):
-        model = wrap(Reader())
-        assert isinstance(model, BaseChatModel)
-        chain = create_invariant_documents_chain(model, ChatPromptTemplate.from_template("{context}\n{input}"))
-        found = {create_retrieval_chain(each, chain).invoke({"input": QUESTION})["answer"] for each in retrievers}
-        for each in retrievers:
-            agent = create_agent(model, tools=[], middleware=[InvariantRAGMiddleware(each)])
-            found.add(agent.invoke({"messages": [("human", QUESTION)]})["messages"][-1].text)
-        assert len(found) == 1
-
-
-class Searcher(Reader):
-    """Calls the first tool once, and then answers from what it returned."""
-
-    def _generate(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        if isinstance(messages[-1], ToolMessage):
-            kwargs.pop("tools")
-            return super()._generate(messages, stop, run_manager, **kwargs)
-        call = {"name": kwargs["tools"][0]["function"]["name"], "args": {"query": QUESTION}, "id": "1"}
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
-
-
-@pytest.mark.parametrize("wrap", [canonical, vote])
-def test_an_agent_whose_tool_returns_documents_ignores_their_order(wrap: Any) -> None:
-    def ask(model: Any, order: list[Any]) -> str:
-        @tool(response_format="content_and_artifact")
-        def retrieve(query: str) -> Any:
-            """Retrieve documents."""
-            return "\n\n".join(f"Document: {each.page_content}" for each in order), order
-
-        agent = create_agent(model, [retrieve])
-        return str(agent.invoke({"messages": [("human", QUESTION)]})["messages"][-1].text)
-
-    assert len({ask(wrap(Searcher()), order) for order in ORDERS}) == 1
-    assert len({ask(Searcher(), order) for order in ORDERS}) == len(DOCUMENTS)
 
 
 def test_it_is_a_fallback_that_gets_segments_as_text(lm: Any) -> None:

@@ -92,15 +92,6 @@ def test_a_completion_model_reports_documents_that_it_read_before(lm: InvariantM
     assert reads == [usage["input_tokens"]] + [len(QUESTION)] * (len(SOME) - 1)
 
 
-def test_models_share_one(lm: InvariantModel) -> None:
-    cache = KeyValueCache()
-    asked = {"input": QUESTION, "documents": SOME[0]}
-    ChatInvariant(model=lm, key_value_cache=cache, max_tokens=2).invoke(**asked)
-    other = ChatInvariant(model=lm, key_value_cache=cache, max_tokens=2, temperature=1.0, seed=1)
-    assert other.invoke(**asked).usage_metadata["input_token_details"]["cache_read"] > 0
-    assert cache.stats().hits == 1
-
-
 def test_it_is_no_part_of_the_cache_key(lm: InvariantModel, llm_cache: Any) -> None:
     ChatInvariant(model=lm, max_tokens=2).invoke(QUESTION)
     for options in (

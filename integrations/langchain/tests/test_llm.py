@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import InvalidOption
 from invariant_rag.prompts import parse_marked
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
-from langchain_core.language_models.llms import BaseLLM
 
 from langchain_invariant_rag import InvariantLLM, Segments
 
@@ -46,10 +44,6 @@ def llm(lm: InvariantModel) -> InvariantLLM:
 @pytest.fixture(scope="module")
 def expected(lm: InvariantModel) -> str:
     return lm.generate(parse_marked(PROMPT), max_new_tokens=12).text
-
-
-def test_it_is_a_langchain_llm(llm: InvariantLLM) -> None:
-    assert isinstance(llm, BaseLLM)
 
 
 @every_entry
@@ -132,14 +126,6 @@ def test_streaming_reports_every_token_once(llm: InvariantLLM, expected: str, na
     assert handler.tokens == expected
 
 
-@every_entry
-def test_errors_reach_callbacks_and_the_caller(llm: InvariantLLM, entry: Entry) -> None:
-    handler = _Handler()
-    with pytest.raises(InvalidOption, match="no_such_option"):
-        entry(llm, PROMPT, {"callbacks": [handler]}, no_such_option=1)
-    assert handler.errors
-
-
 @pytest.mark.parametrize("name", ["invoke", "ainvoke", "batch", "abatch"])
 def test_the_cache_answers_the_same_set_in_another_order(
     llm: InvariantLLM, llm_cache: Any, expected: str, name: str
@@ -196,10 +182,6 @@ def test_many_prompts_are_one_batch_and_the_same_texts(lm: InvariantModel) -> No
     usage = InvariantLLM(model=lm, max_tokens=8).generate(prompts).llm_output["token_usage"]
     assert usage["completion_tokens"] == 40
     assert usage["total_tokens"] == usage["prompt_tokens"] + 40
-
-
-def test_tokens_are_counted_with_the_models_tokenizer(llm: InvariantLLM) -> None:
-    assert llm.get_num_tokens("abc") == 3
 
 
 @every_entry

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import pickle
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from invariant_rag.errors import (
 from invariant_rag.interventions import MsPoE
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Score
-from invariant_rag.testing import tiny_model, toy_tokenizer
+from invariant_rag.testing import toy_tokenizer
 from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.load import dumpd, load
 from langchain_core.messages import HumanMessage
@@ -133,13 +131,6 @@ def test_parameters_of_remote_models_are_ignored_with_a_word_also_at_their_defau
 
 
 @both
-def test_a_model_may_be_given_as_model_name(kind: Any) -> None:
-    named = kind(model_name="native")
-    assert named.model == named.model_name == "native"
-    assert named.model_copy(update={"model_name": "some/other"}).model == "some/other"
-
-
-@both
 def test_a_stop_sequence_may_be_a_str_wherever_it_is_given(lm: InvariantModel, kind: Any) -> None:
     def text(answer: Any) -> str:
         return str(getattr(answer, "content", answer))
@@ -152,15 +143,6 @@ def test_a_stop_sequence_may_be_a_str_wherever_it_is_given(lm: InvariantModel, k
         assert text(model.bind(stop=stop).invoke(QUESTION)) == expected
         assert text(model.model_copy(update={"stop": stop}).invoke(QUESTION)) == expected
         assert model._get_ls_params(stop=stop)["ls_stop"] == [stop]
-
-
-def test_the_limit_may_be_called_as_transformers_calls_it(lm: InvariantModel) -> None:
-    chat = ChatInvariant(model=lm, generation_kwargs={"max_new_tokens": 2})
-
-    def written(**keywords: Any) -> int:
-        return int(chat.invoke(QUESTION, **keywords).usage_metadata["output_tokens"])
-
-    assert (written(), written(max_new_tokens=3), written(max_tokens=4)) == (2, 3, 4)
 
 
 def test_an_ordering_by_score_reads_the_scores_of_documents(lm: InvariantModel) -> None:
@@ -265,19 +247,6 @@ def test_models_of_one_name_never_exchange_answers_through_the_cache(
     assert len(llm_cache._cache) == len(models)
 
 
-def test_models_of_one_name_never_exchange_answers_in_a_batch(lm: InvariantModel) -> None:
-    first = ChatInvariant(model=lm, max_tokens=6, micro_batching=True)
-    chats = [first.model_copy(update={"model": each}) for each in variants(lm)] * 4
-    alone = [chat.invoke(QUESTION, documents=DOCUMENTS).content for chat in chats]
-    assert all(chat._batcher is first._batcher for chat in chats)
-    with ThreadPoolExecutor(len(chats)) as pool:
-        with first._batcher._generate_lock:
-            calls = [pool.submit(chat.invoke, QUESTION, documents=DOCUMENTS) for chat in chats]
-            while len(first._batcher._waiting) < len(chats):
-                time.sleep(0.01)
-        assert [call.result().content for call in calls] == alone
-
-
 def test_the_key_follows_templates_and_weights_that_are_changed_in_place(lm: InvariantModel) -> None:
     own = copy.deepcopy(lm)
     chat = ChatInvariant(model=own)
@@ -345,25 +314,6 @@ def test_weights_are_loaded_once_and_only_to_answer(loads: list[str]) -> None:
     assert ordered.lm.ordering is ordered.model_copy().lm.ordering
 
 
-@pytest.mark.usefixtures("loads")
-async def test_the_loop_goes_on_while_weights_are_loaded() -> None:
-    async def read(model: Any) -> None:
-        async for _ in model.astream(QUESTION):
-            pass
-
-    for work in (
-        ChatInvariant(model="loop chat", max_tokens=1).ainvoke(QUESTION),
-        InvariantLLM(model="loop llm", max_tokens=1).ainvoke(QUESTION),
-        read(ChatInvariant(model="loop stream", max_tokens=1)),
-    ):
-        task, count = asyncio.ensure_future(work), 0
-        while not task.done():
-            await asyncio.sleep(0.01)
-            count += 1
-        await task
-        assert count > 10
-
-
 def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name() -> None:
     for model, size in ((None, 5000), (InvariantModel.from_pretrained(), 10**9)):
         chat = ChatInvariant(model=model, max_tokens=4)
@@ -371,11 +321,3 @@ def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name() -> None:
         pickled = pickle.dumps(chat)
         assert pickle.loads(pickled).invoke(QUESTION, documents=DOCUMENTS).content == answer.content
         assert len(pickled) < size
-
-
-def test_two_models_of_one_name_are_told_apart_by_their_weights() -> None:
-    def key(seed: int) -> str:
-        weights = tiny_model("llama", seed=seed, num_hidden_layers=1, vocab_size=261)
-        return ChatInvariant(model=InvariantModel(weights, toy_tokenizer()))._get_llm_string()
-
-    assert key(0) == key(0) != key(1)

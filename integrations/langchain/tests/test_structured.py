@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from datetime import date, time, timedelta
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnknownName, UnsupportedCombination
-from langchain.agents import create_agent
-from pydantic import BaseModel, Field, HttpUrl, create_model, field_validator
+from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnknownName
+from pydantic import BaseModel, Field, field_validator
 from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
 
-from langchain_invariant_rag import ChatInvariant, InvariantRAGMiddleware
+from langchain_invariant_rag import ChatInvariant
 
-from .shared import DOCUMENTS, ORDERS, QUESTION, Listed
-from .tool_models import Writing
+from .shared import DOCUMENTS, QUESTION
 
 
 class Mood(Enum):
@@ -96,27 +92,6 @@ def test_a_text_follows_its_schema_and_is_complete_or_says_that_it_ran_out(
         chat.with_structured_output(schema, **options).invoke(QUESTION)
 
 
-def test_the_limit_of_a_call_may_be_called_as_transformers_calls_it(chat: ChatInvariant) -> None:
-    model = chat.with_structured_output(Many, include_raw=True, max_new_tokens=300)
-    assert model.invoke(QUESTION)["parsed"] == chat.with_structured_output(Many, max_tokens=300).invoke(QUESTION)
-
-
-def test_an_agent_without_tools_answers_with_an_object(chat: ChatInvariant) -> None:
-    def answer(documents: list[Any]) -> Any:
-        middleware = [InvariantRAGMiddleware(Listed(documents=documents))]
-        agent: Any = create_agent(chat, tools=[], middleware=middleware, response_format=Many)
-        return agent.invoke({"messages": [("human", QUESTION)]})["structured_response"]
-
-    answers = [answer(order) for order in ORDERS]
-    assert isinstance(answers[0], Many)
-    assert all(each == answers[0] for each in answers)
-
-
-def test_beams_are_refused(chat: ChatInvariant) -> None:
-    with pytest.raises(UnsupportedCombination, match="beams"):
-        chat.with_structured_output(Pair, num_beams=2).invoke(QUESTION)
-
-
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 def test_all_methods_do_the_same(chat: ChatInvariant, method: Any) -> None:
     expected = chat.with_structured_output(Pair, max_tokens=120).invoke(QUESTION)
@@ -126,17 +101,6 @@ def test_all_methods_do_the_same(chat: ChatInvariant, method: Any) -> None:
 def test_a_stream_ends_with_what_invoke_returns(chat: ChatInvariant) -> None:
     model = chat.with_structured_output(Pair, max_tokens=120)
     assert list(model.stream(QUESTION, documents=DOCUMENTS))[-1] == model.invoke(QUESTION, documents=DOCUMENTS)
-
-
-def test_calls_do_not_share_their_place_in_the_grammar(chat: ChatInvariant) -> None:
-    model = chat.model_copy(update={"micro_batching": True}).with_structured_output(Pair, max_tokens=120)
-    alone = [model.invoke(prompt) for prompt in ("a", "b", "c")]
-    assert model.batch(["a", "b", "c"]) == alone
-
-
-def test_the_embedded_model_follows_a_schema_too() -> None:
-    result = ChatInvariant(max_tokens=120).with_structured_output(Pair, include_raw=True).invoke(QUESTION)
-    assert set(json.loads(result["raw"].content)) == {"one", "two"}
 
 
 def test_a_schema_that_is_none_is_refused(chat: ChatInvariant) -> None:
@@ -152,34 +116,6 @@ class Small(BaseModel):
     @classmethod
     def _never(cls, value: int) -> int:
         raise ValueError("no number will do")
-
-
-FORMATS: dict[str, tuple[Any, str]] = {
-    "date": (date, '"2024-02-27"'),
-    "time": (time, '"09:30:00Z"'),
-    "duration": (timedelta, '"P1DT2H"'),
-    "url": (HttpUrl, '"https://example.org/a?b=1"'),
-    "float": (float, "-1.5e3"),
-    "free text": (str, '"She said \\"noon\\", and left: [1]."'),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_parses_or_says_that_it_ran_out(chat: ChatInvariant, name: str) -> None:
-    kind, text = FORMATS[name]
-    schema = create_model("Value", value=(kind, ...))
-    expected = schema.model_validate_json(f'{{"value": {text}}}')
-    writing = Writing(chat.lm, f'{{"value": {text}}}')
-    assert chat.with_structured_output(schema, max_tokens=120, logits_processor=[writing]).invoke(QUESTION) == expected
-    for seed in range(3):
-        options = {"max_tokens": 60, "temperature": 1.0, "seed": seed}
-        found = chat.with_structured_output(schema, include_raw=True, **options).invoke(QUESTION)
-        if found["raw"].response_metadata["finish_reason"] == "length":
-            assert isinstance(found["parsing_error"], IncompleteObject)
-        elif name in ("duration", "url"):  # whose formats hold what pydantic does not
-            assert isinstance(found["parsed"], schema) or isinstance(found["parsing_error"], InvalidObject)
-        else:
-            assert isinstance(found["parsed"], schema)
 
 
 def test_stop_sequences_do_not_cut_an_object(chat: ChatInvariant) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import IncompleteObject, InvalidTool, UnsupportedCombination
+from invariant_rag.errors import InvalidTool, UnsupportedCombination
 from invariant_rag.generation.tools import ToolCall, ToolCalling
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
@@ -20,7 +19,7 @@ from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canon
 from langchain_invariant_rag.documents import to_block, to_segment
 
 from .shared import DOCUMENTS, QUESTION
-from .tool_models import WRITTEN, Departure, EndsAfter, Writing, distinct, joined, now, said, search
+from .tool_models import Departure, Writing, distinct, joined, now, said, search
 
 
 @pytest.fixture(scope="module", params=["knows tools", "does not"])
@@ -115,16 +114,6 @@ def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat
         assert other.invalid_tool_calls == whole.invalid_tool_calls
 
 
-def test_text_before_a_call_is_the_content(chat: ChatInvariant) -> None:
-    text = f"Let me see.\n{WRITTEN}<|im_end|>"
-    bound = chat.bind_tools([search])
-    answer = bound.invoke(QUESTION, logits_processor=[Writing(chat.lm, text)])
-    assert answer.content == "Let me see."
-    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("search", {"query": "ferry", "limit": 3})]
-    streamed = joined(list(bound.stream(QUESTION, logits_processor=[Writing(chat.lm, text)])))
-    assert said(streamed) == said(answer)
-
-
 def test_calls_ignore_the_order_of_segments(chat: ChatInvariant) -> None:
     def calls(model: ChatInvariant, documents: list[Any]) -> Any:
         answer = model.bind_tools([search, now], tool_choice="any").invoke(QUESTION, documents=documents)
@@ -133,26 +122,6 @@ def test_calls_ignore_the_order_of_segments(chat: ChatInvariant) -> None:
     assert distinct(lambda documents: calls(chat, documents)) == 1
     plain = chat.model_copy(update={"method": "sequential"})
     assert distinct(lambda documents: calls(plain, documents)) > 1
-
-
-def test_stop_sequences_cut_the_text_and_no_call(chat: ChatInvariant) -> None:
-    call = '<tool_call>\n{"name": "search", "arguments": {"query": "a STOP b", "limit": 3}}\n</tool_call><|im_end|>'
-    bound = chat.bind_tools([search]).bind(stop=["STOP"])
-    answer = bound.invoke(QUESTION, logits_processor=[Writing(chat.lm, "Wait. " + call)])
-    assert answer.tool_calls[0]["args"] == {"query": "a STOP b", "limit": 3}
-    writing = "One STOP two. " + call
-    answer = bound.invoke(QUESTION, logits_processor=[Writing(chat.lm, writing)])
-    assert (answer.content, answer.tool_calls) == ("One ", [])
-    assert answer.response_metadata["finish_reason"] == "stop"
-    streamed = joined(list(bound.stream(QUESTION, logits_processor=[Writing(chat.lm, writing)])))
-    assert said(streamed) == said(answer)
-
-
-def test_a_call_that_is_cut_off_is_an_error(chat: ChatInvariant) -> None:
-    bound = chat.bind_tools([search], tool_choice="any")
-    for call in (bound.invoke, lambda prompt, **options: list(bound.stream(prompt, **options))):
-        with pytest.raises(IncompleteObject, match="whole calls"):
-            call(QUESTION, stopping_criteria=[EndsAfter(60)])
 
 
 def test_wrong_choices_say_what_there_is(chat: ChatInvariant) -> None:
@@ -183,19 +152,6 @@ def test_tools_are_counted_and_cached_with_the_prompt(thinker: ChatInvariant, ll
     again = bound.invoke(QUESTION)
     assert (again.tool_calls, again.id) == (answer.tool_calls, again.id)
     assert len(llm_cache._cache) == 2
-
-
-def test_concurrent_requests_with_tools_are_answered_as_alone(thinker: ChatInvariant) -> None:
-    bound = thinker.model_copy(update={"micro_batching": True}).bind_tools([search, now], tool_choice="any")
-    prompts = [f"{QUESTION} {number}" for number in range(4)]
-    alone = [said(bound.invoke(prompt)) for prompt in prompts]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda prompt: said(bound.invoke(prompt)), prompts))
-    for each in together:
-        each["response_metadata"].pop(
-            "bitwise", None
-        )  # False where requests shared a batch, as those of one grammar may
-    assert together == alone
 
 
 # --- histories ------------------------------------------------------------------------------------------------------

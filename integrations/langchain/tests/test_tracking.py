@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
-from langchain_core.tools import create_retriever_tool
 
 import langchain_invariant_rag
 from langchain_invariant_rag import ChatInvariant
@@ -87,44 +83,6 @@ def test_who_did_not_ask_for_sets_is_not_warned(lm: InvariantModel, options: dic
 
 def text_of(documents: Any) -> str:
     return f"{joined(documents)}\n\n{QUESTION}"
-
-
-def retrieve_with_a_tool(retriever: BaseRetriever) -> str:
-    tool = create_retriever_tool(retriever, "search", "Searches.")
-    return f"{tool.invoke({'query': QUESTION})}\n\n{QUESTION}"
-
-
-OUTSIDE: dict[str, Callable[[BaseRetriever], str]] = {
-    "a retriever": lambda retriever: text_of(retriever.invoke(QUESTION)),
-    "a retriever, in a batch": lambda retriever: text_of(retriever.batch([QUESTION])[0]),
-    "a chain that ends with one": lambda retriever: text_of((RunnableLambda(str.strip) | retriever).invoke(QUESTION)),
-    "a chain that joins": lambda retriever: f"{(retriever | joined).invoke(QUESTION)}\n\n{QUESTION}",
-    "a tool": retrieve_with_a_tool,
-    "lines of a list": lambda retriever: "\n".join(f"- {each.page_content}" for each in retriever.invoke(QUESTION)),
-}
-ASKED: dict[str, Callable[[Any, str], Any]] = {
-    "invoke": lambda chat, text: chat.invoke(text),
-    "stream": lambda chat, text: reduce(operator.add, chat.stream(text)),
-    "in a chain": lambda chat, text: (ChatPromptTemplate.from_template("{text}") | chat).invoke({"text": text}),
-    "batch": lambda chat, text: chat.batch([text])[0],
-}
-
-
-@pytest.mark.parametrize("ask", ASKED)
-@pytest.mark.parametrize("retrieve", OUTSIDE)
-def test_documents_retrieved_in_another_call_and_joined_by_hand_warn_once(
-    retrieve: str, ask: str, lm: InvariantModel
-) -> None:
-    chat = ChatInvariant(model=lm, max_tokens=2)
-    text = OUTSIDE[retrieve](Listed(documents=DOCUMENTS))
-    with pytest.warns(OrderWarning, match=r"as_segments\(retriever\)") as caught:
-        answer = ASKED[ask](chat, text)
-    assert len(caught) == 1
-    assert answer.response_metadata["invariant"] is False
-    with warnings.catch_warnings():  # the call that held them has said so
-        warnings.simplefilter("error", OrderWarning)
-        again = chat.invoke(text)
-    assert answer.content == again.content, "the text was changed"
 
 
 def test_asynchronous_retrievers_are_heard_in_their_task_alone(lm: InvariantModel) -> None:

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel, Segment, SegmentSet
-from invariant_rag.errors import InvalidPrompt, InvalidSegment
 from invariant_rag.prompts import mark, parse_marked
-from langchain.agents import create_agent
-from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
@@ -21,24 +18,19 @@ from langchain_core.documents import Document
 from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
-from langchain_core.tools.retriever import create_retriever_tool
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from langchain_invariant_rag import (
     SEGMENT_PROMPT,
     ChatInvariant,
     InvariantLLM,
-    InvariantRAGMiddleware,
     Segments,
     SegmentsPlaceholder,
-    as_segments,
     create_invariant_documents_chain,
 )
 from langchain_invariant_rag.documents import to_block, to_document, to_segment
 
-from .shared import DOCUMENTS, HASHES, QUESTION, Listed
+from .shared import DOCUMENTS, HASHES, QUESTION
 
 SEGMENTS = [to_segment(document) for document in DOCUMENTS]
 SAVED = (ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate, SegmentsPlaceholder)
@@ -112,17 +104,6 @@ def test_the_answer_is_the_same_however_segments_travel(name: str, chat: ChatInv
     assert answer.content == expected
 
 
-@pytest.fixture(scope="module")
-def expected_of_a_tool(lm: InvariantModel) -> str:
-    """The same where the documents are what a tool said."""
-    messages = [
-        {"role": "tool", "content": [SegmentSet(SEGMENTS)], "tool_call_id": "1"},
-        {"role": "user", "content": QUESTION},
-    ]
-    generation = lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=6)
-    return generation.text
-
-
 def test_a_documents_keyword_is_read_too(chat: ChatInvariant, lm: InvariantModel) -> None:
     reference = lm.chat_prompt(messages=[{"role": "user", "content": [SegmentSet(SEGMENTS), QUESTION]}])
     expected = lm.generate(reference, max_new_tokens=6).text
@@ -179,40 +160,7 @@ def test_a_chunk_cannot_forge_a_boundary(chat: ChatInvariant) -> None:
         assert len(answer.response_metadata["order"]) == 1
 
 
-@pytest.mark.parametrize("content", [[{"type": "image", "base64": "aGk=", "mime_type": "image/png"}]])
-def test_what_is_neither_text_nor_document_is_refused(chat: ChatInvariant, content: list[Any]) -> None:
-    with pytest.raises(InvalidPrompt, match="image"):
-        chat.invoke([HumanMessage(content)])
-
-
-def test_a_text_instead_of_documents_is_refused() -> None:
-    with pytest.raises(InvalidSegment, match="list of documents"):
-        PLACEHOLDER.invoke({"context": "one text", "question": QUESTION})
-
-
 # --- chains ---------------------------------------------------------------------------------------------------------
-
-TEXT_PROMPT = ChatPromptTemplate.from_messages([("human", "{context}\n{input}")])
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [TEXT_PROMPT, ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{input}")])],
-    ids=["text", "placeholder"],
-)
-def test_our_chain_goes_into_create_retrieval_chain(
-    chat: ChatInvariant, expected: str, prompt: ChatPromptTemplate
-) -> None:
-    chain = create_retrieval_chain(Listed(documents=DOCUMENTS), create_invariant_documents_chain(chat, prompt))
-    result = chain.invoke({"input": QUESTION})
-    assert result["answer"] == expected
-    assert result["context"] == DOCUMENTS
-
-
-def test_the_stock_chain_keeps_boundaries_with_the_segment_prompt(chat: ChatInvariant, expected: str) -> None:
-    combine = create_stuff_documents_chain(chat, TEXT_PROMPT, document_prompt=SEGMENT_PROMPT)
-    chain = create_retrieval_chain(Listed(documents=DOCUMENTS), combine)
-    assert chain.invoke({"input": QUESTION})["answer"] == expected
 
 
 def test_our_chain_keeps_scores_where_documents_get_a_text_of_their_own(lm: InvariantModel) -> None:
@@ -226,46 +174,6 @@ def test_our_chain_keeps_scores_where_documents_get_a_text_of_their_own(lm: Inva
     assert chain.invoke({"context": scored, "input": QUESTION}) == create_invariant_documents_chain(
         chat, prompt
     ).invoke({"context": without_title, "input": QUESTION})
-
-
-def test_any_retriever_works_in_a_dict_once_it_is_wrapped(chat: ChatInvariant, expected: str) -> None:
-    for prompt in (PLACEHOLDER, ChatPromptTemplate.from_messages([("human", "{context}\n{question}")])):
-        retriever = as_segments(Listed(documents=[*DOCUMENTS, DOCUMENTS[0]]))
-        chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | chat
-        answer = chain.invoke(QUESTION)
-        assert seen(answer) == HASHES
-        assert answer.content == expected
-
-
-def test_fallbacks_and_retries_keep_boundaries(chat: ChatInvariant, expected: str) -> None:
-    def fail(_: Any) -> Any:
-        raise ConnectionError
-
-    model = RunnableLambda(fail).with_fallbacks([chat.with_retry()])
-    assert (PLACEHOLDER | model).invoke({"context": DOCUMENTS, "question": QUESTION}).content == expected
-
-
-def test_a_retriever_tool_carries_documents(chat: ChatInvariant, expected_of_a_tool: str) -> None:
-    call = {"type": "tool_call", "id": "1", "name": "search", "args": {"query": QUESTION}}
-    marked = create_retriever_tool(Listed(documents=DOCUMENTS), "search", "Searches.", document_prompt=SEGMENT_PROMPT)
-    assert chat.invoke([marked.invoke(call), HumanMessage(QUESTION)]).content == expected_of_a_tool
-    for format_ in ("content", "content_and_artifact"):
-        search = create_retriever_tool(Listed(documents=DOCUMENTS), "search", "Searches.", response_format=format_)
-        answer = (RunnableLambda(lambda _, search=search: [search.invoke(call), HumanMessage(QUESTION)]) | chat).invoke(
-            ""
-        )
-        assert answer.response_metadata["sets"] == [3]
-
-
-def test_an_agent_with_a_checkpoint_retrieves_in_every_turn(chat: ChatInvariant) -> None:
-    agent = create_agent(
-        chat, tools=[], middleware=[InvariantRAGMiddleware(Listed(documents=DOCUMENTS))], checkpointer=InMemorySaver()
-    )
-    config = {"configurable": {"thread_id": "1"}}
-    for turn in range(1, 3):
-        messages = agent.invoke({"messages": [("human", QUESTION)]}, config)["messages"]
-        assert [message.type for message in messages] == ["human", "ai"] * turn
-        assert seen(messages[-1]) == HASHES
 
 
 class _Seen(BaseCallbackHandler):

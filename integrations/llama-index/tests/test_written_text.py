@@ -225,7 +225,7 @@ def test_a_prompt_is_what_llamaindex_writes_for_one_order_of_the_nodes(entry: st
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_local_model_attends_to_the_set_and_to_the_question_as_it_is(model: InvariantModel, question: str) -> None:
-    slots = [Slot(after=("\n\n",)), Slot(after=("\n\n",)), Slot()]
+    slots = [Slot(after="\n\n"), Slot(after="\n\n"), Slot()]
     content = ["Read:\n", SegmentSet(TEXTS, slots=slots), f"\nQ: {question}"]
     prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, question)
     every_bit = LogitsProcessorList([EveryBit(model.tokenizer)])

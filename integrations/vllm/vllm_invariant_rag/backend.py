@@ -28,8 +28,7 @@ from vllm_invariant_rag.weightless import RemoteState, load_without_weights
 
 if TYPE_CHECKING:
     from invariant_rag.generation.choices import ResolvedChoices
-    from invariant_rag.generation.overflow import Overflow
-    from invariant_rag.generation.prepare import PreparedPrompt
+    from invariant_rag.generation.prepare import Overflow, PreparedPrompt
     from invariant_rag.methods import Method
     from invariant_rag.orderings import Ordering
     from invariant_rag.segments import Prompt, TokenIds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from invariant_rag.generation.digest import digest_of
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.shared_state import RUNS_ELSEWHERE, SharedState
+from invariant_rag.generation.prefill import RUNS_ELSEWHERE, SharedState
 from invariant_rag.models.loading import load_config, load_tokenizer, model_location
 from transformers import AutoModelForCausalLM, GenerationConfig
 

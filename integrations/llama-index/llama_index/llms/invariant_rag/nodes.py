@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, TextNode
+from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, QueryBundle, TextNode
 
+from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Retrieval, without_marks
 from invariant_rag.segments import Segment
 
 _LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
+_QUERIES = ("str_or_query_bundle", "query", "query_bundle", "query_str")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,16 @@ class Retrieved:
 
     query: str  # empty if that is not known
     nodes: Sequence[NodeWithScore]
+
+    @classmethod
+    def of_call(cls, arguments: Mapping[str, Any], nodes: Sequence[NodeWithScore] | None = None) -> Retrieved:
+        """Return the nodes that a call with these arguments returned; None: those, or the texts, that it was given."""
+        asked = next((arguments[name] for name in _QUERIES if name in arguments), "")
+        nodes = arguments.get("nodes") if nodes is None else nodes
+        if nodes is None:
+            texts = (each for each in arguments.get("text_chunks", ()) if isinstance(each, str))
+            nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
+        return cls(asked.query_str if isinstance(asked, QueryBundle) else asked or "", list(nodes))
 
     @cached_property
     def forms(self) -> list[Retrieval]:
@@ -40,8 +52,16 @@ class Retrieved:
         return list(found.values())
 
 
-def has_media(node: BaseNode) -> bool:
-    """Return whether a node holds something other than text."""
+def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
+    """Raise InvalidPrompt if a node holds other media than text."""
+    if media := [each.node.node_id for each in nodes if _has_media(each.node)]:
+        raise InvalidPrompt(
+            f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
+            hint="Segments are text. Give a TextNode with a description instead.",
+        )
+
+
+def _has_media(node: BaseNode) -> bool:
     if isinstance(node, ImageNode):
         return bool(node.image or node.image_path or node.image_url)
     return isinstance(node, Node) and bool(node.image_resource or node.audio_resource or node.video_resource)
@@ -65,9 +85,9 @@ def with_text(node: BaseNode, text: str, kind: type[TextNode] = TextNode, **fiel
 
 
 def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return the nodes of a `CitationQueryEngine`, sorted by their content, and labelled `Source 1:` and so on anew.
+    """Return the nodes of a `CitationQueryEngine`, sorted by content and labelled `Source 1:`... anew; others as given.
 
-    So the number of a node depends on the set of nodes alone. Nodes without labels are returned as they are.
+    So the number of a node depends on the set of nodes alone.
     """
     texts = [each.node.get_content(MetadataMode.NONE) for each in nodes]
     labels = [_LABEL.match(text) for text in texts]

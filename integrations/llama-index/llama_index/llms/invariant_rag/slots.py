@@ -1,23 +1,26 @@
-"""Slots of a prompt: values of template variables, contents of tool messages, content blocks.
+"""What an LLM is asked: slots that are sets, text that stays as it is, and a warning where nodes are lost in text.
 
-A slot is a set of segments if it is nothing but what was retrieved at once; `find_set` of the core decides. Every other
-text reaches the model as it came: the user's words, histories, what a model wrote. Where nodes are in a text that is no
-set, a warning says so.
+A slot is the value of a template's variable, the content of a tool's message, or a content block. It is a set if it is
+nothing but what was retrieved at once; `find_set` of the core decides. Every other text reaches the model as it came.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import finalize
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import (
     BasePromptTemplate,
     ChatPromptTemplate,
@@ -26,23 +29,55 @@ from llama_index.core.prompts import (
     SelectorPromptTemplate,
 )
 from llama_index.core.prompts.default_prompts import DEFAULT_CHOICE_SELECT_PROMPT
+from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
+from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
 
-from invariant_rag.segments import SegmentSet
-from llama_index.llms.invariant_rag.runs import Scope, current_scope
+from invariant_rag.errors import OrderWarning
+from invariant_rag.prompts import (
+    Finding,
+    Retrieval,
+    Turn,
+    find_set,
+    forget_outside,
+    outside_retrievals,
+    recognize,
+    report,
+)
+from invariant_rag.prompts.turns import merge_texts
+from invariant_rag.segments import Segment, SegmentSet
+from llama_index.llms.invariant_rag.handler import Scope, current_scope
+from llama_index.llms.invariant_rag.nodes import refuse_media
+from llama_index.llms.invariant_rag.reports import Reports
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
 """Variables of LlamaIndex's templates that hold what the user or a model wrote."""
-
 _CONTEXT = frozenset({"context_str", "context_msg"})
 """Variables that hold nodes, even if somebody asks with the very same text."""
-
 _TEMPLATES = (CITATION_QA_TEMPLATE.template, CITATION_REFINE_TEMPLATE.template, DEFAULT_CHOICE_SELECT_PROMPT.template)
 _STOCK = frozenset(piece for template in _TEMPLATES for piece in re.split(r"\{\w+\}", template))
 """Texts of LlamaIndex's own templates that show numbered documents as examples; nobody retrieved them."""
 
 _NONCE = secrets.token_hex(8)
 _PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
+
+_MARKS = (
+    "Mark the nodes (SegmentMarkerPostprocessor), give SegmentBlocks, or let a variable of a template hold nothing but "
+    "the nodes: llm.predict(template, context_str=...)."
+)
+_SYNTHESIZER = "response_synthesizer=InvariantSynthesizer(llm)"
+_FIXES: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((PairwiseComparisonEvaluator,), "Use InvariantPairwiseEvaluator(llm), or enforce_consensus=True."),
+    ((BaseNodePostprocessor,), "Choose nodes by a model that scores each by itself, or let the answer read all nodes."),
+    ((BaseRetriever,), "Retrieve without the LLM."),
+    ((ContextChatEngine, CondensePlusContextChatEngine), "Use InvariantChatEngine."),
+    ((CitationQueryEngine,), f"It numbers nodes by their place: CitationQueryEngine.from_args(..., {_SYNTHESIZER})."),
+    ((BaseSynthesizer,), f"Use {_SYNTHESIZER}, which passes all nodes, whole, in one call."),
+)
+"""What to do, by what asks: the first of these that is around the call."""
+
+
+# --- texts of templates ---
 
 
 @dataclass(frozen=True)
@@ -57,28 +92,6 @@ class Part:
     kind: Literal["value", "words", "template", "finished"]
     segments: SegmentSet | None = None  # the set that a value is
     block: TextBlock | None = None  # of the message that a finished text is
-
-
-_KEPT: dict[int, tuple[str, SegmentSet]] = {}
-"""Sets that blocks of messages were when they were read first, by the identity of the block; gone with it."""
-
-
-def find_in(scope: Scope, part: Part) -> SegmentSet | None:
-    """Return the set that a finished text is in a run, or was when its block was read first.
-
-    So an agent's next turn knows what its tool retrieved, as long as its memory keeps the messages themselves.
-    """
-    found = scope.find(part.text)
-    if part.block is None:
-        return found
-    key = id(part.block)
-    if found is None:
-        text, kept = _KEPT.get(key, ("", None))
-        return kept if text == part.text else None
-    if key not in _KEPT:
-        finalize(part.block, _KEPT.pop, key, None).atexit = False
-    _KEPT[key] = part.text, found
-    return found
 
 
 class SetText(str):
@@ -184,12 +197,151 @@ def _part(name: str, text: str, scope: Scope | None) -> Part:
         return Part(text, "value", text.segments)
     if scope is None or name in _WORDS:
         return Part(text, "words")
-    segments = scope.find(text, is_context=name in _CONTEXT)
+    segments = _find(scope, text, is_context=name in _CONTEXT)
     asked = segments is None and text in {each.query for each in scope.retrievals}
-    return Part(text, "words" if asked and not scope.is_set(text) else "value", segments)
+    return Part(text, "words" if asked and not _is_set(scope, text) else "value", segments)
 
 
 def _formatted(template: BasePromptTemplate, values: Mapping[str, Any]) -> BasePromptTemplate:
     """Return a template that needs no more values, whatever they are called."""
     mappings: dict[str, Any] = {"function_mappings": {}, "template_var_mappings": {}}
     return template.model_copy(update={"kwargs": dict(values), **mappings})
+
+
+# --- what was retrieved in a run ---
+
+
+def _known(scope: Scope) -> list[Retrieval]:
+    """Return what was retrieved in the run, the last one first, in every form in which LLMs are shown it."""
+    inside = scope.innermost(BaseRetriever) is not None
+    return [replace(form, one_by_one=inside) for each in reversed(scope.retrievals) for form in each.forms]
+
+
+def _find(scope: Scope, slot: str, *, is_context: bool = False) -> SegmentSet | None:
+    """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
+    known = _known(scope)
+    return find_set(slot, [replace(each, query="") for each in known] if is_context else known)
+
+
+def _is_set(scope: Scope, query: str) -> bool:
+    """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
+    return _find(scope, query, is_context=True) is not None
+
+
+def _missing(scope: Scope, in_sets: Sequence[str]) -> list[Retrieval]:
+    """Return what is not whole in these texts of segments."""
+    found = [each for each in _known(scope) if not all(any(s.text in t for t in in_sets) for s in each.segments)]
+    return [replace(each, query="") if _is_set(scope, each.query) else each for each in found]
+
+
+_KEPT: dict[int, tuple[str, SegmentSet]] = {}
+"""Sets that blocks of messages were when they were read first, by the identity of the block; gone with it."""
+
+
+def _find_in_block(scope: Scope, part: Part) -> SegmentSet | None:
+    """Return the set that a finished text is in a run, or was when its block was read first.
+
+    So an agent's next turn knows what its tool retrieved, as long as its memory keeps the messages themselves.
+    """
+    found = _find(scope, part.text)
+    if part.block is None:
+        return found
+    key = id(part.block)
+    if found is None:
+        text, kept = _KEPT.get(key, ("", None))
+        return kept if text == part.text else None
+    if key not in _KEPT:
+        finalize(part.block, _KEPT.pop, key, None).atexit = False
+    _KEPT[key] = part.text, found
+    return found
+
+
+# --- what an LLM is asked ---
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was asked: a conversation whose segments are in sets."""
+
+    turns: Sequence[Turn]
+    recognized: bool  # whether every node in it is known to be a segment
+    query: str | None  # what the nodes were retrieved for
+    sinks: Sequence[Reports]  # of the engines around, innermost first
+
+
+class SlotStructuredLLM(SlotReader, StructuredLLM):
+    """What `as_structured_llm` returns: a `StructuredLLM` to which variables of templates are known."""
+
+
+class SegmentReader(SlotReader):
+    """An LLM that knows segments: those that are declared, and slots of prompts that are sets."""
+
+    find_documents: bool = Field(True, description="Whether slots that are nothing but nodes of the same run are sets.")
+    strict: bool = Field(False, description="Whether to raise an OrderWarning where it is issued.")
+    require_segments: bool = Field(False, description="Whether to raise it for a prompt without any segment, too.")
+
+    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> StructuredLLM:
+        """Return an LLM that answers with objects of a class."""
+        return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
+
+    def _read(
+        self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
+    ) -> Reading:
+        """Find the sets in a conversation, and say what is none.
+
+        Args:
+            turns: The conversation. Texts are `Part`s; strings among the parts are no slots.
+            promises: Whether the order of segments is meant to be without effect. If not, there is nothing to warn of.
+            routed: Whether a router may answer with a plain model that attends to the order given.
+            text_only: Whether to refuse nodes with images and other media.
+        """
+        scope, finds = current_scope(), self.find_documents
+        if text_only and scope.given:
+            refuse_media(scope.given.nodes)
+        read = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
+        declared = [part for turn in read for part in turn.parts if isinstance(part, Segment | SegmentSet)]
+        in_sets = [each.text for part in declared for each in SegmentSet([part] if isinstance(part, Segment) else part)]
+        found = recognize(read, [*_missing(scope, in_sets), *outside_retrievals()] if finds else ())
+        forget_outside(found.texts)
+        known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
+        sizes = [len(each) for turn in known for each in turn.sets]
+        asker_fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), None)
+        fix = asker_fix or _MARKS
+        if self.require_segments and not any(sizes):
+            raise OrderWarning("expected segments, got a prompt without any", hint=fix)
+        findings = list(found.findings)
+        if promises:
+            if not any(sizes) and not findings and finds and (count := _given_elsewhere(scope)) > 1:
+                message = f"the {count} nodes of a response synthesizer are not one slot of this call."
+                findings.append(Finding("no_segments", message))
+            comparing = scope.innermost(PairwiseComparisonEvaluator)
+            if comparing is not None and not comparing._enforce_consensus:
+                findings.append(Finding("no_segments", "two answers are compared in one order."))
+            if routed and max(sizes, default=0) > 1:
+                findings.append(Finding("routing", "the plain model of the router reads them in the order given."))
+            kinds = ("no_segments", "separate", "incomplete", "marks") if asker_fix else ("no_segments",)
+            report(findings, fixes=dict.fromkeys(kinds, fix), strict=self.strict)
+        sinks = [each.reports for each in scope.path() if each.reports is not None]
+        return Reading(known, not findings, (scope.given.query or None) if scope.given else None, sinks)
+
+
+def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
+    """Yield the parts of a turn, in which a text is the set that it is, or a string. Words are not looked at."""
+    for part in turn.parts:
+        if not isinstance(part, Part) or part.kind == "words":
+            yield part
+        elif part.segments is not None:
+            yield part.segments
+        else:
+            yield (_find_in_block(scope, part) if scope and part.kind == "finished" else None) or part.text
+
+
+def _plain(part: Any) -> Any:
+    return part.text if isinstance(part, Part) else part
+
+
+def _given_elsewhere(scope: Scope) -> int:
+    """Return how many nodes the synthesizer was given that asks; 0 if it shows none."""
+    asking = scope.innermost(BaseSynthesizer, BaseNodePostprocessor, BaseRetriever)
+    shows = isinstance(asking, BaseSynthesizer) and not isinstance(asking, Generation)
+    return len(scope.given.nodes) if shows and scope.given else 0
