@@ -243,6 +243,11 @@ $(VENV)/.site: $(VENV)/.integrations
 	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
+# What CI needs beyond the tests, resolved and installed once.
+$(VENV)/.all: $(VENV)/.integrations
+	$(INSTALL) --editable '.[dev,docs,notebooks]'
+	@touch $(VENV)/.dev $(VENV)/.site $(VENV)/.notebooks $@
+
 $(VENV)/.release: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	@touch $@
